@@ -170,7 +170,6 @@ class Coordinator:
 
     def _forget(self, worker: int, why: str) -> None:
         task = self.tasks.pop(worker, None)
-        self.deadlines.delivered(worker)
         if task is not None:
             self.engine.cancel([task])
             self._lost(task, why)

@@ -39,6 +39,7 @@ class Deadlines:
         """The worker has answered. now: None if nothing more is awaited from it."""
         if now is None:
             self._unheard.pop(worker, None)
+            self._awaited.pop(worker, None)
         else:
             self._unheard[worker] = now
 
@@ -46,13 +47,8 @@ class Deadlines:
         """The worker was last heard of then, and so many samples are awaited from it."""
         self._unheard[worker], self._awaited[worker] = heard, load
 
-    def delivered(self, worker: int) -> None:
-        """Nothing of a shared round is awaited from the worker."""
-        self._awaited.pop(worker, None)
-
     def arrived(self, worker: int, trip: Trip) -> None:
         """The worker's task is here."""
-        self.delivered(worker)
         self.heard(worker, None)
         self._late.pop(worker, None)
         if trip.load:
@@ -62,9 +58,7 @@ class Deadlines:
     def joined(self, worker: int, late: float | None) -> None:
         """The worker is there (again). late: seconds a sample of the task that it was given up with."""
         self._trips.pop(worker, None)
-        self._late.pop(worker, None)
-        if late is not None:
-            self._late[worker] = late
+        self._late[worker] = late or 0.0
 
     def newest(self, worker: int) -> Trip | None:
         """The worker's newest round trip, None while there is none."""

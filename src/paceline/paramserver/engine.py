@@ -100,15 +100,12 @@ class Engine(Protocol):
 
     def compute(self, task: Task) -> None:
         """Have the worker compute this gradient at the newest parameters."""
-        ...
 
     def cancel(self, tasks: list[Task]) -> None:
         """These gradients, finished or not, will not be used; stop computing them where that is possible."""
-        ...
 
     def update(self, parts: list[tuple[Task, float]], batch: float | None, rate: float) -> Moved:
         """Move the parameters with these gradients and weights; batch as in ``aggregate``."""
-        ...
 
 
 @dataclass(kw_only=True, eq=False)

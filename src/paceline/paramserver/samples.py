@@ -57,33 +57,28 @@ class Epochs:
     def __init__(self, samples: int, epochs: int, seed: int) -> None:
         self.samples, self.epochs, self._seed = samples, epochs, seed
         self.uses = np.zeros(samples, np.int64)  # of each sample, over the whole run
-        self._fresh = 0  # samples handed out for the first time, over all epochs
-        self._order = self._drawn(0)
+        self._begun = 0  # epochs
+        self._fresh: list[Indices] = []  # what nobody has had of the newest
         self._back: list[Indices] = []
         self._done = 0
 
-    def take(self, worker: int, count: int) -> Indices | None:
+    def take(self, worker: int, count: int) -> Any:
         """Samples for a task, up to ``count``, which may be 0; None if there are none, perhaps only for now."""
         parts: list[Indices] = [] if count else [np.zeros(0, np.int64)]
-        while count > 0 and self._back:
-            part = self._back.pop(0)
+        while count > 0 and self.available():
+            if not self._back and not self._fresh:
+                self._fresh.append(self._drawn(self._begun))
+                self._begun += 1
+            source = self._back or self._fresh
+            part = source.pop(0)
             if len(part) > count:
-                self._back.insert(0, part[count:])
-                part = part[:count]
-            parts.append(part)
-            count -= len(part)
-        while count > 0 and self._fresh < self.samples * self.epochs:
-            place = self._fresh % self.samples
-            part = self._order[place : place + count]
-            parts.append(part)
-            count -= len(part)
-            self._fresh += len(part)
-            if self._fresh % self.samples == 0:
-                self._order = self._drawn(self._fresh // self.samples)
+                source.insert(0, part[count:])
+            parts.append(part[:count])
+            count -= len(parts[-1])
         return np.concatenate(parts) if parts else None
 
     def available(self) -> bool:
-        return bool(self._back) or self._fresh < self.samples * self.epochs
+        return bool(self._back or self._fresh) or self._begun < self.epochs
 
     def used(self, taken: Indices) -> None:
         np.add.at(self.uses, taken, 1)
@@ -106,11 +101,8 @@ class Epochs:
         """Go on: what an unfinished epoch has not used yet comes first."""
         self.uses = np.array(state["uses"], np.int64)
         self._done = int(self.uses.sum())
-        begun = int(self.uses.max())
-        self._fresh = begun * self.samples
-        self._order = self._drawn(begun)
-        self._back = []
-        for epoch in range(int(self.uses.min()), begun):
+        self._begun, self._fresh, self._back = int(self.uses.max()), [], []
+        for epoch in range(int(self.uses.min()), self._begun):
             order = self._drawn(epoch)
             missing = order[self.uses[order] <= epoch]
             if len(missing):

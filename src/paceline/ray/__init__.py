@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -19,18 +20,16 @@ if find_spec("ray") is None:  # without importing it
 __all__ = ["CodedMatrix", "Server", "WorkerPool", "torch_program", "train"]
 
 _HOMES = {
-    "CodedMatrix": "paceline.ray.matmul",
-    "WorkerPool": "paceline.ray.pool",
-    "Server": "paceline.ray.server",
-    "torch_program": "paceline.ray.api",
-    "train": "paceline.ray.api",
+    "CodedMatrix": "matmul",
+    "WorkerPool": "pool",
+    "Server": "server",
+    "torch_program": "api",
+    "train": "api",
 }
 
 
 def __getattr__(name: str) -> Any:
     """Import what needs Ray only when it is asked for."""
     if name in _HOMES:
-        import importlib
-
-        return getattr(importlib.import_module(_HOMES[name]), name)
+        return getattr(import_module(f"paceline.ray.{_HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

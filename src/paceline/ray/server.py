@@ -65,7 +65,6 @@ class Server:
         give_up: float = 4.0,
         floor: float = 1.0,
         replace: bool = False,
-        start_seconds: float = 120.0,
         state: dict[str, Any] | None = None,
     ) -> None:
         self.config, self.pool = config, pool
@@ -78,7 +77,8 @@ class Server:
         self.buffers: Vector | None = None
         self._coordinator = Coordinator(self, config, pool, self._updated, shares=True)
         self._round = Pieces(self, self._coordinator)
-        self.updates = self._before = 0 if state is None else int(state["version"])
+        before = state or {}
+        self.updates = self._before = int(before.get("version", 0))
         self._ours = connect(address, config.workers + 1)
         self._crew: Crew
         self.shards: Shards
@@ -86,7 +86,7 @@ class Server:
             pieces = 4 if config.mode == "push-interrupt" else 1
             self._crew = Crew(config.workers, program, pieces, delay, cpus)
             self._actors, self.processes = self._crew.actors, self._crew.processes
-            self._launch(start_seconds, state, shards)
+            self._launch(before, shards)
         except BaseException:
             self.close()
             raise
@@ -203,9 +203,9 @@ class Server:
         self.updates = update.version
         self.on_update(update)
 
-    def _launch(self, start_seconds: float, state: dict[str, Any] | None, shards: int) -> None:
-        size = self._crew.start(start_seconds)
-        values = state["values"] if state is not None else self._crew.ask("first", [0])[0]
+    def _launch(self, state: dict[str, Any], shards: int) -> None:
+        size = self._crew.start()
+        values = state["values"] if state else self._crew.ask("first", [0])[0]
         if len(values) != size:
             raise PacelineError(
                 f"the checkpoint has {len(values)} parameters, the model {size}; it is another model's"
@@ -214,13 +214,13 @@ class Server:
             values,
             self.config.momentum,
             self._coordinator.statistics,
-            velocity=None if state is None else state["velocity"],
+            velocity=state.get("velocity"),
             version=self.updates,
             count=shards,
         )
         if self._coordinator.balancer.policy.needs_machines:
             self._coordinator.set_machines(sizes(self._crew.ask("machine", range(self.config.workers))))
-        self.buffers = None if state is None else state.get("buffers")
+        self.buffers = state.get("buffers")
 
     def _wait(self, now: float) -> None:
         """Wait for the next thing that happens, and take in all that has."""

@@ -172,18 +172,9 @@ class Shards:
         self, index: int, held: list[int], parts: Sequence[Arrived], batch: float | None, rate: float
     ) -> Any:
         rest = [part for part in parts if part.number not in held]
-        return (
-            self.actors[index]
-            .update.options(num_returns=2)
-            .remote(
-                held,
-                [part.samples for part in rest],
-                [part.weight for part in rest],
-                batch,
-                rate,
-                *(part.refs[index] for part in rest),
-            )
-        )
+        samples, weights = [part.samples for part in rest], [part.weight for part in rest]
+        update = self.actors[index].update.options(num_returns=2)
+        return update.remote(held, samples, weights, batch, rate, *(part.refs[index] for part in rest))
 
     def _get(self, refs: Sequence[Any]) -> list[Any]:
         try:

@@ -26,7 +26,7 @@ from paceline.errors import PacelineError
 from paceline.live import app as live
 from paceline.serve import models, pages, server
 from paceline.serve.catalog import SPANS
-from paceline.serve.events import status_of
+from paceline.serve.events import STATUS, status_of
 from paceline.serve.jobs import Job
 from paceline.serve.models import Settings
 from paceline.serve.server import BODY_SECONDS, MOST_WAIT, USUAL_WAIT, Bounded
@@ -37,18 +37,13 @@ NAMED = 1000  # workers with figures of their own, over all jobs: beyond, a scra
 SAID = {
     400: "The body is no JSON.",
     401: "The token is missing or wrong.",
-    403: "It is not the worker's secret.",
-    404: "There is no such job or worker.",
     405: "Not here.",
     408: "The body did not arrive in time.",
-    409: "It does not fit the job's state.",
-    410: "The worker has left or was dropped.",
     413: "The body is too large.",
     415: "The body is of another type than application/json.",
     422: "A value is missing, unknown or out of range.",
     500: "A fault of the service: the state is as before.",
-    507: "The state cannot be stored; nothing was changed.",
-}
+} | {status: kind.__doc__ for kind, status in STATUS.items()}
 FIGURES: tuple[tuple[Any, str, str, Callable[[Job], float]], ...] = (  # of each job
     (CounterMetricFamily, "rounds", "Closed rounds.", lambda job: job.closed),
     (CounterMetricFamily, "reports", "Reports of all workers.", lambda job: job.reports),
@@ -195,22 +190,19 @@ def _workers(service: Service) -> APIRouter:
         job: Name, worker: Name, body: models.WorkerReport, secret: Secret, wait: Wait | None = None
     ) -> JSONResponse:
         """Report a round. With a wait, also ask for the next part: it comes along where it is planned by then."""
-        status, said = await server.report(service, job, worker, secret or "", body, wait)
-        return JSONResponse(said, status)
+        return await server.report(service, job, worker, secret or "", body, wait)
 
     @router.get("/{worker}/next", response_model=Part, responses=planned)
     async def next_part(job: Name, worker: Name, secret: Secret, wait: Wait = USUAL_WAIT) -> JSONResponse:
         """The worker's part of its next round: the same one until it is reported."""
-        status, said = await server.next_part(service, job, worker, secret or "", wait)
-        return JSONResponse(said, status)
+        return await server.next_part(service, job, worker, secret or "", wait)
 
     @router.post("/{worker}/next", response_model=Part, responses=planned)
     async def next_part_of_lengths(
         job: Name, worker: Name, body: models.Lengths, secret: Secret, wait: Wait = USUAL_WAIT
     ) -> JSONResponse:
         """The worker's part of a round whose samples have these lengths, in a job with a cost."""
-        status, said = await server.next_part(service, job, worker, secret or "", wait, body)
-        return JSONResponse(said, status)
+        return await server.next_part(service, job, worker, secret or "", wait, body)
 
     @router.delete("/{worker}", status_code=204, responses=said(403, 404, 409, 410, 507))
     async def leave(job: Name, worker: Name, secret: Secret) -> None:

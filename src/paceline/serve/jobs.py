@@ -30,15 +30,6 @@ from paceline.serve.places import MEMBERS, ROUNDS, Member, Members, OpenRound
 _log = logging.getLogger(__name__)
 QUICKEST = 1e-9  # seconds of a round with samples
 RECENT = 8  # rounds from which deadlines are made
-STORY = 20  # events that are told with an error
-
-
-class NextRound(NamedTuple):
-    """A round that can be handed out. loads: samples by place. dealt: which, if they cost differently."""
-
-    number: int
-    loads: list[int]
-    dealt: events.Dealt | None = None
 
 
 class LengthsWanted(NamedTuple):
@@ -67,34 +58,26 @@ class Job:
         self._unit: list[float] | None = None  # lengths of the first round, in which costs are counted
         self._mark: float | None = None  # when the last round closed; None if nobody has been there since
         self._planned: tuple[Any, list[int] | str] = None, ""  # for what, and the plan: asked for often
-        self._story: deque[events.Event] = deque(maxlen=STORY)
 
     def handle(self, event: events.Event) -> list[Effect]:
         """Take in what happened; what follows from it.
 
-        Raises a PacelineError for what is refused, and changes nothing then. Whatever is raised has a note with the
-        events before it, for the traceback in a log.
+        Raises a PacelineError for what is refused, and changes nothing then.
         """
         before = self.ready
-        try:
-            match event:
-                case events.Join():
-                    effects = self._join(event)
-                case events.Leave(now, name):
-                    effects = self._leave(now, self.members.here(name), "left", "has left")
-                case events.Drop(now, name):
-                    effects = self._drop(now, name)
-                case events.Settle():
-                    effects = self._settle(event)
-                case events.Reported(now, name, report):
-                    effects = self._report(now, name, report)
-                case events.Resume(now):
-                    effects = self._resume(now)
-        except Exception as error:
-            story = "; ".join(map(events.told, self._story)) or "nothing"
-            error.add_note(f"{events.told(event)} came to this job after: {story}")
-            raise
-        self._story.append(event)
+        match event:
+            case events.Join():
+                effects = self._join(event)
+            case events.Leave(now, name):
+                effects = self._leave(now, self.members.here(name), "has left")
+            case events.Drop(now, name):
+                effects = self._drop(now, name)
+            case events.Settle():
+                effects = self._settle(event)
+            case events.Reported(now, name, report):
+                effects = self._report(now, name, report)
+            case events.Resume(now):
+                effects = self._resume(now)
         return effects if before or not self.ready else [*effects, events.Ready(event.now, self.settled)]
 
     def _join(self, event: events.Join) -> list[Effect]:
@@ -106,7 +89,7 @@ class Job:
         if mine is not None and mine.present:
             if mine.place == place:
                 return [event]
-            effects += self._leave(now, mine, "replaced", "has taken another place")
+            effects += self._leave(now, mine, "has taken another place")
         self.members.join(now, name, secret, place)
         return [*effects, event]
 
@@ -117,11 +100,13 @@ class Job:
         where = f" in round {waits[0].number}" if waits else ""
         sentence = f"was dropped{where} after {silent:.1f} s of silence, and its share given to the others"
         self.drops += 1
-        return self._leave(now, member, "silent", sentence, silent)
+        return self._leave(now, member, sentence)
 
-    def next(self, name: str, lengths: Lengths | None = None) -> Part | NextRound | LengthsWanted | str:
-        """What a worker that asks is to do: run its part of a round; or have the next round handed out, which enters
-        as ``Settle``, and ask again; or wait, for what the sentence says.
+    def next(
+        self, now: float, name: str, lengths: Lengths | None = None
+    ) -> Part | events.Settle | LengthsWanted | str:
+        """What a worker that asks is to do: run its part of a round; or have the next round handed out by this event,
+        and ask again; or wait, for what the sentence says.
 
         lengths: of the samples of the round that it asks for, if they cost differently. Raises what is refused.
         """
@@ -144,12 +129,12 @@ class Job:
                 )
             return current.part(member.place)
         if self._may_settle and self.settings.cost is not None:
-            return LengthsWanted(self.settled) if lengths is None else self._deal(lengths)
+            return LengthsWanted(self.settled) if lengths is None else self._deal(now, lengths)
         if self._may_settle and not isinstance(loads := self._plan(), str):
-            return NextRound(self.settled, loads)
+            return events.Settle(now, self.settled, loads)
         return self.waiting_for()
 
-    def _deal(self, given: Lengths) -> NextRound | LengthsWanted | str:
+    def _deal(self, now: float, given: Lengths) -> events.Settle | LengthsWanted | str:
         """The next round of these lengths for those present, or why there is none."""
         if given.round != self.settled:  # handed out, or taken back, since the lengths were asked for
             return LengthsWanted(self.settled)
@@ -162,7 +147,7 @@ class Job:
         except PacelineError as error:
             return f"the workers present cannot hold the batch: {error}"
         dealt = events.Dealt(given.lengths, found.order.tolist(), [sizes.tolist() for sizes in found.sizes])
-        return NextRound(self.settled, found.loads.tolist(), dealt)
+        return events.Settle(now, self.settled, found.loads.tolist(), dealt)
 
     @property
     def ready(self) -> bool:
@@ -316,7 +301,7 @@ class Job:
         if self._unit is not None:
             self.balancer.learn(self.settings.learner(self._unit), self.settled)
         self.balancer.load_state_dict(state["balancer"], self.settled)
-        self.members = Members.of(self.settings.workers, MEMBERS.validate_python(state["members"]))
+        self.members = Members(self.settings.workers, MEMBERS.validate_python(state["members"]))
         self.open = {each.number: each for each in ROUNDS.validate_python(state["open"])}
         self._recent = deque(state["recent"], maxlen=RECENT)
         self._mark, self._planned = state["mark"], (None, "")
@@ -325,13 +310,11 @@ class Job:
         """The first round that waits for the worker."""
         return next((each for each in self.open.values() if member.place in each.awaited), None)
 
-    def _leave(
-        self, now: float, member: Member, why: str, sentence: str, silent: float = 0.0
-    ) -> list[Effect]:
-        self.members.leave(member, now, sentence)
+    def _leave(self, now: float, member: Member, why: str) -> list[Effect]:
+        self.members.leave(member, now, why)
         for each in self.open.values():
             each.awaited.discard(member.place)
-        effects = [events.Left(now, member.name, why, silent), *self._close(now)]
+        effects = [events.Left(now, member.name, why), *self._close(now)]
         if not self.members.count:
             self._mark = None
         return effects
@@ -368,7 +351,7 @@ class Job:
                     parts=round.parts(self.settings.cost == "padded"),
                 )
             except Exception as error:  # a fault of the policy is none of the workers'
-                effects.append(events.Unlearned(now, round.number, error))
+                effects.append(events.Unlearned(error))
         if round.reports:
             self._recent.append(round.longest)
         began = round.opened if self._mark is None else self._mark

@@ -4,6 +4,7 @@ report.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Annotated
@@ -40,11 +41,14 @@ class Member:
 class Members:
     """All workers that hold or held a place; at most one name a place is remembered."""
 
-    def __init__(self, places: int) -> None:
+    def __init__(self, places: int, kept: Sequence[Member] = ()) -> None:
         self.by_name: dict[str, Member] = {}
         self.holders: list[Member | None] = [None] * places
         self.mask: NDArray[np.bool_] = np.zeros(places, bool)  # who is present
-        self.count = 0
+        for member in kept:
+            self.by_name[member.name] = self.holders[member.place] = member
+            self.mask[member.place] = member.present
+        self.count = int(self.mask.sum())
 
     def known(self, name: str, secret: str) -> Member:
         """The worker, if that is its secret; also one that is gone."""
@@ -112,16 +116,6 @@ class Members:
                 f"all {len(self.holders)} places are taken: wait until somebody leaves, or make a job with more"
             )
         return min(gone, key=lambda holder: (holder.since, holder.place)).place
-
-    @classmethod
-    def of(cls, places: int, kept: list[Member]) -> Members:
-        """These workers in their places."""
-        members = cls(places)
-        for member in kept:
-            members.by_name[member.name] = members.holders[member.place] = member
-            members.mask[member.place] = member.present
-            members.count += member.present
-        return members
 
 
 @dataclass(kw_only=True)

@@ -49,7 +49,6 @@ JSON = b"application/json"
 _NAME = models.NAME.strip("^$")
 _PATH = re.compile(rf"/v1/jobs/(?P<job>{_NAME})/workers/(?P<worker>{_NAME})/(?P<what>reports|next)")
 _WAIT = re.compile(rb"(?:wait=([0-9]{1,9}(?:\.[0-9]{1,9})?))?")
-Answer = tuple[int, dict[str, Any]]  # status and body
 
 
 class _Refused(Exception):
@@ -87,10 +86,10 @@ class Bounded:
             await self.app(scope, _before(body, receive), send)
             return
         try:
-            status, said = await answer
+            said = await answer
         except PacelineError as error:
-            status, said = status_of(error), {"error": str(error)}
-        await JSONResponse(said, status)(scope, receive, send)
+            said = JSONResponse({"error": str(error)}, status_of(error))
+        await said(scope, receive, send)
 
     def _admit(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         """Raises _Refused for a request that may not be made."""
@@ -136,7 +135,7 @@ class Bounded:
 
     def _quick(
         self, scope: Scope, headers: dict[bytes, bytes], body: bytes
-    ) -> Coroutine[Any, Any, Answer] | None:
+    ) -> Coroutine[Any, Any, JSONResponse] | None:
         """What answers one of the two requests; None for all others, and where there may be a mistake."""
         asked, found = _PATH.fullmatch(scope["path"]), _WAIT.fullmatch(scope["query_string"])
         wait = float(found[1]) if found and found[1] else None
@@ -199,30 +198,30 @@ async def _refuse(refusal: _Refused, receive: Receive, send: Send) -> None:
 
 async def report(
     service: Service, job: str, worker: str, secret: str, body: models.WorkerReport, wait: float | None
-) -> Answer:
+) -> JSONResponse:
     """A worker reports a round; with a wait, it also asks for its next part."""
     await service.report(job, worker, secret, Report(**vars(body)))
-    if wait is None:
-        return 200, {"round": body.round, "next": None, "waiting": ""}
+    part: Part | LengthsWanted | str = ""
     try:
-        part = await service.next(job, worker, secret, wait)
+        if wait is not None:
+            part = await service.next(job, worker, secret, wait)
     except PacelineError as error:
         part = str(error)  # the worker may have left meanwhile, say: the report counts all the same
-    if isinstance(part, str | LengthsWanted):
-        return 200, {"round": body.round, "next": None, "waiting": str(part)}
-    return 200, {"round": body.round, "next": _said(part), "waiting": ""}
+    if isinstance(part, Part):
+        return JSONResponse({"round": body.round, "next": _said(part), "waiting": ""})
+    return JSONResponse({"round": body.round, "next": None, "waiting": str(part)})
 
 
 async def next_part(
     service: Service, job: str, worker: str, secret: str, wait: float, lengths: models.Lengths | None = None
-) -> Answer:
+) -> JSONResponse:
     """A worker asks for its part of its next round."""
     part = await service.next(job, worker, secret, wait, lengths)
     if isinstance(part, LengthsWanted):
-        return 202, {"waiting": str(part), "round": part.number}
+        return JSONResponse({"waiting": str(part), "round": part.number}, 202)
     if isinstance(part, str):
-        return 202, {"waiting": part}
-    return 200, _said(part)
+        return JSONResponse({"waiting": part}, 202)
+    return JSONResponse(_said(part))
 
 
 def _said(part: Part) -> dict[str, Any]:
@@ -301,7 +300,7 @@ class _Server(uvicorn.Server):
 class _Impatient(HttpToolsProtocol):
     """A connection that is cut off when its request's head takes too long or grows too large."""
 
-    _patience: asyncio.TimerHandle | None = None
+    _patience: asyncio.TimerHandle
     _head = 0  # bytes of the head so far; -1 while none is awaited
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -322,7 +321,7 @@ class _Impatient(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        if self._patience is None:
+        if self._head < 0:
             self._await_head()
 
     def on_headers_complete(self) -> None:
@@ -338,15 +337,8 @@ class _Impatient(HttpToolsProtocol):
 
     def _await_head(self) -> None:
         self._head = 0
-        self._patience = self.loop.call_later(HEADER_SECONDS, self._cut_off)
+        self._patience = self.loop.call_later(HEADER_SECONDS, self.transport.close)
 
     def _head_is_there(self) -> None:
         self._head = -1
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
-
-    def _cut_off(self) -> None:
-        self._patience = None
-        if not self.transport.is_closing():
-            self.transport.close()
+        self._patience.cancel()

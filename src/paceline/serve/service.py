@@ -24,7 +24,7 @@ from paceline.rounds import RoundResult
 from paceline.serve import events
 from paceline.serve import store as stored
 from paceline.serve.catalog import SPANS, Catalog, JobRuntime
-from paceline.serve.jobs import LengthsWanted, NextRound
+from paceline.serve.jobs import LengthsWanted
 from paceline.serve.models import Lengths, Settings
 from paceline.serve.store import Kept, Store
 
@@ -149,8 +149,7 @@ class Service:
         if isinstance(effect, events.Join):
             _log.info("job %r: worker %r joined in place %d", runtime.name, effect.name, effect.place)
         elif isinstance(effect, events.Left):
-            how = {"silent": f"was silent for {effect.silent:.1f} s", "replaced": "moved to another place"}
-            _log.info("job %r: worker %r %s", runtime.name, effect.name, how.get(effect.why, effect.why))
+            _log.info("job %r: worker %r %s", runtime.name, effect.name, effect.why)
         elif isinstance(effect, RoundResult):
             runtime.lately.append(effect)
             runtime.spans[bisect.bisect_left(SPANS, effect.seconds)] += 1
@@ -234,9 +233,9 @@ class Service:
         while True:
             async with self._found(job) as runtime:
                 runtime.job.members.known(name, secret)
-                answer, news = runtime.job.next(name, lengths), runtime.news
-                if isinstance(answer, NextRound):
-                    await self.enter(runtime, events.Settle(self.now(), *answer))
+                answer, news = runtime.job.next(self.now(), name, lengths), runtime.news
+                if isinstance(answer, events.Settle):
+                    await self.enter(runtime, answer)
                     continue
                 await runtime.on_disk()  # there may be news before it returns
             if isinstance(answer, Part | LengthsWanted):
