@@ -31,7 +31,7 @@ from paceline.serve.events import (
     Settle,
 )
 from paceline.serve.jobs import Job
-from paceline.serve.models import Settings
+from paceline.serve.models import Settings, Waiting
 from paceline.tokens import digest
 
 
@@ -431,7 +431,7 @@ def test_any_sequence(calls: Any, policy: str, ahead: int, limited: bool, start:
 
     def who_wait() -> set[str]:
         here = [each.name for each in job.members.by_name.values() if each.present]
-        return {each for each in here if isinstance(job.next(now, each), str)}
+        return {each for each in here if isinstance(job.next(now, each), Waiting)}
 
     def call(name: str, *arguments: Any) -> Any:
         before = json.dumps(job.state_dict())

@@ -146,11 +146,10 @@ class Shards:
         held = self._held if plain.issuperset(self._held) else []
         self._held = []
         asked = [self._ask(index, held, parts, batch, rate) for index in range(len(self))]
+        for index, statistics in enumerate(self._get([statistics for _, statistics in asked])):
+            if statistics is None:  # a gradient that was to be held had been lost on its way
+                asked[index] = self._ask(index, [], parts, batch, rate)
         found = self._get([statistics for _, statistics in asked])
-        again = [index for index, statistics in enumerate(found) if statistics is None]
-        for index in again:  # a gradient that was to be held had been lost on its way
-            asked[index] = self._ask(index, [], parts, batch, rate)
-        found = self._get([statistics for _, statistics in asked]) if again else found
         self.refs = [values for values, _ in asked]
         self.version += 1
         norm2, variance = np.sum(found, axis=0)

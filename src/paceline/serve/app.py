@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 import paceline
 from paceline.client import Part
@@ -139,7 +140,9 @@ def make(
     for kind in (PacelineError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _refused)
     app.add_middleware(Bounded, service=service, token=token, seconds=body_seconds)  # innermost
-    app.add_middleware(_Timed, registry=registry)
+    text = "From a request to its answer, its wait for a plan included."
+    answers = Histogram("paceline_answer_seconds", text, ["route"], registry=registry, buckets=SPANS)
+    app.add_middleware(_timed, answers=answers)
     return app
 
 
@@ -221,24 +224,20 @@ async def _tick(service: Service) -> None:
             _log.exception("the deadlines cannot be looked at")
 
 
-class _Timed:
+def _timed(app: ASGIApp, answers: Histogram) -> ASGIApp:
     """Measures how long answers take, by route."""
 
-    def __init__(self, app: Any, registry: CollectorRegistry) -> None:
-        text = "From a request to its answer, its wait for a plan included."
-        name = "paceline_answer_seconds"
-        self._answers = Histogram(name, text, ["route"], registry=registry, buckets=SPANS)
-        self._app = app
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def timed(scope: Scope, receive: Receive, send: Send) -> None:
         begin = time.perf_counter()
         try:
-            await self._app(scope, receive, send)
+            await app(scope, receive, send)
         finally:
             # A mounted application without a route for the path has no name.
             name = getattr(scope.get("endpoint"), "__name__", None)
             if name is not None:
-                self._answers.labels(name).observe(time.perf_counter() - begin)
+                answers.labels(name).observe(time.perf_counter() - begin)
+
+    return timed
 
 
 class _Jobs(Collector):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -24,21 +24,12 @@ from paceline.rounds import Array, RoundResult
 from paceline.samples import SampleCosts
 from paceline.serve import events
 from paceline.serve.events import Conflict, Effect, Report
-from paceline.serve.models import Lengths, Settings
+from paceline.serve.models import Lengths, Settings, Waiting
 from paceline.serve.places import MEMBERS, ROUNDS, Member, Members, OpenRound
 
 _log = logging.getLogger(__name__)
 QUICKEST = 1e-9  # seconds of a round with samples
 RECENT = 8  # rounds from which deadlines are made
-
-
-class LengthsWanted(NamedTuple):
-    """A round that can be handed out as soon as somebody says how long its samples are."""
-
-    number: int
-
-    def __str__(self) -> str:
-        return f"the lengths of round {self.number}'s samples are wanted"
 
 
 class Job:
@@ -102,11 +93,9 @@ class Job:
         self.drops += 1
         return self._leave(now, member, sentence)
 
-    def next(
-        self, now: float, name: str, lengths: Lengths | None = None
-    ) -> Part | events.Settle | LengthsWanted | str:
+    def next(self, now: float, name: str, lengths: Lengths | None = None) -> Part | events.Settle | Waiting:
         """What a worker that asks is to do: run its part of a round; or have the next round handed out by this event,
-        and ask again; or wait, for what the sentence says.
+        and ask again; or wait.
 
         lengths: of the samples of the round that it asks for, if they cost differently. Raises what is refused.
         """
@@ -129,24 +118,26 @@ class Job:
                 )
             return current.part(member.place)
         if self._may_settle and self.settings.cost is not None:
-            return LengthsWanted(self.settled) if lengths is None else self._deal(now, lengths)
+            # Another round may have been handed out, or taken back, since lengths were wanted.
+            if lengths is not None and lengths.round == self.settled:
+                return self._deal(now, lengths.lengths)
+            wanted = f"the lengths of round {self.settled}'s samples are wanted"
+            return Waiting(waiting=wanted, round=self.settled)
         if self._may_settle and not isinstance(loads := self._plan(), str):
             return events.Settle(now, self.settled, loads)
-        return self.waiting_for()
+        return Waiting(waiting=self.waiting_for())
 
-    def _deal(self, now: float, given: Lengths) -> events.Settle | LengthsWanted | str:
+    def _deal(self, now: float, lengths: list[float]) -> events.Settle | Waiting:
         """The next round of these lengths for those present, or why there is none."""
-        if given.round != self.settled:  # handed out, or taken back, since the lengths were asked for
-            return LengthsWanted(self.settled)
         balancer = self.balancer
         if balancer.learner is None:  # nothing has been handed out
             balancer = self.settings.balancer()
-            balancer.learn(self.settings.learner(given.lengths), 0)
+            balancer.learn(self.settings.learner(lengths), 0)
         try:
-            found = balancer.deal(self.settled, np.array(given.lengths), self.members.mask)
+            found = balancer.deal(self.settled, np.array(lengths), self.members.mask)
         except PacelineError as error:
-            return f"the workers present cannot hold the batch: {error}"
-        dealt = events.Dealt(given.lengths, found.order.tolist(), [sizes.tolist() for sizes in found.sizes])
+            return Waiting(waiting=f"the workers present cannot hold the batch: {error}")
+        dealt = events.Dealt(lengths, found.order.tolist(), [sizes.tolist() for sizes in found.sizes])
         return events.Settle(now, self.settled, found.loads.tolist(), dealt)
 
     @property

@@ -34,7 +34,6 @@ from paceline.errors import PacelineError
 from paceline.files import allow_open
 from paceline.serve import models
 from paceline.serve.events import Report, status_of
-from paceline.serve.jobs import LengthsWanted
 from paceline.serve.pages import FORM, asks_token
 from paceline.serve.service import Service
 
@@ -201,15 +200,16 @@ async def report(
 ) -> JSONResponse:
     """A worker reports a round; with a wait, it also asks for its next part."""
     await service.report(job, worker, secret, Report(**vars(body)))
-    part: Part | LengthsWanted | str = ""
+    part: Part | models.Waiting = models.Waiting(waiting="")
     try:
         if wait is not None:
             part = await service.next(job, worker, secret, wait)
     except PacelineError as error:
-        part = str(error)  # the worker may have left meanwhile, say: the report counts all the same
+        # The worker may have left meanwhile, say: the report counts all the same.
+        part = models.Waiting(waiting=str(error))
     if isinstance(part, Part):
         return JSONResponse({"round": body.round, "next": _said(part), "waiting": ""})
-    return JSONResponse({"round": body.round, "next": None, "waiting": str(part)})
+    return JSONResponse({"round": body.round, "next": None, "waiting": part.waiting})
 
 
 async def next_part(
@@ -217,11 +217,9 @@ async def next_part(
 ) -> JSONResponse:
     """A worker asks for its part of its next round."""
     part = await service.next(job, worker, secret, wait, lengths)
-    if isinstance(part, LengthsWanted):
-        return JSONResponse({"waiting": str(part), "round": part.number}, 202)
-    if isinstance(part, str):
-        return JSONResponse({"waiting": part}, 202)
-    return JSONResponse(_said(part))
+    if isinstance(part, Part):
+        return JSONResponse(_said(part))
+    return JSONResponse(part.model_dump(exclude_none=True), 202)
 
 
 def _said(part: Part) -> dict[str, Any]:

@@ -24,8 +24,7 @@ from paceline.rounds import RoundResult
 from paceline.serve import events
 from paceline.serve import store as stored
 from paceline.serve.catalog import SPANS, Catalog, JobRuntime
-from paceline.serve.jobs import LengthsWanted
-from paceline.serve.models import Lengths, Settings
+from paceline.serve.models import Lengths, Settings, Waiting
 from paceline.serve.store import Kept, Store
 
 STATE, RUNS = "service.sqlite", "runs"
@@ -224,7 +223,7 @@ class Service:
 
     async def next(
         self, job: str, name: str, secret: str, wait: float, lengths: Lengths | None = None
-    ) -> Part | LengthsWanted | str:
+    ) -> Part | Waiting:
         """The worker's part of its next round, after at most ``wait`` seconds; else what it waits for.
 
         lengths: of that round's samples, if they cost differently.
@@ -238,11 +237,11 @@ class Service:
                     await self.enter(runtime, answer)
                     continue
                 await runtime.on_disk()  # there may be news before it returns
-            if isinstance(answer, Part | LengthsWanted):
+            if isinstance(answer, Part) or answer.round is not None:
                 return answer
             left = until - self._clock()
             if left <= 0 or self.stopping:
-                return "the service is stopping" if self.stopping else answer
+                return Waiting(waiting="the service is stopping") if self.stopping else answer
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left):
                     await news.wait()
