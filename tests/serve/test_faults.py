@@ -211,7 +211,8 @@ def test_whatever_comes_at_once_a_restart_finds_the_same(tmp_path: Path, seed: i
                     statuses = [status for status, _ in await asyncio.gather(*sent)]
                     counted["sent"] += 200 in statuses
                     status = statuses[0]
-            assert status in (200, 201, 202, 204, 404, 403, 409, 410, 507), status
+            # 422: the round was taken back when all had left it, and then divided among more.
+            assert status in (200, 201, 202, 204, 404, 403, 409, 410, 422, 507), status
             await asyncio.sleep(0)
 
     async def trouble(call: Caller) -> None:

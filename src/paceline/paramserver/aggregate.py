@@ -32,7 +32,6 @@ class Aggregate(NamedTuple):
 
     step: Vector
     loss: float
-    samples: int
     norm2: float
     variance: float
 
@@ -91,7 +90,7 @@ class Sum:
             spread = max(float(weights @ norms) / float(weights.sum()) - norm2, 0.0)
             variance = spread * count / (count - 1)
         loss = float(np.average(losses, weights=samples))
-        return Aggregate(total, loss, int(samples.sum()), norm2, float(variance))
+        return Aggregate(total, loss, norm2, float(variance))
 
     def clear(self) -> None:
         """Forget what has been added."""

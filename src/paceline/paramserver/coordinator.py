@@ -25,7 +25,6 @@ from paceline.paramserver.deadlines import Deadlines, Trip
 from paceline.paramserver.engine import Answer, Arrive, Engine, Event, Join, Leave, Moved, Start, Task, Update
 from paceline.paramserver.rates import GradientNoise
 from paceline.paramserver.samples import SampleSource
-from paceline.pieces.sharing import WorkerRound
 from paceline.rounds import Array, Gradients, Machines, PieceTimes
 from paceline.sync import Apply, Drop, Effects, Gradient, Interrupt
 
@@ -90,7 +89,7 @@ class Coordinator:
                 case Start():
                     self._start(*event)
                 case Arrive():
-                    self._arrive(*event)
+                    self._arrive(event)
                 case Answer(now, worker):
                     self.deadlines.heard(worker, now if worker in self.tasks else None)
                 case Leave():
@@ -115,15 +114,8 @@ class Coordinator:
         self._expect(now)
         self._carry_out(effects, now)
 
-    def _arrive(
-        self,
-        now: float,
-        worker: int,
-        number: int,
-        seconds: float | None,
-        ran: WorkerRound | None,
-        ends: Array | None,
-    ) -> None:
+    def _arrive(self, event: Arrive) -> None:
+        now, worker, number, seconds, ran, ends = event
         task = self.tasks.get(worker)
         if task is None or task.number != number:
             self._dropped["given up"] += 1
@@ -292,10 +284,8 @@ class Coordinator:
 
 def _told(event: Event) -> str:
     """The event in a few words, without samples."""
-    who = "" if isinstance(event, Start) else f" {event.worker}"
-    what = f", task {event.number}" if isinstance(event, Arrive) else ""
-    why = f", {event.why}" if isinstance(event, Leave) else ""
-    return f"at {event.now:.3f} s {type(event).__name__.lower()}{who}{what}{why}"
+    said = ", ".join(str(part) for part in event[1:] if isinstance(part, int | str))
+    return f"at {event.now:.3f} s {type(event).__name__.lower()} {said}".rstrip()
 
 
 class Loads:

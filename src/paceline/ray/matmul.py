@@ -29,6 +29,7 @@ from paceline.coded.layout import Layout, Moves, layout, relayout
 from paceline.coded.problem import Observations, Problem
 from paceline.errors import PacelineError, WorkerError
 from paceline.ray.pool import WorkerPool
+from paceline.ray.start import Closing
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ class Product:
     asked: int
 
 
-class CodedMatrix:
+class CodedMatrix(Closing):
     """A master's matrix on the workers of a plan.
 
     a: shape (L, columns), finite; L as in the plan. master: its name or position in the plan.
@@ -174,12 +175,6 @@ class CodedMatrix:
             if n not in self.dead and self.pool.actors:
                 actor.cancel.remote(self.key, self.turn)
                 actor.drop.remote(self.key)
-
-    def __enter__(self) -> CodedMatrix:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def _open(self) -> None:
         if self.closed:

@@ -14,7 +14,7 @@ import ray
 
 from paceline.costs import Array
 from paceline.errors import PacelineError
-from paceline.ray.start import START_SECONDS, controlled, signals_as_they_are
+from paceline.ray.start import START_SECONDS, Closing, controlled, signals_as_they_are
 
 ProductDelay = Callable[[str, str, int, int], float]
 
@@ -73,7 +73,7 @@ class BlockWorker:
         return self.cancelled.get(key, -1) >= turn
 
 
-class WorkerPool:
+class WorkerPool(Closing):
     """Workers by name, each a Ray actor.
 
     workers: names as in the plan. cpus: CPUs that Ray sets aside for each; 0 to start more workers than CPUs.
@@ -122,9 +122,3 @@ class WorkerPool:
         for each in self.actors.values():
             ray.kill(each)
         self.actors = {}
-
-    def __enter__(self) -> WorkerPool:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()

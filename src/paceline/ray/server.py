@@ -25,7 +25,7 @@ from paceline.paramserver.engine import Answer, Arrive, Join, Leave, Moved, Star
 from paceline.paramserver.samples import SampleSource
 from paceline.ray.pieces import Pieces
 from paceline.ray.shards import Arrived, Shards
-from paceline.ray.start import connect
+from paceline.ray.start import Closing, connect
 from paceline.ray.worker import Crew, Delay, Program, Report, said
 from paceline.rounds import Indices, Vector
 
@@ -41,7 +41,7 @@ class _Sent(NamedTuple):
     report: Any  # its ref
 
 
-class Server:
+class Server(Closing):
     """One run; use it in a ``with`` statement, which ends the actors.
 
     program: see ``train``. pool: the samples. on_update: gets each ``Update``.
@@ -145,12 +145,6 @@ class Server:
                 getattr(self, part).close()
         if self._ours:
             ray.shutdown()
-
-    def __enter__(self) -> Server:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     # What the coordinator calls.
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
 import ray
 
@@ -56,6 +56,19 @@ def connect(address: str | None, cpus: int) -> bool:
                 "--head, or leave out --address"
             ) from error
     return True
+
+
+class Closing:
+    """Is closed at the end of a ``with`` statement."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End what was started."""
 
 
 def controlled(kind: type) -> Any:

@@ -132,9 +132,8 @@ def make(
 
     def run_of(request: Request) -> pathlib.Path | None:
         name = request.path_params["job"]
-        if not re.fullmatch(models.NAME, name) or not (service.runs / name).is_dir():
-            return None
-        return service.runs / name
+        run_dir = service.runs / name
+        return run_dir if re.fullmatch(models.NAME, name) and run_dir.is_dir() else None
 
     app.mount("/jobs/{job}", live(run_of))
     for kind in (PacelineError, RequestValidationError, HTTPException, Exception):

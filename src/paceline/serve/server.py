@@ -230,7 +230,6 @@ def _said(part: Part) -> dict[str, Any]:
 HEADER_BYTES = 64 * 1024
 HEADER_SECONDS = 10.0
 KEEP_ALIVE = 75  # seconds that a worker's connection may rest between two rounds
-BACKLOG = 2048
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE = 3  # seconds that requests under way have when the service stops
 
@@ -256,7 +255,6 @@ def run(app: FastAPI, service: Service, listening: socket.socket, ended: Callabl
         access_log=False,
         timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=GRACE,
-        backlog=BACKLOG,
         server_header=False,
     )
     allow_open(0, "the service")
