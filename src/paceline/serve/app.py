@@ -57,12 +57,10 @@ Name = Annotated[str, Path(pattern=models.NAME)]
 Wait = Annotated[
     float, Query(ge=0, le=MOST_WAIT, allow_inf_nan=False, description="Seconds to wait for a plan.")
 ]
-Secret = Annotated[
-    str,
-    Depends(
-        APIKeyHeader(name="X-Worker-Secret", auto_error=False, description="What the worker's join returned.")
-    ),
-]
+SECRET = APIKeyHeader(
+    name="X-Worker-Secret", auto_error=False, description="What the worker's join returned."
+)
+Secret = Annotated[str, Depends(SECRET)]
 
 
 def said(*statuses: int) -> Any:

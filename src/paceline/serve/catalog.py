@@ -74,7 +74,7 @@ class JobRuntime:
                 self.job.load_state_dict(kept.state["job"])
             except Exception as error:
                 raise PacelineError(f"its state cannot be used ({_said(error)})") from error
-        self.first = self.job.oldest  # round that closes next
+        self.first = next(iter(self.job.open), self.job.settled)  # round that closes next
         for number, call in enumerate(kept.calls, kept.through + 1):
             try:
                 event = events.read(call)

@@ -264,11 +264,6 @@ class Job:
         return ""
 
     @property
-    def oldest(self) -> int:
-        """The round that closes next."""
-        return next(iter(self.open), self.settled)
-
-    @property
     def closing(self) -> bool:
         """Whether one more report closes a round."""
         return bool(self.open) and len(next(iter(self.open.values())).awaited) == 1

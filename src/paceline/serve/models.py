@@ -18,11 +18,10 @@ from paceline.tokens import LEAST
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 SECRET = rf"^[!-~]{{{LEAST},200}}$"
-MOST_SECONDS = 1e9
 MOST_WORKERS = 10_000
 MOST_BATCH = 2**31 - 1
 Count = Annotated[int, Field(ge=0, le=MOST_BATCH)]
-Seconds = Annotated[float, Field(ge=0, le=MOST_SECONDS)]
+Seconds = Annotated[float, Field(ge=0, le=1e9)]
 Pair = Annotated[list[Count | None], Field(min_length=2, max_length=2)]
 Portion = Annotated[float, Field(ge=0, le=1)]
 

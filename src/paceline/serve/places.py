@@ -68,19 +68,18 @@ class Members:
             raise Gone(f"worker {name!r} {member.gone}: join again to take part from the next round on")
         return member
 
-    def join(self, now: float, name: str, secret: str, place: int) -> Member:
+    def join(self, now: float, name: str, secret: str, place: int) -> None:
         """Take a place that ``place`` gave."""
-        member = Member(name=name, place=place, secret=secret, heard=now)
-        before = self.holders[member.place]
+        before = self.holders[place]
         if before is not None:
             del self.by_name[before.name]
         mine = self.by_name.get(name)
         if mine is not None:
             self.holders[mine.place] = None
-        self.by_name[name] = self.holders[member.place] = member
-        self.mask[member.place] = True
+        member = Member(name=name, place=place, secret=secret, heard=now)
+        self.by_name[name] = self.holders[place] = member
+        self.mask[place] = True
         self.count += 1
-        return member
 
     def leave(self, member: Member, now: float, sentence: str) -> None:
         """No longer there; the name and the place are kept until somebody needs them."""

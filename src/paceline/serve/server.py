@@ -229,9 +229,7 @@ def _said(part: Part) -> dict[str, Any]:
 
 HEADER_BYTES = 64 * 1024
 HEADER_SECONDS = 10.0
-KEEP_ALIVE = 75  # seconds that a worker's connection may rest between two rounds
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-GRACE = 3  # seconds that requests under way have when the service stops
 
 
 def url(listening: socket.socket) -> str:
@@ -253,8 +251,8 @@ def run(app: FastAPI, service: Service, listening: socket.socket, ended: Callabl
         lifespan="on",
         log_level="warning",
         access_log=False,
-        timeout_keep_alive=KEEP_ALIVE,
-        timeout_graceful_shutdown=GRACE,
+        timeout_keep_alive=75,  # seconds that a worker's connection may rest between two rounds
+        timeout_graceful_shutdown=3,  # seconds that requests under way have when the service stops
         server_header=False,
     )
     allow_open(0, "the service")

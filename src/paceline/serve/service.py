@@ -136,8 +136,6 @@ class Service:
             self.catalog.find(runtime.name)  # says why
             raise events.NotFound(f"job {runtime.name!r} has been deleted")
         runtime.done = number
-        if any(isinstance(each, events.Left | events.Settle | events.Ready) for each in effects):
-            runtime.wake()
         for effect in effects:
             self._observe(runtime, effect)
         if runtime.record is not None and not runtime.job.members.count:
@@ -145,6 +143,8 @@ class Service:
         return effects
 
     def _observe(self, runtime: JobRuntime, effect: events.Effect) -> None:
+        if isinstance(effect, events.Left | events.Settle | events.Ready):
+            runtime.wake()
         if isinstance(effect, events.Join):
             _log.info("job %r: worker %r joined in place %d", runtime.name, effect.name, effect.place)
         elif isinstance(effect, events.Left):
