@@ -114,10 +114,9 @@ class Service:
     def write_state(self, runtime: JobRuntime) -> None:
         """Store a job's whole state; the calls before are no longer needed."""
         runtime.stored = runtime.logged
-        job, state = runtime.job, {"now": runtime.newest, "job": runtime.job.state_dict()}
-        reached = stored.reached(
-            runtime.name, job.settings.model_dump(), runtime.rules, runtime.logged, state
-        )
+        settings = runtime.job.settings.model_dump()
+        state = {"now": runtime.newest, "job": runtime.job.state_dict()}
+        reached = stored.reached(runtime.name, settings, runtime.rules, runtime.logged, state)
         self.store.write(*reached, act=lambda: None)
 
     def complain(self, runtime: JobRuntime, what: str, error: Exception) -> None:
