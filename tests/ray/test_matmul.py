@@ -39,6 +39,11 @@ def close_to(y, expected):
     return np.linalg.norm(y - expected) <= 1e-10 * np.linalg.norm(expected)
 
 
+def held(worker):
+    """Keys of the matrices with blocks at an actor."""
+    return [key for key, mine in worker.blocks.items() if mine]
+
+
 def several(coded, x):
     """Products until the news of a death has come."""
     for _ in range(20):
@@ -84,7 +89,7 @@ def frozen(pool):
     yield lambda *names: [os.kill(pool.processes[name], signal.SIGSTOP) for name in names]
     for process in pool.processes.values():
         os.kill(process, signal.SIGCONT)
-    ray.get([actor.held.remote() for actor in pool.actors.values()], timeout=120)
+    ray.get([actor.__ray_call__.remote(held) for actor in pool.actors.values()], timeout=120)
 
 
 def test_ray_is_imported_only_when_asked_for():
@@ -206,7 +211,7 @@ def one_lost_while_blocks_are_placed_leaves_nothing_behind(mortal, kill):
     kill("w4")
     with pytest.raises(PacelineError, match="'w4' was lost while"):
         CodedMatrix(matrix(), plan(problem_of(names=("w0", "w2", "w4", "w5"))), 0, mortal, patience=20)
-    answers = [mortal.actors[name].held.remote() for name in ("w0", "w2", "w5")]
+    answers = [mortal.actors[name].__ray_call__.remote(held) for name in ("w0", "w2", "w5")]
     assert list(itertools.chain(*ray.get(answers))) == []
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from paceline.coded.coded_plan import CodedPlan, coded_loads, completion
 from paceline.coded.delay import Array
@@ -29,6 +29,7 @@ from paceline.coded.layout import Layout, Moves, layout, relayout
 from paceline.coded.problem import Observations, Problem
 from paceline.errors import PacelineError, WorkerError
 from paceline.ray.pool import WorkerPool
+from paceline.ray.start import Closing
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ class Product:
     asked: int
 
 
-class CodedMatrix:
+class CodedMatrix(Closing):
     """A master's matrix on the workers of a plan.
 
     a: shape (L, columns), finite; L as in the plan. master: its name or position in the plan.
@@ -92,7 +93,7 @@ class CodedMatrix:
         self.key, self.turn = f"{plan.problem.masters[self.master]}/{uuid.uuid4().hex}", -1
         self.dead: set[int] = set()
         self.sufficient: dict[tuple[int, ...], bool]  # by workers, under the present layout
-        self.behind: dict[int, dict[int, list[Any]]] = {}  # by worker and turn: answers still out
+        self.behind: dict[int, list[Any]] = {}  # by worker: the last answers of turns, still out
         self.observations = Observations(len(self.names))
         self.last: Product | None = None
         self.closed = False
@@ -175,12 +176,6 @@ class CodedMatrix:
                 actor.cancel.remote(self.key, self.turn)
                 actor.drop.remote(self.key)
 
-    def __enter__(self) -> CodedMatrix:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
     def _open(self) -> None:
         if self.closed:
             raise PacelineError("this coded matrix is closed; make a new one")
@@ -193,10 +188,8 @@ class CodedMatrix:
         pending = self._send(ray.put(x), asked)
         everything = sum(len(self.layout.owned[n]) for n in asked)
         decoder, done, arrived = self.layout.code.decoder(), False, 0
-        rows, took = (
-            Counter[int](),
-            defaultdict[int, float](float),
-        )  # of who has answered: rows, and milliseconds
+        # Of who has answered: rows, and milliseconds.
+        rows, took = Counter[int](), defaultdict[int, float](float)
         while pending and not done and left > 0:
             left = begin + self.patience - time.perf_counter()
             # no fewer messages than these can suffice: one wait for all of them
@@ -215,10 +208,9 @@ class CodedMatrix:
                 for i, product in zip(indices, products, strict=True):
                     done = decoder.add(i, product) or done
             pending = {answer: about for answer, about in pending.items() if about[0] not in self.dead}
-        for n in {about[0] for about in pending.values()}:
-            called_off = self.actors[n].cancel.remote(self.key, self.turn)
-            answers = [answer for answer, about in pending.items() if about[0] == n]
-            self.behind.setdefault(n, {})[self.turn] = [*answers, called_off]
+        for n, answer in {about[0]: answer for answer, about in pending.items()}.items():
+            self.actors[n].cancel.remote(self.key, self.turn)
+            self.behind.setdefault(n, []).append(answer)
         for n in asked:
             if n in rows:
                 self.observations.add(n, took[n], rows[n], True)
@@ -237,20 +229,18 @@ class CodedMatrix:
             value: tuple[Array, float] | None = ray.get(answer)
         except RayTaskError as error:
             raise WorkerError(f"worker {self.names[n]!r} failed: {error.cause!r}") from error
-        except RayActorError:
+        except RayError:  # it died, or its node did with the answer
             self.dead.add(n)
             return None
         return value
 
     def _catch_up(self) -> None:
         """Take in the owed answers that have come since."""
-        for n, turns in list(self.behind.items()):
-            for turn, answers in list(turns.items()):
-                _, left = ray.wait(answers, num_returns=len(answers), timeout=0)
-                if not left:
-                    self._get(answers[-1], n)  # that the work was called off, unless the worker died
-                    del turns[turn]
-            if not turns:
+        for n, answers in list(self.behind.items()):
+            here, self.behind[n] = ray.wait(answers, num_returns=len(answers), timeout=0)
+            for answer in here:
+                self._get(answer, n)  # nothing, where the work was called off, unless the worker died
+            if not self.behind[n]:
                 del self.behind[n]
 
     def _to_ask(self) -> list[int]:
@@ -295,7 +285,7 @@ class CodedMatrix:
         mine, until = k[self.master].copy(), time.monotonic() + self.patience
         while True:  # where all owe answers, short of patience, some are only about to give them
             self._catch_up()
-            late = {n for n, turns in self.behind.items() if len(turns) >= BEHIND or self._stuck(turns)}
+            late = {n for n, answers in self.behind.items() if len(answers) >= BEHIND or self._stuck(answers)}
             gone = sorted(self.dead | late)
             k[self.master] = mine
             k[self.master, gone] = 0.0
@@ -311,9 +301,8 @@ class CodedMatrix:
         stretch = self.plan.loads[self.master].sum() / before.sum()  # more rows than Theorem 1's stay more
         return stretch * _theorem_1(problem, k, self.master)
 
-    def _stuck(self, turns: dict[int, list[Any]]) -> bool:
+    def _stuck(self, answers: list[Any]) -> bool:
         """Whether a worker stays silent for a second after its work was called off."""
-        answers = [answer for each in turns.values() for answer in each]
         _, left = ray.wait(answers, num_returns=len(answers), timeout=min(1.0, self.patience))
         return bool(left)
 
