@@ -101,12 +101,10 @@ def test_ray_is_imported_only_when_asked_for():
     assert shown.split() == ["False", "True"]
 
 
-@pytest.mark.parametrize(
-    ("code", "messages"), [("mds", 1), ("mds", 3), ("lt", 4), ("replicated", 1), ("replicated", 2)]
-)
-def test_products_equal_numpy(pool, code, messages):
+@pytest.mark.parametrize("messages", [1, 3])
+def test_products_equal_numpy(pool, messages):
     a = matrix(301)
-    with CodedMatrix(a, plan(problem_of(rows=301)), "x", pool, code=code, messages=messages) as coded:
+    with CodedMatrix(a, plan(problem_of(rows=301)), "x", pool, messages=messages) as coded:
         assert coded.shape == (301, 20)
         for seed in range(3):
             x = np.random.default_rng(seed).standard_normal((20, 2) if seed else 20)
@@ -278,7 +276,7 @@ def test_replanning_learns_the_paces_and_moves_only_what_changes(pool, slowed):
 
 def test_replanning_keeps_the_redundancy_that_was_asked_for(pool):
     made = stretched(plan(problem_of()), 2.0)
-    with CodedMatrix(matrix(), made, 0, pool, code="lt", messages=3) as coded:
+    with CodedMatrix(matrix(), made, 0, pool, messages=3) as coded:
         for _ in range(8):
             assert close_to(coded @ np.ones(20), matrix().sum(1))
         coded.replan()
@@ -325,7 +323,6 @@ def test_following_a_plan_with_other_loads(pool):
         (np.ones(300), {}, "two dimensions"),
         (np.full((300, 2), "a"), {}, "real numbers"),
         (matrix(), {"master": "q"}, "not in the plan"),
-        (matrix(), {"code": "fountain"}, "expected one of mds"),
         (matrix(), {"on_loss": "cry"}, "on_loss"),
         (matrix(), {"messages": 0}, "messages=0"),
     ],

@@ -51,7 +51,7 @@ class CodedMatrix(Closing):
 
     a: shape (L, columns), finite; L as in the plan. master: its name or position in the plan.
     pool: the workers; several masters share one by passing the same. None starts one, which ``close`` ends.
-    code: "mds", "lt" or "replicated". messages: parts in which a worker delivers its blocks.
+    messages: parts in which a worker delivers its blocks.
     blocks: blocks the matrix is cut into (``coded.layout``).
     patience: seconds after which workers that have not answered count as lost, if too few others are left.
     on_loss: "error" raises WorkerError when too few are left, "recode" places their blocks on the others
@@ -67,7 +67,6 @@ class CodedMatrix(Closing):
         plan: CodedPlan,
         master: int | str = 0,
         pool: WorkerPool | None = None,
-        code: str = "mds",
         messages: int = 1,
         blocks: int | None = None,
         patience: float = 60.0,
@@ -83,7 +82,7 @@ class CodedMatrix(Closing):
         self.a = _matrix(a, plan, self.master)
         self.plan, self.messages, self.seed = plan, messages, seed
         self.patience, self.on_loss = patience, on_loss
-        found = layout(plan, self.master, code, blocks)
+        found = layout(plan, self.master, blocks)
         self.names = plan.problem.workers
         if pool is not None and (unknown := [name for name in self.names if name not in pool.actors]):
             raise PacelineError(f"worker {unknown[0]!r} of the plan is not in the pool; start it there")
@@ -92,7 +91,6 @@ class CodedMatrix(Closing):
         self.actors = [self.pool.actors[name] for name in self.names]
         self.key, self.turn = f"{plan.problem.masters[self.master]}/{uuid.uuid4().hex}", -1
         self.dead: set[int] = set()
-        self.sufficient: dict[tuple[int, ...], bool]  # by workers, under the present layout
         self.behind: dict[int, list[Any]] = {}  # by worker: the last answers of turns, still out
         self.observations = Observations(len(self.names))
         self.last: Product | None = None
@@ -187,26 +185,26 @@ class CodedMatrix(Closing):
         asked = self._to_ask()
         pending = self._send(ray.put(x), asked)
         everything = sum(len(self.layout.owned[n]) for n in asked)
-        decoder, done, arrived = self.layout.code.decoder(), False, 0
-        # Of who has answered: rows, and milliseconds.
-        rows, took = Counter[int](), defaultdict[int, float](float)
-        while pending and not done and left > 0:
+        enough, blocks = self.layout.code.k, dict[int, Array]()  # the products that are here, by block
+        rows, took = (
+            Counter[int](),
+            defaultdict[int, float](float),
+        )  # of who has answered: rows, and milliseconds
+        while pending and len(blocks) < enough and left > 0:
             left = begin + self.patience - time.perf_counter()
             # no fewer messages than these can suffice: one wait for all of them
             largest = max(len(indices) for _, indices in pending.values())
-            few = min(max(-(-(self.layout.code.k - arrived) // largest), 1), len(pending))
+            few = min(-(-(enough - len(blocks)) // largest), len(pending))
             ready, _ = ray.wait(list(pending), num_returns=few, timeout=max(left, 0.0))
             for answer in ready:
                 n, indices = pending.pop(answer)
                 value = self._get(answer, n)
-                if value is None or done:
+                if value is None or len(blocks) >= enough:
                     continue
                 products, seconds = value
-                arrived += len(indices)
+                blocks |= zip(indices, products, strict=True)
                 rows[n] += len(indices) * self.layout.size
                 took[n] += 1000 * seconds
-                for i, product in zip(indices, products, strict=True):
-                    done = decoder.add(i, product) or done
             pending = {answer: about for answer, about in pending.items() if about[0] not in self.dead}
         for n, answer in {about[0]: answer for answer, about in pending.items()}.items():
             self.actors[n].cancel.remote(self.key, self.turn)
@@ -217,10 +215,10 @@ class CodedMatrix(Closing):
             elif n not in self.dead:
                 first = len(_parts(self.layout.owned[n], self.messages)[0]) * self.layout.size
                 self.observations.add(n, 1000 * (time.perf_counter() - begin), first, False)
-        if not done:
+        if len(blocks) < enough:
             return None
-        result = decoder.result(len(self.a))
-        self.last = Product(time.perf_counter() - begin, len(rows), arrived, everything)
+        result = self.layout.code.decode(blocks, len(self.a))
+        self.last = Product(time.perf_counter() - begin, len(rows), len(blocks), everything)
         return result
 
     def _get(self, answer: Any, n: int) -> tuple[Array, float] | None:
@@ -250,9 +248,7 @@ class CodedMatrix(Closing):
         answering = [n for n in holding if len(self.behind.get(n, ())) < BEHIND]
         drawn = [n for n in answering if self._drawn(n)]
         for asked in (drawn, answering):
-            if tuple(asked) not in self.sufficient:
-                self.sufficient[tuple(asked)] = self.layout.enough(asked)
-            if self.sufficient[tuple(asked)]:
+            if self.layout.enough(asked):
                 return asked
         return holding
 
@@ -308,8 +304,6 @@ class CodedMatrix(Closing):
 
     def _follow_loads(self, loads: Array) -> int:
         new, moves = relayout(self.layout, loads)
-        if not new.enough(range(len(new.owned))):
-            raise PacelineError("the new loads cannot cover the rows of this matrix; plan more redundancy")
         self._move(new, moves)
         return sum(len(blocks) for blocks in moves.place)
 
@@ -335,7 +329,7 @@ class CodedMatrix(Closing):
             self._drop(placed, moves.place)
             raise
         self._drop(range(len(self.actors)), moves.drop)
-        self.layout, self.sufficient = new, {}
+        self.layout = new
 
     def _settle(self, n: int, answer: Any) -> None:
         try:
