@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline import policies, shares
+from paceline.balance.factoring import Auto
 from paceline.balance.protocol import Policy, complete
 from paceline.costs import Linear
 from paceline.errors import PacelineError, short
@@ -29,6 +30,7 @@ from paceline.samples import CostLearner, CostModel, Deal, InPieces, Room, deal,
 
 _log = logging.getLogger(__name__)
 NICE = 10  # of 19: a decision made aside yields to whatever else wants the processor
+WHOLE = np.ones(())  # a round that is run as planned
 
 
 class Balancer:
@@ -49,24 +51,26 @@ class Balancer:
             raise PacelineError(
                 f"quantum={quantum}: expected a positive divisor of the global batch of {cluster.global_batch}"
             )
-        if learner is not None:
-            _check_dealt(quantum)
         if policy.needs_upcoming:
             raise PacelineError(
                 f"{type(policy).__name__.lower()} looks into the future and only runs in simulations; "
                 "choose another policy"
             )
         self.policy, self.lag = policy, 0
-        self._quantum, self._floor, self.learner = quantum, floor, learner
+        self._quantum, self._floor = quantum, floor
+        self.learner: CostLearner | None = None
         self.needs_readings = policy.needs_readings
         self._aside = thread_aside() if policy.trains else None
         self._most: dict[int, Array] = {}  # samples of each worker at most, by the round from which they hold
         self.restart(0)
+        if learner is not None:
+            self.learn(learner, 0)
 
     def restart(self, step: int) -> None:
         """Begin afresh at round ``step``."""
         plan = self._forget()
-        self._plans: dict[int, Plan] = {step: plan}  # by the round from which each holds
+        self._plans: dict[int, Plan] = {}  # by the round from which each holds
+        self._holds(step, plan)
         self._models: dict[int, CostModel] = {}  # likewise, if samples cost differently
         if self.learner is not None:
             self.learner.restart()
@@ -75,6 +79,10 @@ class Balancer:
         if self._most:  # what fits does not depend on the policy
             self._most = {step: policies.in_force(self._most, max(self._most))}
         self._pending: tuple[int, Future[tuple[Plan, Any]]] | None = None  # a decision being made aside
+
+    def _holds(self, step: int, plan: Plan) -> None:
+        """The plan is in force from round ``step`` on, and no other holds from a later one."""
+        self._plans[step], self._last = plan, (step, plan)
 
     def _forget(self) -> Plan:
         """Take in no round yet: the first plan."""
@@ -86,7 +94,10 @@ class Balancer:
         """From round ``step`` on samples cost differently, as this learner finds: rounds are asked for with ``deal``.
 
         Raises PacelineError if loads are to be multiples of a number of samples."""
-        _check_dealt(self._quantum)
+        if self._quantum > 1:
+            raise PacelineError(
+                f"quantum={self._quantum} counts samples, and a division by cost does not; leave one of them out"
+            )
         self.learner, self._models = learner, {step: learner.model()}
 
     def limit(self, step: int, most: Array) -> None:
@@ -101,7 +112,7 @@ class Balancer:
             most = np.minimum(np.ceil(most * (needed / room / unit)) * unit, cluster.most)
         self._most[step] = most if most.sum() >= needed else cluster.most
         # Another object, so that whoever keeps what it cut by the plan before cuts again.
-        self._plans[step] = dataclasses.replace(self.plan(step))
+        self._holds(step, dataclasses.replace(self.plan(step)))
 
     def _limits(self, step: int) -> tuple[Array, Array]:
         """Least and most samples of each worker in a full round."""
@@ -216,8 +227,7 @@ class Balancer:
         first: parts of what each worker ran before it claimed anything, (n, 3), and the seconds of these, (n,), where
             work moved within the round: the learner then learns from these alone, since all that is claimed takes
             whatever time there is.
-        short: rounds are too short to be worth a claim: a policy that chooses between whole rounds and rounds in
-            pieces gets whole ones.
+        short: rounds are too short to be worth a claim: "auto" plans whole ones, as "level" does.
         gradients: what is known of them, if the engine can leave some of them out.
         Returns (the overhead fitted to each worker, the shares planned), each of shape (n,). Whatever the policy
         raises is raised here; the plans are then those of before, and the next round can be taken in.
@@ -235,26 +245,25 @@ class Balancer:
                 self._see_again(self.learner)
             ran = self.learner.cost(parts)
         moved = _moves_work(self.plan(step))
-        happened = self._happened(ran, seconds, known, cpu, memory, pieces, moved, gradients)
+        more = {"cpu": cpu, "memory": memory, "pieces": pieces, "gradients": gradients}
+        happened = self._happened(ran, seconds, known, moved, **more)
         failed: BaseException | None = None
         if self._aside is None:
             self._newest, self._state = self._step(self._state, happened, short)
-            self._plans[step + 1 + self.lag] = self._newest
+            self._holds(step + 1 + self.lag, self._newest)
         else:
             if self._pending is not None:
                 takes_effect, pending = self._pending
                 failed = pending.exception()
                 if failed is None:
                     self._newest, self._state = pending.result()
-                    self._plans[takes_effect] = self._newest
+                    self._holds(takes_effect, self._newest)
             state = self._state
             pending = self._aside.submit(lambda: self._step(state, happened, short))
             self._pending = (step + 2 + self.lag, pending)
-        self._plans, self._models = (
-            policies.since(self._plans, step + 1),
-            policies.since(self._models, step + 1),
+        self._plans, self._models, self._most = (
+            policies.since(each, step + 1) for each in (self._plans, self._models, self._most)
         )
-        self._most = policies.since(self._most, step + 1)
         if failed is not None:
             raise failed
         if _log.isEnabledFor(logging.DEBUG):
@@ -269,29 +278,17 @@ class Balancer:
             self._aside is None and self.learner is None and not any(map(_moves_work, self._plans.values()))
         )
 
-    def _happened(
-        self,
-        ran: Array,
-        seconds: Array,
-        known: Array,
-        cpu: Array | None = None,
-        memory: Array | None = None,
-        pieces: PieceTimes | None = None,
-        moved: bool = False,
-        gradients: Gradients | None = None,
-    ) -> Round:
-        """A round as policies see it, with the overheads fitted so far; moved: work moved within it."""
+    def _happened(self, ran: Array, seconds: Array, known: Array, moved: bool = False, **more: Any) -> Round:
+        """A round as policies see it, with the overheads fitted so far; moved: work moved within it. more: see
+        ``Round``."""
         # If the load follows the speed within the round, all end together: seconds that stay the same as the
         # load varies would pass for overhead. There only what the engine measured to be overhead is.
         fit = self._fit if moved else overheads.update(self._fit, ran, seconds, known)
-        overhead = known + overheads.certain(fit)
+        overhead, batch = known + overheads.certain(fit), float(ran.sum())
         # A first round also warms the workers up. Against it, one with more samples in fewer seconds would look
         # like all overhead: a worker for which load costs nothing is given everything, and so it stays.
         self._fit, self._warm = fit if self._warm else self._fit, True
-        batch = float(ran.sum())
-        return Round(
-            ran / batch, seconds, batch, overhead, cpu=cpu, memory=memory, pieces=pieces, gradients=gradients
-        )
+        return Round(ran / batch, seconds, batch, overhead, **more)
 
     def _see_again(self, learner: CostLearner) -> None:
         """Let the policy see the rounds before the newest again: what they cost is better known now."""
@@ -304,16 +301,22 @@ class Balancer:
         """The policy's next plan and state. Raises PacelineError if the plan divides nothing: it is a fault of the
         policy, which whole samples would hide.
         """
-        plan, after = self.policy.step(state, happened)
-        if short and plan.piece_plan is not None and getattr(self.policy, "whole", False):
-            whole = plan.piece_plan._replace(at_once=np.ones_like(plan.piece_plan.at_once))
-            plan = dataclasses.replace(plan, piece_plan=whole)
-        policies.check(plan, type(self.policy).__name__)
+        policy, pieces = self.policy, self._newest.piece_plan
+        if (
+            short and pieces is not None and isinstance(policy, Auto)
+        ):  # it is ``level``, and learns nothing of pieces
+            plan, inner = policy.planner().step(state.plan, happened)
+            plan = Plan(plan.shares, costs=plan.costs, piece_plan=pieces._replace(at_once=WHOLE))
+            after = state._replace(plan=inner, planned=plan.shares)
+        else:
+            plan, after = policy.step(state, happened)
+        policies.check(plan, type(policy).__name__)
         return plan, after
 
     def plan(self, step: int) -> Plan:
         """What is in force in round ``step``: the same object for as long as nothing else is decided."""
-        return policies.in_force(self._plans, step)
+        first, plan = self._last
+        return plan if first <= step else policies.in_force(self._plans, step)
 
     def state_dict(self) -> dict[str, Any]:
         """Policy state, fitted costs and the plans not yet in force, as plain lists and numbers."""
@@ -364,6 +367,7 @@ class Balancer:
         learner = None if costs is None or self.learner is None else self.learner.stored(costs)
         self.restart(step)
         self._state, self._fit, self._plans, self._newest, self._warm = restored, fitted, revived, last, warm
+        self._last = next(reversed(revived.items()))
         if learner is not None and models is not None:
             self.learner, self._models = learner, models
 
@@ -376,13 +380,6 @@ def thread_aside() -> ThreadPoolExecutor:
 def _step_back() -> None:
     with contextlib.suppress(AttributeError, OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)  # on Linux, the thread's own
-
-
-def _check_dealt(quantum: int) -> None:
-    if quantum > 1:
-        raise PacelineError(
-            f"quantum={quantum} counts samples, and a division by cost does not; leave one of them out"
-        )
 
 
 def _moves_work(plan: Plan) -> bool:

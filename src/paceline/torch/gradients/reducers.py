@@ -145,7 +145,7 @@ class Replicated(Reducer):
         return self._ddp.no_sync()
 
     def check_sync(self, last: bool) -> None:
-        if bool(self._ddp.require_backward_grad_sync) != last:
+        if self._ddp.require_backward_grad_sync != last:
             raise PacelineError(
                 "the model's no_sync() or require_backward_grad_sync was used within pace's loop; expected neither: "
                 "Paceline itself reduces the gradients in each round's last backward pass"
