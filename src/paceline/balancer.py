@@ -30,7 +30,8 @@ from paceline.samples import CostLearner, CostModel, Deal, InPieces, Room, deal,
 
 _log = logging.getLogger(__name__)
 NICE = 10  # of 19: a decision made aside yields to whatever else wants the processor
-WHOLE = np.ones(())  # a round that is run as planned
+WORTH = 50.0  # times what a piece costs beyond its samples: shorter rounds are not run in pieces
+FADE = 0.995  # of what a piece was found to cost, for each whole round since
 
 
 class Balancer:
@@ -87,7 +88,7 @@ class Balancer:
     def _forget(self) -> Plan:
         """Take in no round yet: the first plan."""
         plan, self._state = self.policy.init()
-        self._fit, self._warm = overheads.start(self.policy.cluster.shape), False
+        self._fit, self._warm, self._cost = overheads.start(self.policy.cluster.shape), False, 0.0
         return plan
 
     def learn(self, learner: CostLearner, step: int) -> None:
@@ -216,7 +217,7 @@ class Balancer:
         pieces: PieceTimes | None = None,
         parts: Array | None = None,
         first: tuple[Array, Array] | None = None,
-        short: bool = False,
+        short: float = 0.0,
         gradients: Gradients | None = None,
     ) -> tuple[Array, Array]:
         """Take in round ``step``, or the mean of several rounds up to it, and plan from it; each array of shape (n,),
@@ -227,7 +228,8 @@ class Balancer:
         first: parts of what each worker ran before it claimed anything, (n, 3), and the seconds of these, (n,), where
             work moved within the round: the learner then learns from these alone, since all that is claimed takes
             whatever time there is.
-        short: rounds are too short to be worth a claim: "auto" plans whole ones, as "level" does.
+        short: rounds of fewer seconds, or of fewer than ``WORTH`` times what a piece costs, are not worth a claim:
+            "auto" plans whole ones, as "level" does. 0 for an engine in which all rounds are.
         gradients: what is known of them, if the engine can leave some of them out.
         Returns (the overhead fitted to each worker, the shares planned), each of shape (n,). Whatever the policy
         raises is raised here; the plans are then those of before, and the next round can be taken in.
@@ -245,11 +247,14 @@ class Balancer:
                 self._see_again(self.learner)
             ran = self.learner.cost(parts)
         moved = _moves_work(self.plan(step))
+        if pieces is not None:  # what is known of pieces fades in whole rounds, so that they are tried again
+            self._cost = float(np.nanmean(pieces.cost)) if moved else FADE * self._cost
+        brief = bool(np.fmax.reduce(seconds) < max(short, WORTH * self._cost)) if short else False
         more = {"cpu": cpu, "memory": memory, "pieces": pieces, "gradients": gradients}
         happened = self._happened(ran, seconds, known, moved, **more)
         failed: BaseException | None = None
         if self._aside is None:
-            self._newest, self._state = self._step(self._state, happened, short)
+            self._newest, self._state = self._step(self._state, happened, brief)
             self._holds(step + 1 + self.lag, self._newest)
         else:
             if self._pending is not None:
@@ -259,7 +264,7 @@ class Balancer:
                     self._newest, self._state = pending.result()
                     self._holds(takes_effect, self._newest)
             state = self._state
-            pending = self._aside.submit(lambda: self._step(state, happened, short))
+            pending = self._aside.submit(lambda: self._step(state, happened, brief))
             self._pending = (step + 2 + self.lag, pending)
         self._plans, self._models, self._most = (
             policies.since(each, step + 1) for each in (self._plans, self._models, self._most)
@@ -274,13 +279,11 @@ class Balancer:
     def steady(self) -> bool:
         """Whether several rounds may be taken in as one: they are run as planned, and neither the policy nor a model
         of what samples cost wants to see each of them."""
-        return (
-            self._aside is None and self.learner is None and not any(map(_moves_work, self._plans.values()))
-        )
+        whole = not any(map(_moves_work, self._plans.values()))
+        return whole and self._aside is None and self.learner is None
 
     def _happened(self, ran: Array, seconds: Array, known: Array, moved: bool = False, **more: Any) -> Round:
-        """A round as policies see it, with the overheads fitted so far; moved: work moved within it. more: see
-        ``Round``."""
+        """A round as policies see it, with the overheads fitted so far; moved: work moved within it."""
         # If the load follows the speed within the round, all end together: seconds that stay the same as the
         # load varies would pass for overhead. There only what the engine measured to be overhead is.
         fit = self._fit if moved else overheads.update(self._fit, ran, seconds, known)
@@ -297,16 +300,14 @@ class Balancer:
             happened = self._happened(learner.cost(each.parts), each.seconds, each.known)
             _, self._state = self._step(self._state, happened)
 
-    def _step(self, state: Any, happened: Round, short: bool = False) -> tuple[Plan, Any]:
+    def _step(self, state: Any, happened: Round, brief: bool = False) -> tuple[Plan, Any]:
         """The policy's next plan and state. Raises PacelineError if the plan divides nothing: it is a fault of the
         policy, which whole samples would hide.
         """
         policy, pieces = self.policy, self._newest.piece_plan
-        if (
-            short and pieces is not None and isinstance(policy, Auto)
-        ):  # it is ``level``, and learns nothing of pieces
+        if brief and pieces is not None and isinstance(policy, Auto):  # which learns nothing of pieces now
             plan, inner = policy.planner().step(state.plan, happened)
-            plan = Plan(plan.shares, costs=plan.costs, piece_plan=pieces._replace(at_once=WHOLE))
+            plan = Plan(plan.shares, costs=plan.costs, piece_plan=pieces._replace(at_once=np.ones(())))
             after = state._replace(plan=inner, planned=plan.shares)
         else:
             plan, after = policy.step(state, happened)
@@ -332,6 +333,7 @@ class Balancer:
             "policy": [leaf.tolist() for leaf in policies.leaves(state)],
             "fit": [leaf.tolist() for leaf in policies.leaves(self._fit)],
             "warm": self._warm,
+            "cost": self._cost,
             "plans": {step: policies.plan_as_lists(plan) for step, plan in plans.items()},
             "newest": policies.plan_as_lists(newest),
         }
@@ -358,6 +360,7 @@ class Balancer:
             return
         if not isinstance(warm, bool):
             raise PacelineError(f"warm is {short(warm)} in the state; expected true or false")
+        (cost,) = policies.restore((np.zeros(()),), [state.get("cost", 0.0)])
         restored = policies.restore(self.policy.init()[1], policy)
         fitted = policies.restore(overheads.start(cluster.shape), fit)
         revived = dict(sorted(policies.stored_plans(plans, cluster.workers, step).items()))
@@ -367,7 +370,7 @@ class Balancer:
         learner = None if costs is None or self.learner is None else self.learner.stored(costs)
         self.restart(step)
         self._state, self._fit, self._plans, self._newest, self._warm = restored, fitted, revived, last, warm
-        self._last = next(reversed(revived.items()))
+        self._last, self._cost = next(reversed(revived.items())), float(cost)
         if learner is not None and models is not None:
             self.learner, self._models = learner, models
 

@@ -63,9 +63,9 @@ class Loop:
         self.rank, self.ranks = peers.rank(), peers.ranks()
         parameters = [p for p in model.parameters() if p.requires_grad]
         device = parameters[0].device if parameters else torch.device("cpu")
-        self.work = Work(device, reducer, terms)
-        self._meter = self.work.meter
-        self.passes = self.PASSES(parameters, device, reducer, terms, self.work)
+        self.work = work = Work(device, reducer, terms)
+        self._meter = work.meter
+        self.passes = self.PASSES(parameters, device, reducer, terms, self._meter, work.halfway, work.commit)
         self._gradients = self.passes.gradients
         own = terms.merge is not None  # ranks step by themselves
         self._steps = Steps(model, self.changes or own, self._step_begins, self._step_ended)
@@ -192,16 +192,15 @@ class Loop:
 
     def round_begins(self, workers: int | None = None) -> None:
         """A round's first batch is about to be loaded; its clock starts. workers: ranks that take part."""
-        began = time.perf_counter()
-        if self._meter.told and not self.behind:
+        began, meter, progress = time.perf_counter(), self._meter, self.progress
+        if meter.told and not self.behind:
             self.settle()
         if self._rounds.links_due:  # also on a rank that has settled by itself, for a checkpoint
             with self.named():
                 self._rounds.measure_links()
-        progress = self.progress
-        self._meter.start(progress.rounds, progress.epoch, began, self._carry)
+        meter.start(progress.rounds, progress.epoch, began, self._carry)
         self._carry = 0.0
-        if self.work.claims is not None and not self._meter.light:
+        if self.work.claims is not None and not meter.light:
             self.work.begins(workers)
 
     def end_micro_step(self) -> None:

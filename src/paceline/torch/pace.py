@@ -24,7 +24,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from paceline.errors import PacelineError
 from paceline.policies import Policy
@@ -322,6 +324,10 @@ class Pace:
         """
         check_loss(loss)
         return self.loop.passes.weighted(loss, reduction, count)
+
+    def loads(self, step: int, batch: int) -> NDArray[np.int64]:
+        """Samples of each rank in round ``step`` of ``batch`` samples as planned, shape (n,)."""
+        return self.terms.balancer.loads(step, batch)
 
     @property
     def counts(self) -> bool:

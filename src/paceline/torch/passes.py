@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -12,9 +12,9 @@ from paceline.errors import PacelineError, short
 from paceline.torch.gradients.reducers import Reducer, weigh_in_hook
 from paceline.torch.gradients.weighing import Weighing, checked_count
 from paceline.torch.measuring.measure import LastGradient
+from paceline.torch.measuring.meter import Meter
 from paceline.torch.plan import Piece
 from paceline.torch.terms import Terms
-from paceline.torch.work import Work
 
 NO_ROUND = "no round is running; expected this within `for ... in pace.loader(...)`"
 
@@ -100,8 +100,9 @@ class Passes:
     """For each micro-step ``begin``, then ``weight`` before its backward pass and ``ended`` after it, of both of
     which DDP tells under the hook. ``micro_step`` is None again when the round is over or left.
 
-    work: hears that a backward pass begins, and where rows travel with the gradients that it is through; its meter
-    that the last gradient of a round's last piece is there, perhaps several times.
+    meter: its ``stop`` is called when the last gradient of a round's last piece is there, perhaps several times.
+    halfway: called with the running piece when its backward pass begins; commit: after each backward pass where rows
+    travel with the gradients; it returns the piece as it stands, the last one only if the round is complete.
     """
 
     def __init__(
@@ -110,12 +111,14 @@ class Passes:
         device: torch.device,
         reducer: Reducer,
         terms: Terms,
-        work: Work,
+        meter: Meter,
+        halfway: Callable[[Piece], None],
+        commit: Callable[[Piece], Piece],
     ) -> None:
         self.micro_step: MicroStep | None = None  # that is running
         self.over: Piece | None = None  # the last of the round that is over, until the next micro-step
-        self._meter, self._halfway = work.meter, work.halfway
-        self._commit = work.commit if reducer.travels else None
+        self._meter, self._halfway = meter, halfway
+        self._commit = commit if reducer.travels else None
         self._by_hook = terms.weigh == "hook"
         self.device = device
         self._reducer, self._on_cpu = reducer, device.type == "cpu"
@@ -126,7 +129,7 @@ class Passes:
             by_hook=self._by_hook,
             exact=bool(terms.cell) and not reducer.travels,  # which sums without rounding by itself
             varies=terms.drop is not None,
-            counted=work.meter.counted_by_all,
+            counted=meter.counted_by_all,
         )
         self._rows, self._hooks = RowCheck(), list[Any]()
         self._last: Any = None  # a ``LastGradient``; else ``ended`` is early enough
@@ -222,14 +225,9 @@ class Passes:
         """``loss`` times what it counts; zero if it counts for nothing, though a mean over nothing is NaN. The
         backward pass through it follows at once, on this thread."""
         weight = self.weight(loss, reduction, None if count is None else checked_count(count))
-        micro_step = self.micro_step
         # On a device a pass is through long before its gradients are, and hooks tell on which stream these will be.
-        if (
-            self._on_cpu
-            and micro_step is not None
-            and micro_step.piece.last
-            and self._reducer.waits == "behind"
-        ):
+        behind, micro_step = self._on_cpu and self._reducer.waits == "behind", self.micro_step
+        if behind and micro_step is not None and micro_step.piece.last:
             self._last.begins(loss, partial(self._meter.stop, micro_step.whole))
         if weight:
             return loss if weight == 1.0 else loss * weight

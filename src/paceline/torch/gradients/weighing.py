@@ -49,7 +49,7 @@ class GradientStash:
 
         Raises PacelineError if a gradient is there that is not of this round.
         """
-        kept, self._kept, self._begun = self._kept, None, True
+        self._begun = True
         if self._passed:
             self._passed = False
             if any(p.grad is not None and bool(p.grad.any()) for p in self._parameters):
@@ -57,7 +57,7 @@ class GradientStash:
                     f"round {step}: the backward pass of another model has left gradients in this one, which would "
                     "count here; expected this model to be zeroed before pace.backward(loss)"
                 )
-        if kept is None:
+        if (kept := self._kept) is None:
             if self._used is not None:
                 self._check_fresh(step, self._used)
                 self._used = None
@@ -68,8 +68,8 @@ class GradientStash:
                 "pace.backward(loss) alone: call it instead of loss.backward(), once for each piece"
             )
         if apart:
-            self._kept = kept
             return
+        self._kept = None
         if scale != 1.0:
             torch._foreach_mul_([g for g in kept if g is not None], scale)
         for parameter, grad in zip(self._parameters, kept, strict=True):

@@ -31,10 +31,9 @@ from paceline.torch.liveness.stall import named
 from paceline.torch.local import Every
 from paceline.torch.measuring.exchange import Rows
 from paceline.torch.measuring.meter import MOST_ROUNDS, Meter, OpenRound, check_counts
-from paceline.torch.measuring.piece_reports import FIRST_COST, PieceReports
+from paceline.torch.measuring.piece_reports import PieceReports
 
 LONG_SECONDS = 0.05  # a round of so many seconds is settled by itself
-WORTH = 50  # a round is run in pieces only if it takes so many times what a piece costs beyond its samples
 # An interval takes so many times what a decision costs: deciding takes at most 1 % of the time.
 MULTIPLE = 100
 SETTLING_ROUNDS = 16  # decided one by one at the beginning, or fewer if the loads stay as they are before
@@ -67,9 +66,6 @@ class OpenRounds:
         self._ran_out: Array = np.zeros(())  # passes of each that did not, until now
         # What rounds took beyond their slowest rank, until that is enough to tell whether sums take long.
         self.beyond: list[float] | None = None
-        self._piece_cost = (
-            FIRST_COST  # seconds of a piece beyond its samples, mean over the ranks, as last told
-        )
         self.links_due = False  # sums take long: each rank's link is to be measured, once
         self.links: Array | None = None  # seconds of each, (n,), that are to go on record
         self.every: Every | None = None  # how many samples rounds have, if that is found
@@ -120,8 +116,8 @@ class OpenRounds:
         if many > 1:
             loads = np.mean(list(map(LOADS, plans)), axis=0)
         elif self._moves_work and not self._meter.light:
-            reports, self._piece_cost = PieceReports.of(rows["pieces"]), float(rows["pieces"]["cost"].mean())
-            within = PieceRecord(newest.at_once, self._piece_cost, reports.pieces, reports.seconds)
+            reports = PieceReports.of(rows["pieces"])
+            within = PieceRecord(newest.at_once, float(reports.cost.mean()), reports.pieces, reports.seconds)
             if newest.deal is None:  # else the cost model has what micro-batches cost
                 known = known + (reports.counts - 1).clip(0) * reports.cost
             elif newest.division is not None:
@@ -139,11 +135,10 @@ class OpenRounds:
             check_counts(first + number, counts[:, number].tolist())
         mean = took[:, 0] if many == 1 else took.mean(-1)
         seconds = float(np.fmax.reduce(mean))
-        short = seconds < max(LONG_SECONDS, WORTH * self._piece_cost)
         times = None if reports is None else reports.times()
         cpu, memory = (rows["cpu"], rows["memory"]) if balancer.needs_readings else (None, None)
         overhead, shares = balancer.report(
-            *(last, loads, mean, known, cpu, memory, times, parts, head), short=short
+            *(last, loads, mean, known, cpu, memory, times, parts, head), short=LONG_SECONDS
         )
         ran_out = None
         if self._meter.memory is not None:
