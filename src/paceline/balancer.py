@@ -228,8 +228,8 @@ class Balancer:
         first: parts of what each worker ran before it claimed anything, (n, 3), and the seconds of these, (n,), where
             work moved within the round: the learner then learns from these alone, since all that is claimed takes
             whatever time there is.
-        short: rounds of fewer seconds, or of fewer than ``WORTH`` times what a piece costs, are not worth a claim:
-            "auto" plans whole ones, as "level" does. 0 for an engine in which all rounds are.
+        short: rounds of fewer seconds, or in which workers take fewer than ``WORTH`` times what a piece costs, are
+            not worth a claim: "auto" plans whole ones, as "level" does. 0 for an engine in which all rounds are.
         gradients: what is known of them, if the engine can leave some of them out.
         Returns (the overhead fitted to each worker, the shares planned), each of shape (n,). Whatever the policy
         raises is raised here; the plans are then those of before, and the next round can be taken in.
@@ -249,7 +249,8 @@ class Balancer:
         moved = _moves_work(self.plan(step))
         if pieces is not None:  # what is known of pieces fades in whole rounds, so that they are tried again
             self._cost = float(np.nanmean(pieces.cost)) if moved else FADE * self._cost
-        brief = bool(np.fmax.reduce(seconds) < max(short, WORTH * self._cost)) if short else False
+        least = WORTH * self._cost if short else 0.0
+        brief = bool(np.fmax.reduce(seconds) < short or (least and np.nanmean(seconds) < least))
         more = {"cpu": cpu, "memory": memory, "pieces": pieces, "gradients": gradients}
         happened = self._happened(ran, seconds, known, moved, **more)
         failed: BaseException | None = None
@@ -279,8 +280,7 @@ class Balancer:
     def steady(self) -> bool:
         """Whether several rounds may be taken in as one: they are run as planned, and neither the policy nor a model
         of what samples cost wants to see each of them."""
-        whole = not any(map(_moves_work, self._plans.values()))
-        return whole and self._aside is None and self.learner is None
+        return not (self._aside or self.learner or any(map(_moves_work, self._plans.values())))
 
     def _happened(self, ran: Array, seconds: Array, known: Array, moved: bool = False, **more: Any) -> Round:
         """A round as policies see it, with the overheads fitted so far; moved: work moved within it."""

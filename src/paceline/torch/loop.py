@@ -169,10 +169,15 @@ class Loop:
     def over(self, source: Source) -> Generator[Any]:
         """One iteration over ``source``, micro-step by micro-step."""
         running, passes, own = self._open(source), self.passes, source.number is None
+        plain = self.host.__class__ is Host  # which does nothing
         try:
             for batch, piece in self._reducer.micro_steps(self, source):
                 self._begin(piece, batch)
-                yield self.host.place(batch)
+                if plain:
+                    yield batch
+                else:
+                    self.host.micro_step_begins(passes.piece)
+                    yield self.host.place(batch)
                 if own and piece.last and not source.more():
                     if self.in_round:  # the loop steps the optimizer after its last micro-step
                         passes.check_taken()
@@ -296,11 +301,11 @@ class Loop:
         if steps.taken:
             steps.check_once(optimizers)
         if micro_step is not None:
-            piece, complete = micro_step.piece, micro_step.complete
-            if not (complete and piece.first):
-                steps.rates.watch(optimizers, piece.step, complete)
-            if not complete:
-                return False
+            piece = micro_step.piece
+            if not (micro_step.complete and piece.first):
+                steps.rates.watch(optimizers, piece.step, micro_step.complete)
+                if not micro_step.complete:
+                    return False
             if self._reducer.late:
                 steps.taken.extend(optimizers)
                 self.stepped(0.0)  # it was handed over
@@ -373,7 +378,6 @@ class Loop:
         passes.begin(piece, batch)
         if work.claims is not None and not (piece.last or self._meter.light):
             work.claims.begin(piece)
-        self.host.micro_step_begins(piece)
 
     def _end_round(self) -> None:
         """The micro-step of a complete round is over, and pace.step() did not end it."""

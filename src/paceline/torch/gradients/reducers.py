@@ -62,10 +62,10 @@ class Reducer:
         while source.more():
             if loop.passes.micro_step is None:
                 loop.round_begins()
-            batch, piece = source.planned()
-            if piece.claims:
-                yield from loop.work.claimed(source, piece)
-            yield batch, piece
+            planned = source.planned()
+            if planned[1].claims:
+                yield from loop.work.claimed(source, planned[1])
+            yield planned
 
     def claim(self) -> bool:
         """Whether another part of a round whose sums have failed is there for this rank."""
