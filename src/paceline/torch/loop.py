@@ -8,23 +8,20 @@ rounds these are, and commits each of them; where its sums fail, the loop runs w
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
-import numpy as np
 import torch
 
 from paceline.errors import PacelineError, WorkerError
-from paceline.rounds import RoundResult
 from paceline.torch import peers, waits
 from paceline.torch.gradients.reducers import Reducer
 from paceline.torch.gradients.steps import Steps, learning_rate
 from paceline.torch.host import Host
 from paceline.torch.liveness.monitor import Alone
-from paceline.torch.measuring.open_rounds import OnNan, OpenRounds
+from paceline.torch.measuring.open_rounds import Listeners, OnNan, OpenRounds
 from paceline.torch.memory_limits import MemoryLimit, explain
 from paceline.torch.passes import NO_ROUND, MicroStep, Passes
 from paceline.torch.plan import Piece, Source
@@ -50,12 +47,7 @@ class Loop:
     behind = False  # a round begins before all ranks have told of the one before
 
     def __init__(
-        self,
-        model: torch.nn.Module,
-        reducer: Reducer,
-        terms: Terms,
-        listeners: list[Callable[[RoundResult], None]],
-        on_nan: OnNan,
+        self, model: torch.nn.Module, reducer: Reducer, terms: Terms, listeners: Listeners, on_nan: OnNan
     ) -> None:
         self.terms, self.host, self._reducer = terms, Host(), reducer
         self._running: object = None  # the iteration that is; hooks below ask for it, also if this fails
@@ -142,8 +134,7 @@ class Loop:
             self.settle()
             return self.loss
         with self.named():
-            total, count = np.sum(peers.gather(self._meter.own_loss()), axis=0)
-        return float(total / (piece.batch if math.isnan(count) else count or math.nan))
+            return self._meter.loss_now(piece.batch)
 
     def drawn_ahead(self, micro_steps: int = 0) -> None:
         """A loader draws so many micro-steps ahead: plans take effect that much later."""

@@ -20,6 +20,7 @@ import torch
 
 from paceline.errors import PacelineError, WorkerError
 from paceline.rounds import Array
+from paceline.torch import peers
 from paceline.torch.gradients.reducers import Reducer
 from paceline.torch.liveness.stall import named
 from paceline.torch.measuring import exchange, measure, piece_reports
@@ -160,13 +161,12 @@ class Meter:
         before = self.running.count
         self.running.count = count if math.isnan(before) else before + count
 
-    def own_loss(self) -> tuple[float, float]:
-        """What this rank's losses of the newest round add up to, and are means over; NaN for all samples."""
+    def loss_now(self, batch: int) -> float:
+        """The mean loss of the newest round, of so many samples, over all ranks. Collective."""
         running = self.running
-        if running is None:
-            return math.nan, math.nan
         own = running.samples if self.drops and math.isnan(running.count) else running.count
-        return float(running.loss), own
+        total, count = np.sum(peers.gather((float(running.loss), own)), axis=0)
+        return float(total / (batch if math.isnan(count) else count or math.nan))
 
     def stop(self, piece: Piece) -> None:
         """The last gradient of the running round is there, with that of this piece: announce what is known, if that

@@ -43,6 +43,7 @@ LONG_SUM = 0.25  # if sums take more than that of the slowest rank's own seconds
 SETTLED = 0.05  # of a rank's load, and one sample: a change by less is none
 
 OnNan = str | Callable[[int, list[int]], object]
+Listeners = list[Callable[[RoundResult], None]]
 
 
 class OpenRounds:
@@ -53,12 +54,7 @@ class OpenRounds:
     """
 
     def __init__(
-        self,
-        balancer: Balancer,
-        meter: Meter,
-        moves_work: bool,
-        listeners: list[Callable[[RoundResult], None]],
-        on_nan: OnNan = "warn",
+        self, balancer: Balancer, meter: Meter, moves_work: bool, listeners: Listeners, on_nan: OnNan = "warn"
     ) -> None:
         self._balancer, self._meter, self._moves_work = balancer, meter, moves_work
         self.listeners = listeners
