@@ -280,7 +280,7 @@ class Loop:
         else:
             balancer.restart(step)
         self.progress.load(state)
-        self._rounds.restart(step)
+        self._meter.restart(step)
 
     # -- optimizer steps -------------------------------------------------------------------------------------
 

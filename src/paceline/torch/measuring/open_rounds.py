@@ -73,10 +73,6 @@ class OpenRounds:
             1.0, peers.ranks() / (os.cpu_count() or 1)
         )  # ranks that decide at once on a processor
 
-    def restart(self, rounds: int) -> None:
-        """Go on after this many rounds."""
-        self._meter.restart(rounds)
-
     def settle(self) -> None:
         """Take in what the ranks have told of the newest rounds, once."""
         if self._meter.told:
