@@ -82,7 +82,8 @@ class Loop:
         rounds that ranks run in unlike numbers of pieces, since some would hang in them."""
         # Why nobody need wait for the other ranks any more, if one of them has told; it returns at once.
         self.lost = self._meter.lost = lookout.known
-        self._lookout, lookout.explain, lookout.where = lookout, self.explain, self._where
+        self._lookout, lookout.explain = lookout, self.explain
+        lookout.where = lambda: self._meter.where(self.progress.rounds)
         alike = self.ranks == 1 or self.changes or self.terms.in_step
         if not alike and self.terms.fixed_micro_steps is None:
             self._closing.callback(waits.refuse(self._within, self.terms.loop))
@@ -392,13 +393,6 @@ class Loop:
             if self._counts_epochs and not self.in_round:
                 self._meter.tell()
         self.host.iteration_over()
-
-    def _where(self) -> tuple[int, bool]:
-        """The round that this rank is in, and whether it has done its part of it. Called from a thread."""
-        running = self._meter.running
-        if running is None or running.ended:
-            return self.progress.rounds if running is None else running.step + 1, False
-        return running.step, running.reading is not None
 
     def _within(self) -> int | None:
         """The round of which this rank has not run all yet."""

@@ -168,6 +168,14 @@ class Meter:
         total, count = np.sum(peers.gather((float(running.loss), own)), axis=0)
         return float(total / (batch if math.isnan(count) else count or math.nan))
 
+    def where(self, rounds: int) -> tuple[int, bool]:
+        """The round that this rank is in after so many ``rounds``, and whether it has done its part. Called from a
+        thread."""
+        running = self.running
+        if running is None or running.ended:
+            return rounds if running is None else running.step + 1, False
+        return running.step, running.reading is not None
+
     def stop(self, piece: Piece) -> None:
         """The last gradient of the running round is there, with that of this piece: announce what is known, if that
         is due. Later calls do nothing."""
