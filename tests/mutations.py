@@ -255,7 +255,7 @@ MUTATIONS = (
     ),
     Mutation(
         "epochs: a checkpoint of another version is gone on with",
-        "if not _whole(version) or version != VERSION:",
+        'if not _whole(state.get("version")) or state["version"] != VERSION:',
         "if False:",
         ("torch/test_states.py::test_states_of_pace_that_are_none",),
     ),

@@ -366,13 +366,12 @@ class Balancer:
         revived = dict(sorted(policies.stored_plans(plans, cluster.workers, step).items()))
         last = policies.stored_plan(newest, cluster.workers)
         costs = state.get("costs") if self.learner is not None else None
-        models = None if costs is None else CostLearner.models(costs, step)
-        learner = None if costs is None or self.learner is None else self.learner.stored(costs)
+        learned = None if costs is None or self.learner is None else self.learner.stored(costs, step)
         self.restart(step)
         self._state, self._fit, self._plans, self._newest, self._warm = restored, fitted, revived, last, warm
         self._last, self._cost = next(reversed(revived.items())), float(cost)
-        if learner is not None and models is not None:
-            self.learner, self._models = learner, models
+        if learned is not None:
+            self.learner, self._models = learned
 
 
 def thread_aside() -> ThreadPoolExecutor:

@@ -236,9 +236,8 @@ class _Player:
             policy = policies.create("equal", cluster)
         self._balancer = Balancer(policy, learner=learner if self._by_cost else None)
         self._balancer.lag = scenario.decision_delay
-        self._room = Room(
-            micro_batch=samples.micro_batch, budget=samples.micro_batch_cost, micro_steps=samples.micro_steps
-        )
+        budget = samples.micro_batch_cost or np.inf
+        self._room = Room(micro_batch=samples.micro_batch, budget=budget, micro_steps=samples.micro_steps)
         self._piece_costs = np.full(cluster.workers, scenario.piece_seconds)
         self._queue = np.zeros(0, np.int64)
         self.alone = self.waited = self.time = 0.0

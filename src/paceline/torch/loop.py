@@ -63,7 +63,7 @@ class Loop:
         self._steps = Steps(model, self.changes or own, self._step_begins, self._step_ended)
         if not own:
             self._meter.rate = self._steps.rate
-        self.progress = Progress(terms.batch, terms.floor, terms.every.size, terms.every.fixed)
+        self.progress = Progress(terms.batch, terms.floor, terms.every.size)
         self._rounds = OpenRounds(terms.balancer, self._meter, terms.moves_work, listeners, on_nan)
         if reducer.averages and not reducer.in_step and device.type == "cpu":
             self._rounds.beyond = []
