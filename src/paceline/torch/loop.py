@@ -63,7 +63,10 @@ class Loop:
         self._steps = Steps(model, self.changes or own, self._step_begins, self._step_ended)
         if not own:
             self._meter.rate = self._steps.rate
-        self.progress = Progress(terms.batch, terms.floor, terms.every.size)
+        most = terms.every.most  # of an interval, or of all of them
+        self.progress = Progress(
+            terms.batch, terms.floor, (lambda step: most) if terms.every.fixed else terms.every.size
+        )
         self._rounds = OpenRounds(terms.balancer, self._meter, terms.moves_work, listeners, on_nan)
         if reducer.averages and not reducer.in_step and device.type == "cpu":
             self._rounds.beyond = []
@@ -329,7 +332,10 @@ class Loop:
         if seconds is not None:
             self._carry, self._steps.ever = seconds, True
         self._gradients.used()
-        self.progress.finish(piece.plan.batch if self._counts_epochs else 0)
+        progress = self.progress
+        progress.rounds += 1
+        if self._counts_epochs:
+            progress.samples_done += piece.plan.batch
         passes.micro_step, passes.over = None, piece
 
     # -- within ----------------------------------------------------------------------------------------------

@@ -354,8 +354,7 @@ class Pace:
         optimizer: one, or several in a list; or call it once for each of them.
         scaler: a torch GradScaler, stepped and updated where given; several optimizers then go in one call.
         """
-        several = isinstance(optimizer, (list, tuple))
-        return self.loop.step(list(optimizer) if several else [optimizer], scaler)  # type: ignore[arg-type]
+        return self.loop.step([*optimizer] if isinstance(optimizer, (list, tuple)) else [optimizer], scaler)
 
     def register(self, *things: Any) -> None:
         """With elastic=True, call it just before the loop: with the optimizers, schedulers, GradScaler and whatever
