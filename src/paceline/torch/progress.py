@@ -44,10 +44,13 @@ class Progress:
 
     def remaining(self) -> Iterator[tuple[int, int]]:
         """(first sample, size) of each round left in this epoch of the loader in use, as it stands when asked for."""
-        first, step, samples = self.samples_done, self.rounds, self.samples
+        first, step, samples, floor, size_of = (
+            *(self.samples_done, self.rounds, self.samples),
+            *(self._floor, self.size),
+        )
         while (left := samples - first) > 0:
-            size = self.size(step)
-            if left - size < self._floor:  # what would be too little for a round joins this one
+            size = size_of(step)
+            if left - size < floor:  # what would be too little for a round joins this one
                 size = left
             yield first, size
             first, step = first + size, step + 1
@@ -98,11 +101,6 @@ class Progress:
         if self._chosen is not None:
             epoch, self._chosen = self._chosen, None
             self.choose(epoch)
-
-    def finish(self, samples: int) -> None:
-        """A round of so many samples is done."""
-        self.samples_done += samples
-        self.rounds += 1
 
     def state(self) -> dict[str, int | None]:
         """What ``load`` needs."""

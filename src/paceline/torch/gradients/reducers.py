@@ -62,10 +62,10 @@ class Reducer:
         while source.more():
             if loop.passes.micro_step is None:
                 loop.round_begins()
-            batch, piece = source.planned()
-            if piece.claims:
-                yield from loop.work.claimed(source, piece)
-            yield batch, piece
+            planned = source.planned()
+            if planned[1].claims:
+                yield from loop.work.claimed(source, planned[1])
+            yield planned
 
     def claim(self) -> bool:
         """Whether another part of a round whose sums have failed is there for this rank."""
@@ -166,7 +166,7 @@ class Replicated(Reducer):
         return self._ddp.no_sync()
 
     def check_sync(self, last: bool) -> None:
-        if bool(self._ddp.require_backward_grad_sync) != last:
+        if self._ddp.require_backward_grad_sync != last:
             raise PacelineError(
                 "the model's no_sync() or require_backward_grad_sync was used within pace's loop; expected neither: "
                 "Paceline itself reduces the gradients in each round's last backward pass"
