@@ -125,10 +125,10 @@ def main() -> None:
                     self.process.start()
                     self.pid = self.process.pid
 
-                def poll(self) -> int | None:
+                def status(self) -> int | None:
                     return None if self.process.is_alive() else self.process.exitcode or 0
 
-                def terminate(self) -> None:
+                def leave(self) -> None:
                     self.process.terminate()
 
                 def kill(self) -> None:

@@ -29,10 +29,10 @@ class KeptCrew(Crew):
 
     spare: list = []  # noqa: RUF012  # of all runs
 
-    def start(self):
+    def start(self, seconds):
         self._begins = True
         try:
-            return super().start()
+            return super().start(seconds)
         finally:
             self._begins = False
 

@@ -21,6 +21,7 @@ from paceline.torch import Merge, Pace
 from paceline.torch.elastic.membership import Where
 from paceline.torch.feed.pieces import Order
 from paceline.torch.local import Merging
+from paceline.torch.progress import batches
 from support import elastic_jobs
 from support.elastic_jobs import Told
 from support.scripted import Script
@@ -241,8 +242,8 @@ def together(steps: int, count: int, momentum: float, adam: bool = False) -> dic
     data, order, done, epoch = Samples(count), Order(count, 5), 0, 0
     while done < steps:
         indices = order.epoch(epoch)
-        for first in range(0, count, BATCH):
-            chosen = torch.from_numpy(indices[first : first + BATCH])
+        for first, size in batches(count, 0, BATCH):
+            chosen = torch.from_numpy(indices[first : first + size])
             loss_of(model, data.x[chosen], data.y[chosen], None).backward()
             optimizer.step()
             optimizer.zero_grad()

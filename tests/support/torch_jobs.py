@@ -21,6 +21,7 @@ from paceline.torch import Pace, RoundResult
 from paceline.torch.feed.pieces import Order
 from paceline.torch.measuring import measure
 from paceline.torch.measuring.measure import CpuStopwatch
+from paceline.torch.progress import batches
 from support.scripted import Script
 
 FEATURES, CLASSES = 6, 3
@@ -76,10 +77,10 @@ def reference(
     optimizer, order, step, epoch = optimizer_of(model), Order(count, 5), 0, 0
     while step < steps:
         indices = order.epoch(epoch)
-        for first in range(0, count, batch):
+        for first, size in batches(count, 0, batch):
             if step == steps:
                 break
-            chosen = torch.from_numpy(indices[first : first + batch])
+            chosen = torch.from_numpy(indices[first : first + size])
             loss_of(model(data.x[chosen]), data.y[chosen]).backward()
             optimizer.step()
             optimizer.zero_grad()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from paceline.backup.protocol import Backup, Iteration
 from paceline.errors import PacelineError
 
-Nothing = tuple[()]  # to remember
+
+class Nothing(NamedTuple):
+    """There is nothing to remember."""
 
 
 @dataclass(frozen=True)
@@ -17,7 +20,7 @@ class Everyone(Backup[Nothing]):
     workers: int
 
     def init(self) -> tuple[int, Nothing]:
-        return self.workers, ()
+        return self.workers, Nothing()
 
     def step(self, state: Nothing, happened: Iteration) -> tuple[int, Nothing]:
         return max(1, happened.present), state
@@ -41,7 +44,7 @@ class Static(Backup[Nothing]):
             )
 
     def init(self) -> tuple[int, Nothing]:
-        return self.k, ()
+        return self.k, Nothing()
 
     def step(self, state: Nothing, happened: Iteration) -> tuple[int, Nothing]:
         return max(1, min(self.k, happened.present)), state

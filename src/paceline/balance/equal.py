@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -12,22 +12,23 @@ from paceline.balance.protocol import Policy
 from paceline.rounds import Array, Cluster, Plan, Round
 
 
-@dataclass(frozen=True)
-class Equal(Policy[Array]):
-    """Every present worker gets the same share, within its limits (DOLBIE, baseline EQU).
+class EqualState(NamedTuple):
+    shares: Array  # everybody's when all are present, (..., n)
 
-    Its state is everybody's share when all are present, shape (..., n).
-    """
+
+@dataclass(frozen=True)
+class Equal(Policy[EqualState]):
+    """Every present worker gets the same share, within its limits (DOLBIE, baseline EQU)."""
 
     cluster: Cluster
     follows: ClassVar[bool] = False
     settles: ClassVar[bool] = False
 
-    def init(self) -> tuple[Plan, Array]:
+    def init(self) -> tuple[Plan, EqualState]:
         shares = even(self.cluster)
-        return Plan(shares), shares
+        return Plan(shares), EqualState(shares)
 
-    def step(self, state: Array, round: Round) -> tuple[Plan, Array]:
+    def step(self, state: EqualState, round: Round) -> tuple[Plan, EqualState]:
         if round.present.all():
-            return Plan(state), state
+            return Plan(state.shares), state
         return Plan(among_present(self.cluster, round.present, np.ones(self.cluster.shape))), state

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,18 +16,22 @@ from paceline.rounds import Cluster, Plan, Round
 from paceline.shares import water_level
 
 
+class OptimumState(NamedTuple):
+    """Nothing to remember."""
+
+
 @dataclass(frozen=True)
-class Optimum(Policy[tuple[()]]):
+class Optimum(Policy[OptimumState]):
     """The clairvoyant optimum of each round, for comparison: nothing is quicker (DOLBIE, baseline OPT)."""
 
     cluster: Cluster
     needs_upcoming: ClassVar[bool] = True
 
-    def init(self) -> tuple[Plan, tuple[()]]:
+    def init(self) -> tuple[Plan, OptimumState]:
         """An equal division: nothing is known yet. Whoever knows the first round's costs asks ``plan``."""
-        return Plan(even(self.cluster)), ()
+        return Plan(even(self.cluster)), OptimumState()
 
-    def step(self, state: tuple[()], round: Round) -> tuple[Plan, tuple[()]]:
+    def step(self, state: OptimumState, round: Round) -> tuple[Plan, OptimumState]:
         if round.upcoming is None:
             raise PacelineError("policy 'optimum' needs the next round's costs; only a simulation has them")
         return self.plan(round.upcoming, round.present), state

@@ -18,8 +18,11 @@ from paceline.cli.startup import Ended
 from paceline.errors import PacelineError, WorkerError, meant
 
 COMMANDS = ("train", "serve", "watch", "doctor", "report", "plan", "simulate", "whatif", "reproduce")
-# Of the package, that a command needs beside cli.
-EXTRAS = {"train": "torch", "serve": "serve", "watch": "serve"}
+EXTRAS = {
+    "train": "torch",
+    "serve": "serve",
+    "watch": "serve",
+}  # of the package, that a command needs beside cli
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -69,7 +69,7 @@ def announce(base: Path, target: str | None) -> None:
 
 
 def launched() -> bool:
-    """Whether a launcher, such as torchrun, has started this process and said which rank it is."""
+    """What ``paceline.torch.liveness.shutdown`` says of the same name, without PyTorch."""
     return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
 
 

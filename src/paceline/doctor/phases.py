@@ -149,12 +149,14 @@ class Spent(NamedTuple):
     @property
     def computing(self) -> Array:
         """The forward and the backward pass and what lies between them, shape (n,)."""
-        return np.asarray(self.phases[[Phase.FORWARD, Phase.BETWEEN, Phase.BACKWARD]].sum(axis=0))
+        total: Array = self.phases[[Phase.FORWARD, Phase.BETWEEN, Phase.BACKWARD]].sum(axis=0)
+        return total
 
     @property
     def own(self) -> Array:
         """All but the all-reduce, shape (n,)."""
-        return np.asarray(np.delete(self.phases, Phase.REDUCE, axis=0).sum(axis=0))
+        total: Array = np.delete(self.phases, Phase.REDUCE, axis=0).sum(axis=0)
+        return total
 
 
 class Slow(NamedTuple):

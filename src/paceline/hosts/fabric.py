@@ -33,8 +33,11 @@ except ModuleNotFoundError as error:  # pragma: no cover - where the extra is no
 
 __all__ = ["FabricPace"]
 
-# Strategies known to average over ranks.
-AVERAGES = ("SingleDeviceStrategy", "DDPStrategy", "ModelParallelStrategy")
+AVERAGES = (
+    "SingleDeviceStrategy",
+    "DDPStrategy",
+    "ModelParallelStrategy",
+)  # strategies known to average over ranks
 
 
 class FabricPace(Windows):

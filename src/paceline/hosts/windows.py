@@ -20,10 +20,19 @@ class Windows(Pace):
     """``paceline.torch.Pace`` with one option more.
 
     accumulate: k, micro-steps that the loop itself takes for each optimizer step, on every rank. It divides its loss
-        by k and steps in the last of them: ``if (i + 1) % k == 0: optimizer.step()``. All k hold ``global_batch``.
+        by k and steps in the last of them: ``if (i + 1) % k == 0: optimizer.step()``. ``global_batch`` is what all k
+        hold.
     """
 
-    def __init__(self, *given: Any, accumulate: int = 1, **options: Any) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        global_batch: int,
+        policy: Any = "auto",
+        *,
+        accumulate: int = 1,
+        **options: Any,
+    ) -> None:
         if accumulate < 1:
             raise PacelineError(f"accumulate={accumulate}: expected at least one micro-step a step")
         if accumulate > 1:
@@ -33,7 +42,7 @@ class Windows(Pace):
                     "leave one of them out"
                 )
             options["micro_steps"] = accumulate
-        super().__init__(*given, **options)
+        super().__init__(model, global_batch, policy, **options)
         self._divides = accumulate  # the loop, its loss
 
     def backward(

@@ -14,7 +14,7 @@ import itertools
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +53,16 @@ def scalars(
 class Sink:
     """Takes a run's rounds one after another; subclasses say where to. Made by ``sinks.create``.
 
-    place: the run's directory. config: what the run is. where: where the rounds go, for people.
+    place: the run's directory. config: what the run is.
     """
 
     place: Path
     config: dict[str, Any]
-    where: str = field(init=False)
+
+    @property
+    def where(self) -> str:
+        """Where the rounds go, for people."""
+        return type(self).__name__
 
     def round(self, *, round: int, **fields: Any) -> None:
         """Add one round: its number, and the fields that ``scalars`` takes."""
@@ -98,7 +102,10 @@ class MLflow(Sink):
         self._id = self._client.create_run(chosen, run_name=self.place.name).info.run_id
         for name, value in self.config.items():
             self._client.log_param(self._id, name, str(value)[:500])
-        self.where = f"MLflow, experiment {self.experiment}, run {self._id}"
+
+    @property
+    def where(self) -> str:
+        return f"MLflow, experiment {self.experiment}, run {self._id}"
 
     def close(self) -> None:
         self._client.set_terminated(self._id)
@@ -149,7 +156,10 @@ class Prometheus(Sink):
                 f"cannot serve metrics on {self.host}:{self.port}: {error.strerror}; choose another, or 0 for any"
             ) from error
         self.port = self._server.server_port
-        self.where = f"Prometheus: http://{self.host}:{self.port}/metrics"
+
+    @property
+    def where(self) -> str:
+        return f"Prometheus: http://{self.host}:{self.port}/metrics"
 
     def round(self, *, round: int, **fields: Any) -> None:
         def of(name: str, *worker: int) -> Any:
@@ -189,7 +199,10 @@ class TensorBoard(Sink):
         self.folder = self.folder or str(self.place / "tensorboard")
         board = package("torch.utils.tensorboard", "TensorBoard", "'paceline[torch,tensorboard]'")
         self._writer = board.SummaryWriter(self.folder)
-        self.where = f"TensorBoard: tensorboard --logdir {self.folder}"
+
+    @property
+    def where(self) -> str:
+        return f"TensorBoard: tensorboard --logdir {self.folder}"
 
     def close(self) -> None:
         self._writer.close()
@@ -213,7 +226,10 @@ class Trackio(Sink):
         self._run = package("trackio", "Trackio", "trackio").init(
             project=self.project, name=self.place.name, config=plain, embed=False
         )
-        self.where = f"Trackio, project {self.project}: trackio show --project {self.project}"
+
+    @property
+    def where(self) -> str:
+        return f"Trackio, project {self.project}: trackio show --project {self.project}"
 
     def close(self) -> None:
         self._run.finish()
@@ -243,7 +259,10 @@ class WeightsAndBiases(Trackio):
             config=self.config,
             settings=wandb.Settings(silent=True),
         )
-        self.where = f"Weights & Biases, project {self.project}, files in {self._run.dir}"
+
+    @property
+    def where(self) -> str:
+        return f"Weights & Biases, project {self.project}, files in {self._run.dir}"
 
 
 SINKS: dict[str, type[Sink]] = {

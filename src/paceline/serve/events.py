@@ -103,12 +103,20 @@ def read(call: Sequence[Any]) -> Event:
     return event._replace(report=Report(*event.report)) if isinstance(event, Reported) else event
 
 
+def told(event: Event) -> str:
+    """The event in a few words, without the secret."""
+    left_out = ("secret", "dealt")
+    said = (part for name, part in zip(event._fields[1:], event[1:], strict=True) if name not in left_out)
+    return f"at {event.now:.3f} s {type(event).__name__.lower()} {', '.join(str(part) for part in said)}".rstrip()
+
+
 class Left(NamedTuple):
-    """A worker is no longer there. why: what it has done, or what was done with it, in the words of a sentence."""
+    """A worker is no longer there: it "left", was "silent" for some seconds, or was "replaced"."""
 
     now: float
     name: str
     why: str
+    silent: float = 0.0
 
 
 class Ready(NamedTuple):
@@ -121,6 +129,8 @@ class Ready(NamedTuple):
 class Unlearned(NamedTuple):
     """The policy failed at a round that is over and learned nothing from it: its plans are those of before."""
 
+    now: float
+    round: int
     error: Exception
 
 
@@ -132,26 +142,26 @@ class NotFound(PacelineError):
 
 
 class Forbidden(PacelineError):
-    """It is not the worker's secret."""
+    """The secret is not the worker's."""
 
 
 class Conflict(PacelineError):
-    """It does not fit the job's state."""
+    """It does not fit the state that the job is in."""
 
 
 class Gone(PacelineError):
-    """The worker has left or was dropped."""
+    """The worker was there, and is no longer."""
 
 
 class NotStored(PacelineError):
-    """The state cannot be stored; nothing was changed."""
+    """The state cannot be stored: nothing has been changed."""
 
 
-class SetAside(Conflict):
+class SetAside(PacelineError):
     """The job cannot go on: what was stored of it is kept as it is, and no other job is concerned."""
 
 
-STATUS = {NotFound: 404, Forbidden: 403, Conflict: 409, Gone: 410, NotStored: 507}
+STATUS = {NotFound: 404, Forbidden: 403, Conflict: 409, SetAside: 409, Gone: 410, NotStored: 507}
 
 
 def status_of(error: PacelineError) -> int:

@@ -6,21 +6,20 @@ Usually read from a TOML file (``toml.read``); every field below is one there.
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from paceline import costs, files
+from paceline import costs
 from paceline.data.traces import Trace
-from paceline.errors import PacelineError, among, saying
+from paceline.errors import PacelineError, among
 from paceline.rounds import Array, Cluster, Machines
-from paceline.samples import SampleCosts
-from paceline.simulate.timing import Checked, Constant, Replay, TimingModel
+from paceline.samples import CostModel, SampleCosts
+from paceline.simulate.timing import Constant, Replay, TimingModel
 
 SAMPLES = 10**9  # of a round
 SIZES = 1e15  # of a machine, or of a link, in whatever unit; and one over it at least
@@ -31,9 +30,17 @@ SHARES = 10**8  # rounds times workers: 24 bytes each and policy
 LENGTH = 1e12  # of a sample
 
 
-# What fields of several classes may be, as in ``timing``.
-Rounds = Annotated[int, 1, ROUNDS, f"1 to {ROUNDS:,}"]
-Size = Annotated[float, 1 / SIZES, SIZES, f"{1 / SIZES:g} to {SIZES:g}"]
+def require(one: Any, names: tuple[str, ...], least: float, most: float) -> None:
+    """Raise PacelineError for the first of these fields that is out of range, as NaN is; None may be."""
+    for name in names:
+        value = getattr(one, name)
+        if value is not None and not least <= value <= most:
+            raise PacelineError(f"{name}={value:g}: expected {_short(least)} to {_short(most)}")
+
+
+def _short(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+
 
 PIECE_SECONDS = 1e-3  # about what the torch engine takes for a piece beyond its samples
 LOGNORMAL, UNIFORM = DISTRIBUTIONS = ("lognormal", "uniform")
@@ -41,37 +48,47 @@ LEAVE, DIE, FREEZE, JOIN = KINDS = ("leave", "die", "freeze", "join")
 
 
 @dataclass(frozen=True)
-class Change(Checked):
+class Change:
     """A link's bandwidth from a round on.
 
     round: counted from 1. mbps: megabits per second.
     """
 
-    round: Rounds
-    mbps: Size
+    round: int
+    mbps: float
+
+    def __post_init__(self) -> None:
+        require(self, ("round",), 1, ROUNDS)
+        require(self, ("mbps",), 1 / SIZES, SIZES)
 
 
 @dataclass(frozen=True)
-class Link(Checked):
+class Link:
     """A worker's own link, whose time joins its overhead.
 
     megabytes: moved in each round, both ways together. mbps: megabits per second at the start.
     changes: other bandwidths from given rounds on.
     """
 
-    megabytes: Annotated[float, 0, SIZES, f"0 to {SIZES:g}"]
-    mbps: Size
+    megabytes: float
+    mbps: float
     changes: tuple[Change, ...] = ()
+
+    def __post_init__(self) -> None:
+        require(self, ("megabytes",), 0, SIZES)
+        require(self, ("mbps",), 1 / SIZES, SIZES)
 
     def seconds(self, index: int) -> float:
         """What the transfer takes in the round of that index, counted from 0."""
-        changes = sorted(self.changes, key=lambda change: change.round)
-        mbps = [self.mbps, *(change.mbps for change in changes if change.round <= index + 1)]
-        return 8 * self.megabytes / mbps[-1]
+        mbps = self.mbps
+        for change in sorted(self.changes, key=lambda change: change.round):
+            if change.round <= index + 1:
+                mbps = change.mbps
+        return 8 * self.megabytes / mbps
 
 
 @dataclass(frozen=True)
-class WorkerClass(Checked):
+class WorkerClass:
     """Workers of one kind.
 
     seconds_per_sample: how their pace varies: a number, or a table with the name of a timing model.
@@ -89,23 +106,26 @@ class WorkerClass(Checked):
     overhead: TimingModel = field(default_factory=lambda: Constant(0.0))
     name: str = "worker"
     _: KW_ONLY
-    count: Annotated[int, 1, CELLS, f"1 to {CELLS:,}"] = 1
-    weight: Size = 1.0
-    noise: Annotated[float, 0, SPREAD, f"0 to {SPREAD:g}"] = 0.0
-    knee: Annotated[float, 0, SAMPLES, f"0 to {SAMPLES:,}"] = 0.0
-    least: Annotated[int, 0, SAMPLES, f"0 to {SAMPLES:,}"] = 0
+    count: int = 1
+    weight: float = 1.0
+    noise: float = 0.0
+    knee: float = 0.0
+    least: int = 0
     most: int | None = None
     link: Link | None = None
-    cpus: Size = 1.0
-    cores: Size = 1.0
-    memory: Size = 1.0
+    cpus: float = 1.0
+    cores: float = 1.0
+    memory: float = 1.0
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        require(self, ("count",), 1, CELLS)
         source = self.seconds_per_sample
         if isinstance(source, Constant) and (wrong := costs.outside(source.seconds)).any():
             worst = np.asarray(source.seconds, float)[wrong].ravel()[0]
             raise PacelineError(f"seconds_per_sample={worst:g}: expected {costs.SPAN} seconds")
+        require(self, ("noise",), 0, SPREAD)
+        require(self, ("knee", "least"), 0, SAMPLES)
+        require(self, ("weight", "cpus", "cores", "memory"), 1 / SIZES, SIZES)
         for name in ("seconds_per_sample", "overhead"):
             source = getattr(self, name)
             if isinstance(source, Replay) and source.table.shape[1] != self.count:
@@ -120,7 +140,7 @@ class WorkerClass(Checked):
 
 
 @dataclass(frozen=True)
-class Event(Checked):
+class Event:
     """Something happens to a worker at the start of a round.
 
     round: counted from 1. worker: its rank, in the order of the classes.
@@ -130,19 +150,20 @@ class Event(Checked):
     rounds: how long a freeze lasts.
     """
 
-    round: Rounds
-    worker: Annotated[int, 0, CELLS, f"0 to {CELLS:,}"]
+    round: int
+    worker: int
     kind: str
-    rounds: Rounds = 1
+    rounds: int = 1
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        require(self, ("round", "rounds"), 1, ROUNDS)
+        require(self, ("worker",), 0, CELLS)
         if self.kind not in KINDS:
             raise PacelineError(f"kind={self.kind!r}: expected one of {among(self.kind, KINDS)}")
 
 
 @dataclass(frozen=True)
-class Samples(Checked):
+class Samples:
     """Samples of unlike lengths; a worker's ``seconds_per_sample`` is then that of a mean sample.
 
     distribution: "lognormal", of which ``mu`` and ``sigma`` are mean and deviation of the logarithm, or "uniform".
@@ -154,20 +175,19 @@ class Samples(Checked):
 
     distribution: str = LOGNORMAL
     _: KW_ONLY
-    mu: Annotated[float, -25, 25, "-25 to 25"] = 5.0
-    sigma: Annotated[float, 0, 10, "0 to 10"] = 1.0
+    mu: float = 5.0
+    sigma: float = 1.0
     least: float = 1.0
     most: float = 1e6
     file: Path | None = None
-    alpha: Annotated[float, 0, 1e6, "0 to 1e+06"] = 0.0
+    alpha: float = 0.0
     padded: bool = False
-    launch: Annotated[float, 0, 1e6, "0 to 1e+06"] = 0.0
-    micro_batch: Annotated[int | None, 1, SAMPLES, f"1 to {SAMPLES:,}"] = None
-    micro_batch_cost: Annotated[float | None, 5e-324, math.inf, "a positive length"] = None
-    micro_steps: Annotated[int | None, 1, SAMPLES, f"1 to {SAMPLES:,}"] = None
+    launch: float = 0.0
+    micro_batch: int | None = None
+    micro_batch_cost: float | None = None
+    micro_steps: int | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.distribution not in DISTRIBUTIONS:
             raise PacelineError(
                 f"distribution={self.distribution!r}: expected one of {', '.join(DISTRIBUTIONS)}, or a file"
@@ -176,14 +196,21 @@ class Samples(Checked):
             raise PacelineError(
                 f"least={self.least:g}, most={self.most:g}: expected 0 < least <= most <= {LENGTH:g}"
             )
+        require(self, ("mu",), -25, 25)
+        require(self, ("sigma",), 0, 10)
+        require(self, ("alpha", "launch"), 0, 1e6)
+        require(self, ("micro_batch", "micro_steps"), 1, SAMPLES)
+        if self.micro_batch_cost is not None and not self.micro_batch_cost > 0:
+            raise PacelineError(f"micro_batch_cost={self.micro_batch_cost:g}: expected a positive length")
 
     def costs(self, samples: int, rng: Generator) -> SampleCosts:
         """The lengths of a data set; of so many ``samples`` where they are drawn."""
         if self.file is not None:
-            with saying(f"cannot read the lengths {self.file}"):
-                written = files.read(self.file)
             try:
-                lengths = np.loadtxt(written.decode().splitlines(), ndmin=1)
+                lengths = np.loadtxt(self.file, ndmin=1)
+            except OSError as error:
+                reason = error.strerror or "there is no such file"
+                raise PacelineError(f"cannot read the lengths {self.file}: {reason}") from None
             except ValueError as error:
                 raise PacelineError(
                     f"{self.file} holds no lengths: {error}; expected a number on each line"
@@ -195,9 +222,13 @@ class Samples(Checked):
             drawn = rng.lognormal(self.mu, self.sigma, samples)
         return SampleCosts.checked(np.clip(np.rint(drawn), self.least, self.most), samples)
 
+    def truth(self, costs: SampleCosts) -> CostModel:
+        """What samples really cost."""
+        return costs.with_alpha(self.alpha, self.launch, self.padded)
+
 
 @dataclass(frozen=True)
-class Scenario(Checked):
+class Scenario:
     """A simulation of bulk-synchronous rounds.
 
     workers: the classes of workers. global_batch: samples in each round.
@@ -217,16 +248,16 @@ class Scenario(Checked):
 
     workers: tuple[WorkerClass, ...]
     _: KW_ONLY
-    global_batch: Annotated[int, 1, SAMPLES, f"1 to {SAMPLES:,}"] = 256
-    rounds: Rounds = 100
-    realizations: Rounds = 1
-    seed: Annotated[int, 0, math.inf, "0 or more"] = 0
-    draw: Annotated[int, 0, CELLS, f"0 to {CELLS:,}"] = 0
+    global_batch: int = 256
+    rounds: int = 100
+    realizations: int = 1
+    seed: int = 0
+    draw: int = 0
     fractional: bool = False
-    decision_delay: Annotated[int, 0, ROUNDS, f"0 to {ROUNDS:,}"] = 0
+    decision_delay: int = 0
     known_overhead: bool = True
-    give_up_seconds: Annotated[float, 0, costs.MOST, f"{costs.SPAN_0} seconds"] = 10.0
-    piece_seconds: Annotated[float, costs.LEAST, costs.MOST, f"{costs.SPAN} seconds"] = PIECE_SECONDS
+    give_up_seconds: float = 10.0
+    piece_seconds: float = PIECE_SECONDS
     batches: tuple[int, ...] = ()
     events: tuple[Event, ...] = ()
     samples: Samples | None = None
@@ -236,7 +267,16 @@ class Scenario(Checked):
     def __post_init__(self) -> None:
         if not self.workers:
             raise PacelineError("no workers: expected at least one [[workers]] table")
-        super().__post_init__()
+        require(self, ("global_batch",), 1, SAMPLES)
+        require(self, ("rounds", "realizations"), 1, ROUNDS)
+        require(self, ("decision_delay",), 0, ROUNDS)
+        require(self, ("draw",), 0, CELLS)
+        if self.seed < 0:
+            raise PacelineError(f"seed={self.seed}: expected 0 or more")
+        for name, least in (("give_up_seconds", 0.0), ("piece_seconds", costs.LEAST)):
+            if costs.outside(value := getattr(self, name), least):
+                span = costs.SPAN if least else costs.SPAN_0
+                raise PacelineError(f"{name}={value:g}: expected {span} seconds")
         for what, cells, most in (
             ("rounds of realizations", self.rounds * self.realizations, ROUNDS),
             ("workers of realizations", self.size * self.realizations, CELLS),

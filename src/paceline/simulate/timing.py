@@ -8,10 +8,8 @@ one round.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
-from itertools import repeat
 from typing import Annotated, Any, Protocol, get_type_hints
 
 import numpy as np
@@ -30,6 +28,7 @@ SecondsOrNone = Annotated[Numbers, 0.0, costs.MOST, f"{costs.SPAN_0} seconds"]
 Chance = Annotated[Numbers, 0.0, 1.0, "a probability"]
 Spread = Annotated[Numbers, 0.0, MANY, "0 or more"]
 Positive = Annotated[Numbers, float(np.nextafter(0, 1)), MANY, "more than 0"]
+Correlation = Annotated[Numbers, -1 + 1e-16, 1 - 1e-16, "a number between -1 and 1"]
 
 
 class TimingModel(Protocol):
@@ -40,29 +39,24 @@ class TimingModel(Protocol):
         ...
 
 
-_hints: Callable[[Any], dict[str, Any]] = cache(partial(get_type_hints, include_extras=True))
-
-
-class Checked:
-    """Refuses numbers that their fields may not hold; a field's annotation says from where to where, and in words.
-
-    None may be, where a field allows it. Raises PacelineError for the first that may not be, as NaN."""
+class _Checked:
+    """Refuses numbers that their fields may not hold."""
 
     def __post_init__(self) -> None:
-        for name, hint in _hints(type(self)).items():
-            if (span := getattr(hint, "__metadata__", None)) and (value := getattr(self, name)) is not None:
-                numbers = np.asarray(value)
-                self._require(name, (numbers >= span[0]) & (numbers <= span[1]), span[2])
+        for name, hint in get_type_hints(type(self), include_extras=True).items():
+            least, most, words = hint.__metadata__
+            value = np.asarray(getattr(self, name), float)
+            self._require(name, (value >= least) & (value <= most), words)
 
     def _require(self, name: str, holds: Any, expected: str) -> None:
         if not np.all(holds):
             value = np.broadcast_to(getattr(self, name), np.shape(holds))[~holds].ravel()[0]
-            kind = next((f"timing model {key}: " for key, each in MODELS.items() if each is type(self)), "")
-            raise PacelineError(f"{kind}{name}={value:g}: expected {expected}")
+            kind = next(key for key, each in MODELS.items() if each is type(self))
+            raise PacelineError(f"timing model {kind}: {name}={value:g}: expected {expected}")
 
 
 @dataclass(frozen=True)
-class Constant(Checked):
+class Constant(_Checked):
     """The same in every round.
 
     seconds: what it takes.
@@ -71,11 +65,13 @@ class Constant(Checked):
     seconds: SecondsOrNone
 
     def stream(self, shape: tuple[int, ...], rng: Generator) -> Iterator[Array]:
-        return repeat(np.broadcast_to(np.asarray(self.seconds, float), shape))
+        seconds = np.broadcast_to(np.asarray(self.seconds, float), shape)
+        while True:
+            yield seconds
 
 
 @dataclass(frozen=True)
-class Ar1(Checked):
+class Ar1(_Checked):
     """Slow drift: an autoregression of order 1 of the logarithm, in its stationary state from the start.
 
     mean: the median, about which it drifts. rho: correlation of one round with the next.
@@ -83,7 +79,7 @@ class Ar1(Checked):
     """
 
     mean: Seconds
-    rho: Annotated[Numbers, -1 + 1e-16, 1 - 1e-16, "a number between -1 and 1"] = 0.9
+    rho: Correlation = 0.9
     sd: Spread = 0.05
 
     def stream(self, shape: tuple[int, ...], rng: Generator) -> Iterator[Array]:
@@ -98,7 +94,7 @@ class Ar1(Checked):
 
 
 @dataclass(frozen=True)
-class OnOff(Checked):
+class OnOff(_Checked):
     """Competing load that comes and goes (a Markov chain of two states).
 
     seconds: without it. factor: with it, this many times as long.
@@ -120,7 +116,7 @@ class OnOff(Checked):
 
 
 @dataclass(frozen=True)
-class Exponential(Checked):
+class Exponential(_Checked):
     """Exponentially distributed, drawn independently in each round.
 
     mean: its mean, beyond the shift. shift: seconds that it always takes.
@@ -135,7 +131,7 @@ class Exponential(Checked):
 
 
 @dataclass(frozen=True)
-class Uniform(Checked):
+class Uniform(_Checked):
     """Uniformly distributed, drawn independently in each round.
 
     low, high: between these.
@@ -155,7 +151,7 @@ class Uniform(Checked):
 
 
 @dataclass(frozen=True)
-class Pareto(Checked):
+class Pareto(_Checked):
     """Heavy-tailed, drawn independently in each round: sometimes very long.
 
     least: the shortest. shape: the smaller, the heavier the tail; the mean is infinite at 1 and below.
@@ -170,7 +166,7 @@ class Pareto(Checked):
 
 
 @dataclass(frozen=True)
-class Lognormal(Checked):
+class Lognormal(_Checked):
     """Lognormally distributed, drawn independently in each round, and sometimes much longer.
 
     median: the middle one. sd: standard deviation of the logarithm.
@@ -198,11 +194,19 @@ class Replay:
     table: Array
 
     def stream(self, shape: tuple[int, ...], rng: Generator) -> Iterator[Array]:
-        return (np.broadcast_to(row, shape) for row in self.table)
+        for row in self.table:
+            yield np.broadcast_to(row, shape)
 
 
-KINDS = (Constant, Ar1, OnOff, Exponential, Uniform, Pareto, Lognormal)
-MODELS: dict[str, type[Any]] = {kind.__name__.lower(): kind for kind in KINDS}
+MODELS: dict[str, type[Any]] = {
+    "constant": Constant,
+    "ar1": Ar1,
+    "onoff": OnOff,
+    "exponential": Exponential,
+    "uniform": Uniform,
+    "pareto": Pareto,
+    "lognormal": Lognormal,
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,11 +238,7 @@ def assemble(models: Sequence[TimingModel], of: NDArray[np.int64]) -> TimingMode
         here = [i for i, model in enumerate(models) if type(model) is kind]
         mask = np.isin(of, here)
         if kind is Replay:
-            tables: list[Array] = [models[i].table for i in here]  # type: ignore[attr-defined]
-            table = np.full((min(map(len, tables)), of.shape[-1]), np.nan)
-            for index, each in zip(here, tables, strict=True):
-                table[:, of == index] = each[: len(table)]
-            parts.append((Replay(table), mask))
+            parts.append((_columns([(i, models[i]) for i in here], of), mask))
             continue
         typical = models[here[0]]
         values = {
@@ -249,3 +249,11 @@ def assemble(models: Sequence[TimingModel], of: NDArray[np.int64]) -> TimingMode
         }
         parts.append((kind(**values), mask))
     return parts[0][0] if len(parts) == 1 else Mixture(tuple(parts))
+
+
+def _columns(replays: Sequence[tuple[int, Any]], of: NDArray[np.int64]) -> Replay:
+    rounds = min(len(replay.table) for _, replay in replays)
+    table = np.full((rounds, of.shape[-1]), np.nan)
+    for index, replay in replays:
+        table[:, of == index] = replay.table[:rounds]
+    return Replay(table)
