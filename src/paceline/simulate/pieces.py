@@ -26,8 +26,7 @@ class PlayedRound(NamedTuple):
 
     loads: samples run. seconds: until each was done, its overhead included. pieces: how many each ran. idle:
     seconds before each knew that somebody was missed, with nothing left to claim; they are in its seconds.
-    expected: seconds that its claims would have taken at the pace of its first piece; strayed: how far from it; pace:
-    seconds per sample behind its first piece, NaN if nothing was run there.
+    expected: seconds that its claims would have taken at the pace of its first piece; strayed: how far from it.
     """
 
     loads: Counts
@@ -36,7 +35,6 @@ class PlayedRound(NamedTuple):
     idle: Array
     expected: Array
     strayed: Array
-    pace: Array
 
 
 def play(
@@ -134,8 +132,7 @@ def play(
             left -= samples
 
     claim(pool, loads.sum(-1) - orphaned, True)
-    last = seconds(kept, slope, cost, knees)
-    free = free + last
+    free = free + seconds(kept, slope, cost, knees)
     done, pieces = done + kept, pieces + (kept > 0)
     idle = np.zeros(shape)
     if orphaned.any():
@@ -145,7 +142,4 @@ def play(
         claim(orphaned, loads.sum(-1), False)
     expected_seconds = pace * claimed
     strayed = np.where(pace > 0, np.abs(took_claims - expected_seconds), 0.0)
-    behind = np.where(claimed > 0, claimed, kept)
-    took = np.where(claimed > 0, took_claims, last - cost)
-    pace_behind = np.divide(took, behind, out=np.full(shape, np.nan), where=behind > 0)
-    return PlayedRound(done.astype(np.int64), free, pieces, idle, expected_seconds, strayed, pace_behind)
+    return PlayedRound(done.astype(np.int64), free, pieces, idle, expected_seconds, strayed)

@@ -287,7 +287,7 @@ class _Player:
         # What a single piece costs is in the round's overhead, for this policy as for the others.
         further = np.maximum(ran.pieces - 1, 0) * piece + ran.idle
         seconds: Array = ran.seconds - np.where(ran.pieces > 0, piece, 0.0)
-        times = PieceTimes(np.full_like(seconds, piece), ran.expected, ran.strayed, ran.pace)
+        times = PieceTimes(np.full_like(seconds, piece), ran.expected, ran.strayed)
         seconds = seconds if moment.everybody else np.where(here, seconds, np.nan)
         return ran.loads / batch, seconds, (further, times)
 
