@@ -9,7 +9,7 @@ import numpy as np
 from paceline import policies
 from paceline.rounds import Array, Cluster, PieceTimes, Round
 from paceline.shares import whole_samples
-from paceline.simulate.pieces import AHEAD, PlayedRound, play
+from paceline.simulate.pieces import PlayedRound, play
 from paceline.simulate.scenario import PIECE_SECONDS
 
 WARM_UP = 20  # rounds
@@ -21,7 +21,6 @@ def share_of_the_bound(
     batch: int,
     piece: float = PIECE_SECONDS,
     unsteady: float = 0.0,
-    ahead: float = AHEAD,
     played: Callable[[PlayedRound], object] | None = None,
     over: Callable[[float, float], object] | None = None,
 ) -> float:
@@ -29,9 +28,9 @@ def share_of_the_bound(
 
     paces: seconds per sample, (rounds, realizations, n). piece: seconds that each piece costs beyond its samples,
     a whole round as planned among them. unsteady: sd of the logarithm of each piece's own pace, where a round is
-    run in pieces. ahead: portion of a piece that is left when the next one is claimed. played: called with each
-    measured round that was run in pieces. over: called, for each measured round, with the seconds that it would have
-    taken at the sum of all speeds and with those that it took, each added over the realizations.
+    run in pieces. played: called with each measured round that was run in pieces. over: called, for each measured
+    round, with the seconds that it would have taken at the sum of all speeds and with those that it took, each added
+    over the realizations.
 
     Raises PacelineError for an unknown policy.
     """
@@ -52,7 +51,6 @@ def share_of_the_bound(
                 pace,
                 np.zeros(pace.shape),
                 piece,
-                ahead=ahead,
                 rng=rng,
                 unsteady=unsteady,
             )

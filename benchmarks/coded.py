@@ -20,8 +20,8 @@ import ray
 from ray.util import ActorPool
 from scaffold import command_line
 
-from paceline.coded import CodedPlan, Problem, ShiftedExponential, plan, simulate, stretched
-from paceline.coded.codes import LT, own_block
+from paceline.coded import CodedPlan, Problem, ShiftedExponential, plan, simulate
+from paceline.coded.codes import own_block
 from paceline.ray import CodedMatrix, WorkerPool
 
 ROWS, COLUMNS = 1200, 64
@@ -124,21 +124,15 @@ def main() -> None:
         def run(made: CodedPlan, **options: Any) -> Callable[[], list[float]]:
             return lambda: coded(made, pool, matrices, x, given.rounds, **options)
 
-        def model(made: CodedPlan, messages: int = 1, overhead: float = 0.0) -> float:
-            return simulate(made, 20_000, np.random.default_rng(0), messages, overhead).mean().value
+        def model(made: CodedPlan, messages: int = 1) -> float:
+            return simulate(made, 20_000, np.random.default_rng(0), messages).mean().value
 
-        rateless = stretched(best, 2.0)
         contenders: dict[str, tuple[Callable[[], list[float]], float | None]] = {
             "uncoded, uniform": (run(uncoded), model(uncoded)),
             "uncoded, planned by mean speed": (run(by_speed), model(by_speed)),
-            "replication, each block twice": (run(uniform, code="replicated"), None),
             "coded, uniform": (run(uniform), model(uniform)),
             "coded, this plan (exact)": (run(best), model(best)),
             "this plan, 6 messages a worker": (run(best, messages=6), model(best, 6)),
-            "rateless, redundancy 2, 6 messages": (
-                run(rateless, code="lt", messages=6, blocks=100),
-                model(rateless, 6, LT(100, 200).overhead()),
-            ),
         }
         for blocks in SMALL_BLOCKS:
             queue = partial(task_queue, pool, matrices, x, given.rounds, blocks)

@@ -1,7 +1,7 @@
 """Which real-valued code decodes accurately, and what do encoding and decoding cost?
 
 Worst k-of-n condition numbers and errors for Paceline's own and three other constructions; encoding and decoding
-beside the BLAS product of the same shape, one thread each, in one run; the overhead of rateless codes.
+beside the BLAS product of the same shape, one thread each, in one run.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.coded import codes
-from paceline.coded.codes import LT, MDS
+from paceline.coded.codes import MDS
 from paceline.costs import Array
 
 SIZES = ((6, 4), (8, 4), (10, 7), (12, 8), (16, 11), (20, 14), (32, 22), (64, 32), (64, 44), (64, 60))
@@ -162,31 +161,8 @@ def speeds() -> None:
             f"ratio {blas / encode:.2f}; decode {1e3 * decode:6.2f} ms, BLAS {1e3 * product:6.2f} ms, "
             f"ratio {product / decode:.2f}"
         )
-    rateless = LT(100, 200)
-    a = rng.standard_normal((6000, 500))
-    coefficients, flat = rateless.generator, rng.standard_normal((100, 60 * 500))
-    encode, blas = median(lambda: rateless.encode(a)), median(lambda: coefficients @ flat)
-    print(
-        f"  6000 x 500, rateless, 200 blocks over 100: encode {1e3 * encode:.2f} ms, BLAS {1e3 * blas:.2f} "
-        f"ms, ratio {blas / encode:.2f}"
-    )
-
-
-def rateless() -> None:
-    print("\nrateless codes: blocks needed beyond k, mean of 20 random orders")
-    for k in (20, 50, 100, 200, 400, 1000):
-        code = LT(k, 3 * k)
-        solved = code.overhead()
-        keep, codes.SMALL = codes.SMALL, 0
-        peeled = code.overhead()
-        codes.SMALL = keep
-        print(
-            f"  k = {k:<5} peeling {100 * peeled:5.1f} %, peeling and solving what is left "
-            f"{100 * solved:5.1f} %"
-        )
 
 
 if __name__ == "__main__":
     conditions()
     speeds()
-    rateless()

@@ -125,10 +125,10 @@ def main() -> None:
                     self.process.start()
                     self.pid = self.process.pid
 
-                def status(self) -> int | None:
+                def poll(self) -> int | None:
                     return None if self.process.is_alive() else self.process.exitcode or 0
 
-                def leave(self) -> None:
+                def terminate(self) -> None:
                     self.process.terminate()
 
                 def kill(self) -> None:

@@ -119,7 +119,7 @@ def injected(asked: argparse.Namespace) -> dict[str, Any]:
 def parts(told: Any, fault: Any, over: float) -> list[float]:
     """Seconds from a fault until the launcher saw it, from then until all members could go on, and from then until
     the round ended at ``over``: in these the samples of the lost are run. None where nobody was lost."""
-    seen = [loss.time for loss in told.losses if loss.ident == fault.who and loss.time <= over]
+    seen = [at for who, at in told.seen.items() if who == fault.who and at <= over]
     mended = [
         line
         for _, line in told.of("mended")

@@ -31,7 +31,6 @@ from paceline import policies
 WAYS = (*PLAIN, "level", "factoring", "auto")
 SCHEMES = ("factoring:scheme=factoring", "factoring:scheme=guided", "factoring:scheme=self,piece=16")
 PARTS = ("auto", *(f"auto:part={part}" for part in (0.3, 0.5, 0.7, 0.95)))
-AHEAD = (0.0, 0.1, 0.3, 2 / 3)
 STEPS = {"constant": 40, "moving": 180, "noise": 60, "recorded": 60, "even": 60}
 PLAIN_STEPS = 40
 ROUND_SECONDS = 1024 / 3000  # a batch of 768 for 3 workers
@@ -109,13 +108,6 @@ def virtual() -> str:
         for name, each in paces.items():
             shares = [share_of_the_bound(way, each / 1e3, 768, unsteady=unsteady) for way in columns]
             lines.append(f"{name:14}" + "".join(f"{share:22.1%}" for share in shares))
-    lines.append(
-        "\nvirtual clock, batch 768, auto; portion of a piece that is left when the next one is claimed"
-    )
-    lines.append(f"{'':14}" + "".join(f"{ahead:22.2f}" for ahead in AHEAD))
-    for name, each in paces.items():
-        shares = [share_of_the_bound("auto", each / 1e3, 768, ahead=ahead) for ahead in AHEAD]
-        lines.append(f"{name:14}" + "".join(f"{share:22.1%}" for share in shares))
     return "\n".join([*lines, *lost_to_moves()])
 
 

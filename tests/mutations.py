@@ -65,7 +65,7 @@ MUTATIONS = (
     ),
     Mutation(
         "weights: gathered pieces keep the scale of another one",
-        "scale = before / self._many if self._many and not piece.first else 1.0",
+        "scale = before / many if many and not piece.first else 1.0",
         "scale = 1.0",
         (EXACT,),
     ),
@@ -77,7 +77,7 @@ MUTATIONS = (
     ),
     Mutation(
         "weights: samples that only keep batch norm fed are counted",
-        "many = count * (many > 0)",
+        "count = many = count * (many > 0)",
         "many = count",
         (COUNTS,),
     ),
@@ -123,7 +123,7 @@ MUTATIONS = (
     ),
     Mutation(
         "steps: a step before the round is complete",
-        "if micro_step is None or (micro_step.done and self._meter.stopped and micro_step.piece.last):",
+        "if micro_step is None or micro_step.complete:",
         "if True:",
         (REFUSED,),
     ),
@@ -173,8 +173,8 @@ MUTATIONS = (
     # -- plans: the same on all ranks, and in force from the round that was said
     Mutation(
         "plans: a round too early",
-        "self._plans[step + 1 + self.lag] = self._newest",
-        "self._plans[step + self.lag] = self._newest",
+        "self._holds(step + 1 + self.lag, self._newest)",
+        "self._holds(step + self.lag, self._newest)",
         ("test_balancer.py::test_a_plan_takes_effect_one_round_and_the_lag_later",),
     ),
     Mutation(
@@ -255,7 +255,7 @@ MUTATIONS = (
     ),
     Mutation(
         "epochs: a checkpoint of another version is gone on with",
-        "if not _whole(version) or version != VERSION:",
+        'if not _whole(state.get("version")) or state["version"] != VERSION:',
         "if False:",
         ("torch/test_states.py::test_states_of_pace_that_are_none",),
     ),

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from paceline import policies
 from paceline.balancer import Balancer
 from paceline.errors import PacelineError
-from paceline.rounds import Array, Cluster
+from paceline.rounds import Array, Cluster, PieceTimes
 from paceline.samples import CostLearner, SampleCosts
 
 SECONDS = np.array([1.0, 1.0, 2.0, 4.0]) / 1e3
@@ -179,3 +179,26 @@ def test_another_worker_than_those_planned_for_may_be_all_that_is_left(policy: s
     assert loop.loads(1, 30, only_the_second).tolist() == [0, 30, 0]
     with pytest.raises(PacelineError, match="without a place"):
         loop.loads(1, 30, only_the_first)
+
+
+def test_auto_is_level_in_rounds_too_short_for_what_a_piece_costs_and_tries_pieces_again() -> None:
+    cluster, nothing, tried = Cluster(2, 64), np.zeros(2), []
+    auto, level = (Balancer(policies.create(name, cluster)) for name in ("auto", "level"))
+    for step in range(300):
+        loads = level.loads(step, 64)
+        seconds = loads / 64 * 0.18 * np.exp(0.3 * np.random.default_rng(step).standard_normal(2))
+        pieces = PieceTimes(np.full(2, 0.004), nothing, nothing)
+        auto.report(step, loads, seconds, nothing, pieces=pieces, short=0.05)
+        level.report(step, loads, seconds, nothing)
+        planned = auto.piece_plan(step + 1)
+        assert planned is not None
+        tried.append(bool(planned.at_once < 1))
+        if step < 50:
+            np.testing.assert_array_equal(auto.plan(step + 1).shares, level.plan(step + 1).shares)
+            assert auto.digest != level.digest, "pieces are part of the plan"
+    assert not any(tried[:50]), "a round of a tenth of a second takes less than 50 pieces of 4 ms each cost"
+    assert any(tried[50:250]), "what is known of pieces fades"
+    assert sum(tried) < 100
+    other = Balancer(policies.create("auto", cluster))
+    other.load_state_dict(json.loads(json.dumps(auto.state_dict())), 300)
+    assert json.dumps(other.state_dict()) == json.dumps(auto.state_dict())

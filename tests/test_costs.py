@@ -49,12 +49,6 @@ def test_only_leaves_the_others_out():
     np.testing.assert_array_equal(part.load_at(np.array([5.0])), [5, 0, 2])
 
 
-def test_costs_can_be_indexed_like_their_arrays():
-    both = Linear(np.arange(6.0).reshape(2, 3), np.ones((2, 3)))
-    np.testing.assert_array_equal(both[1].seconds_per_sample, [3, 4, 5])
-    np.testing.assert_array_equal(GPU[1:].most, [8, 7])
-
-
 @given(low=st.floats(0, 1e300), high=st.floats(0, np.inf))
 def test_halfway_ends_between_any_two_floats(low, high):
     low, high = sorted((low, high))

@@ -40,6 +40,8 @@ def test_options_reach_the_policy():
         ("ogd:rate=0", "positive"),
         ("lbbsp:delta=-5", "positive number of samples"),
         ("lbbsp:rounds=0", "at least 1"),
+        ("lbbsp:reading=sideways", "loose, strict"),
+        ("level:forecast=ema:of=time", "speed, seconds"),
         ("level:forecast=oracle", "forecast 'oracle' is unknown"),
         ("lbbsp-gpu:knee=40", "lower it"),
         ("wlbs:micro=-1", "micro=-1"),

@@ -82,7 +82,7 @@ def test_rows_are_solved_each_by_itself():
     cost = Linear(rng.uniform(0.1, 9, (20, 7)), rng.uniform(0, 9, (20, 7)))
     together = water_level(cost, 50, most=20)
     for row in range(20):
-        alone = water_level(cost[row], 50, most=20)
+        alone = water_level(Linear(cost.seconds_per_sample[row], cost.overhead[row]), 50, most=20)
         np.testing.assert_allclose(together.loads[row], alone.loads, rtol=1e-12, atol=1e-12)
 
 

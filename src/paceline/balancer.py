@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline import policies, shares
+from paceline.balance.factoring import Auto
 from paceline.balance.protocol import Policy, complete
 from paceline.costs import Linear
 from paceline.errors import PacelineError, short
@@ -29,6 +30,8 @@ from paceline.samples import CostLearner, CostModel, Deal, InPieces, Room, deal,
 
 _log = logging.getLogger(__name__)
 NICE = 10  # of 19: a decision made aside yields to whatever else wants the processor
+WORTH = 50.0  # times what a piece costs beyond its samples: shorter rounds are not run in pieces
+FADE = 0.995  # of what a piece was found to cost, for each whole round since
 
 
 class Balancer:
@@ -49,24 +52,26 @@ class Balancer:
             raise PacelineError(
                 f"quantum={quantum}: expected a positive divisor of the global batch of {cluster.global_batch}"
             )
-        if learner is not None:
-            _check_dealt(quantum)
         if policy.needs_upcoming:
             raise PacelineError(
                 f"{type(policy).__name__.lower()} looks into the future and only runs in simulations; "
                 "choose another policy"
             )
         self.policy, self.lag = policy, 0
-        self._quantum, self._floor, self.learner = quantum, floor, learner
+        self._quantum, self._floor = quantum, floor
+        self.learner: CostLearner | None = None
         self.needs_readings = policy.needs_readings
         self._aside = thread_aside() if policy.trains else None
         self._most: dict[int, Array] = {}  # samples of each worker at most, by the round from which they hold
         self.restart(0)
+        if learner is not None:
+            self.learn(learner, 0)
 
     def restart(self, step: int) -> None:
         """Begin afresh at round ``step``."""
         plan = self._forget()
-        self._plans: dict[int, Plan] = {step: plan}  # by the round from which each holds
+        self._plans: dict[int, Plan] = {}  # by the round from which each holds
+        self._holds(step, plan)
         self._models: dict[int, CostModel] = {}  # likewise, if samples cost differently
         if self.learner is not None:
             self.learner.restart()
@@ -76,17 +81,24 @@ class Balancer:
             self._most = {step: policies.in_force(self._most, max(self._most))}
         self._pending: tuple[int, Future[tuple[Plan, Any]]] | None = None  # a decision being made aside
 
+    def _holds(self, step: int, plan: Plan) -> None:
+        """The plan is in force from round ``step`` on, and no other holds from a later one."""
+        self._plans[step], self._last = plan, (step, plan)
+
     def _forget(self) -> Plan:
         """Take in no round yet: the first plan."""
         plan, self._state = self.policy.init()
-        self._fit, self._warm = overheads.start(self.policy.cluster.shape), False
+        self._fit, self._warm, self._cost = overheads.start(self.policy.cluster.shape), False, 0.0
         return plan
 
     def learn(self, learner: CostLearner, step: int) -> None:
         """From round ``step`` on samples cost differently, as this learner finds: rounds are asked for with ``deal``.
 
         Raises PacelineError if loads are to be multiples of a number of samples."""
-        _check_dealt(self._quantum)
+        if self._quantum > 1:
+            raise PacelineError(
+                f"quantum={self._quantum} counts samples, and a division by cost does not; leave one of them out"
+            )
         self.learner, self._models = learner, {step: learner.model()}
 
     def limit(self, step: int, most: Array) -> None:
@@ -101,7 +113,7 @@ class Balancer:
             most = np.minimum(np.ceil(most * (needed / room / unit)) * unit, cluster.most)
         self._most[step] = most if most.sum() >= needed else cluster.most
         # Another object, so that whoever keeps what it cut by the plan before cuts again.
-        self._plans[step] = dataclasses.replace(self.plan(step))
+        self._holds(step, dataclasses.replace(self.plan(step)))
 
     def _limits(self, step: int) -> tuple[Array, Array]:
         """Least and most samples of each worker in a full round."""
@@ -205,7 +217,7 @@ class Balancer:
         pieces: PieceTimes | None = None,
         parts: Array | None = None,
         first: tuple[Array, Array] | None = None,
-        short: bool = False,
+        short: float = 0.0,
         gradients: Gradients | None = None,
     ) -> tuple[Array, Array]:
         """Take in round ``step``, or the mean of several rounds up to it, and plan from it; each array of shape (n,),
@@ -216,8 +228,8 @@ class Balancer:
         first: parts of what each worker ran before it claimed anything, (n, 3), and the seconds of these, (n,), where
             work moved within the round: the learner then learns from these alone, since all that is claimed takes
             whatever time there is.
-        short: rounds are too short to be worth a claim: a policy that chooses between whole rounds and rounds in
-            pieces gets whole ones.
+        short: rounds of fewer seconds, or in which workers take fewer than ``WORTH`` times what a piece costs, are
+            not worth a claim: "auto" plans whole ones, as "level" does. 0 for an engine in which all rounds are.
         gradients: what is known of them, if the engine can leave some of them out.
         Returns (the overhead fitted to each worker, the shares planned), each of shape (n,). Whatever the policy
         raises is raised here; the plans are then those of before, and the next round can be taken in.
@@ -235,26 +247,29 @@ class Balancer:
                 self._see_again(self.learner)
             ran = self.learner.cost(parts)
         moved = _moves_work(self.plan(step))
-        happened = self._happened(ran, seconds, known, cpu, memory, pieces, moved, gradients)
+        if pieces is not None:  # what is known of pieces fades in whole rounds, so that they are tried again
+            self._cost = float(np.nanmean(pieces.cost)) if moved else FADE * self._cost
+        least = WORTH * self._cost if short else 0.0
+        brief = bool(np.fmax.reduce(seconds) < short or (least and np.nanmean(seconds) < least))
+        more = {"cpu": cpu, "memory": memory, "pieces": pieces, "gradients": gradients}
+        happened = self._happened(ran, seconds, known, moved, **more)
         failed: BaseException | None = None
         if self._aside is None:
-            self._newest, self._state = self._step(self._state, happened, short)
-            self._plans[step + 1 + self.lag] = self._newest
+            self._newest, self._state = self._step(self._state, happened, brief)
+            self._holds(step + 1 + self.lag, self._newest)
         else:
             if self._pending is not None:
                 takes_effect, pending = self._pending
                 failed = pending.exception()
                 if failed is None:
                     self._newest, self._state = pending.result()
-                    self._plans[takes_effect] = self._newest
+                    self._holds(takes_effect, self._newest)
             state = self._state
-            pending = self._aside.submit(lambda: self._step(state, happened, short))
+            pending = self._aside.submit(lambda: self._step(state, happened, brief))
             self._pending = (step + 2 + self.lag, pending)
-        self._plans, self._models = (
-            policies.since(self._plans, step + 1),
-            policies.since(self._models, step + 1),
+        self._plans, self._models, self._most = (
+            policies.since(each, step + 1) for each in (self._plans, self._models, self._most)
         )
-        self._most = policies.since(self._most, step + 1)
         if failed is not None:
             raise failed
         if _log.isEnabledFor(logging.DEBUG):
@@ -265,33 +280,18 @@ class Balancer:
     def steady(self) -> bool:
         """Whether several rounds may be taken in as one: they are run as planned, and neither the policy nor a model
         of what samples cost wants to see each of them."""
-        return (
-            self._aside is None and self.learner is None and not any(map(_moves_work, self._plans.values()))
-        )
+        return not (self._aside or self.learner or any(map(_moves_work, self._plans.values())))
 
-    def _happened(
-        self,
-        ran: Array,
-        seconds: Array,
-        known: Array,
-        cpu: Array | None = None,
-        memory: Array | None = None,
-        pieces: PieceTimes | None = None,
-        moved: bool = False,
-        gradients: Gradients | None = None,
-    ) -> Round:
+    def _happened(self, ran: Array, seconds: Array, known: Array, moved: bool = False, **more: Any) -> Round:
         """A round as policies see it, with the overheads fitted so far; moved: work moved within it."""
         # If the load follows the speed within the round, all end together: seconds that stay the same as the
         # load varies would pass for overhead. There only what the engine measured to be overhead is.
         fit = self._fit if moved else overheads.update(self._fit, ran, seconds, known)
-        overhead = known + overheads.certain(fit)
+        overhead, batch = known + overheads.certain(fit), float(ran.sum())
         # A first round also warms the workers up. Against it, one with more samples in fewer seconds would look
         # like all overhead: a worker for which load costs nothing is given everything, and so it stays.
         self._fit, self._warm = fit if self._warm else self._fit, True
-        batch = float(ran.sum())
-        return Round(
-            ran / batch, seconds, batch, overhead, cpu=cpu, memory=memory, pieces=pieces, gradients=gradients
-        )
+        return Round(ran / batch, seconds, batch, overhead, **more)
 
     def _see_again(self, learner: CostLearner) -> None:
         """Let the policy see the rounds before the newest again: what they cost is better known now."""
@@ -300,20 +300,24 @@ class Balancer:
             happened = self._happened(learner.cost(each.parts), each.seconds, each.known)
             _, self._state = self._step(self._state, happened)
 
-    def _step(self, state: Any, happened: Round, short: bool = False) -> tuple[Plan, Any]:
+    def _step(self, state: Any, happened: Round, brief: bool = False) -> tuple[Plan, Any]:
         """The policy's next plan and state. Raises PacelineError if the plan divides nothing: it is a fault of the
         policy, which whole samples would hide.
         """
-        plan, after = self.policy.step(state, happened)
-        if short and plan.piece_plan is not None and getattr(self.policy, "whole", False):
-            whole = plan.piece_plan._replace(at_once=np.ones_like(plan.piece_plan.at_once))
-            plan = dataclasses.replace(plan, piece_plan=whole)
-        policies.check(plan, type(self.policy).__name__)
+        policy, pieces = self.policy, self._newest.piece_plan
+        if brief and pieces is not None and isinstance(policy, Auto):  # which learns nothing of pieces now
+            plan, inner = policy.planner().step(state.plan, happened)
+            plan = Plan(plan.shares, costs=plan.costs, piece_plan=pieces._replace(at_once=np.ones(())))
+            after = state._replace(plan=inner, planned=plan.shares)
+        else:
+            plan, after = policy.step(state, happened)
+        policies.check(plan, type(policy).__name__)
         return plan, after
 
     def plan(self, step: int) -> Plan:
         """What is in force in round ``step``: the same object for as long as nothing else is decided."""
-        return policies.in_force(self._plans, step)
+        first, plan = self._last
+        return plan if first <= step else policies.in_force(self._plans, step)
 
     def state_dict(self) -> dict[str, Any]:
         """Policy state, fitted costs and the plans not yet in force, as plain lists and numbers."""
@@ -329,6 +333,7 @@ class Balancer:
             "policy": [leaf.tolist() for leaf in policies.leaves(state)],
             "fit": [leaf.tolist() for leaf in policies.leaves(self._fit)],
             "warm": self._warm,
+            "cost": self._cost,
             "plans": {step: policies.plan_as_lists(plan) for step, plan in plans.items()},
             "newest": policies.plan_as_lists(newest),
         }
@@ -355,17 +360,18 @@ class Balancer:
             return
         if not isinstance(warm, bool):
             raise PacelineError(f"warm is {short(warm)} in the state; expected true or false")
+        (cost,) = policies.restore((np.zeros(()),), [state.get("cost", 0.0)])
         restored = policies.restore(self.policy.init()[1], policy)
         fitted = policies.restore(overheads.start(cluster.shape), fit)
         revived = dict(sorted(policies.stored_plans(plans, cluster.workers, step).items()))
         last = policies.stored_plan(newest, cluster.workers)
         costs = state.get("costs") if self.learner is not None else None
-        models = None if costs is None else CostLearner.models(costs, step)
-        learner = None if costs is None or self.learner is None else self.learner.stored(costs)
+        learned = None if costs is None or self.learner is None else self.learner.stored(costs, step)
         self.restart(step)
         self._state, self._fit, self._plans, self._newest, self._warm = restored, fitted, revived, last, warm
-        if learner is not None and models is not None:
-            self.learner, self._models = learner, models
+        self._last, self._cost = next(reversed(revived.items())), float(cost)
+        if learned is not None:
+            self.learner, self._models = learned
 
 
 def thread_aside() -> ThreadPoolExecutor:
@@ -376,13 +382,6 @@ def thread_aside() -> ThreadPoolExecutor:
 def _step_back() -> None:
     with contextlib.suppress(AttributeError, OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)  # on Linux, the thread's own
-
-
-def _check_dealt(quantum: int) -> None:
-    if quantum > 1:
-        raise PacelineError(
-            f"quantum={quantum} counts samples, and a division by cost does not; leave one of them out"
-        )
 
 
 def _moves_work(plan: Plan) -> bool:

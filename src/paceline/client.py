@@ -11,6 +11,7 @@ with Worker("http://127.0.0.1:7070", token="...", name="gpu-0") as worker:
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import os
 import secrets
@@ -92,7 +93,8 @@ class Worker:
             self._headers["Authorization"] = f"Bearer {token}"
         self.name, self.job, self._place, self._patience = name, job, place, patience
         self._url, self._secret = url, secrets.token_urlsafe(32)
-        self._workers = f"{parts.path.rstrip('/')}/v1/jobs/{_quoted(job)}/workers"
+        quoted, mine = (urllib.parse.quote(each, safe="") for each in (job, name))
+        self._workers, self._mine = f"{parts.path.rstrip('/')}/v1/jobs/{quoted}/workers", f"/{mine}"
         self._part: Part | None = None  # in the worker's hands
         self._joined = False
 
@@ -108,7 +110,7 @@ class Worker:
 
         lengths: in a job with a cost, gives the lengths of the samples of the round whose number it is called with.
         """
-        ask = f"/{_quoted(self.name)}/next?wait={WAIT:g}"
+        ask = f"{self._mine}/next?wait={WAIT:g}"
         while self._part is None:
             status, answer = self._call("GET", ask)
             if status == 202 and answer.get("round") is not None:
@@ -144,25 +146,23 @@ class Worker:
         done = self._part.samples if samples is None else samples
         body: dict[str, Any] = {"round": self._part.round, "samples": done, "seconds": seconds}
         body |= {"overhead": overhead, "cpu": cpu, "memory": memory}
-        self._call("POST", f"/{_quoted(self.name)}/reports", body)
+        self._call("POST", f"{self._mine}/reports", body)
         self._part = None
 
     def rounds(self, most: int | None = None, lengths: Lengths | None = None) -> Iterator[Part]:
         """Part after part; each must be reported before the next is asked for. most: of them, here. lengths: as for
         ``next``."""
-        done = 0
-        while most is None or done < most:
+        for _ in itertools.count() if most is None else range(most):
             part = self.next(lengths)
             yield part
             if self._part is not None:
                 raise PacelineError(f"round {part.round} was not reported: call report() in each round")
-            done += 1
 
     def leave(self) -> None:
         """Take part no longer; nobody waits for this worker."""
         if self._joined:
             self._joined = False
-            self._call("DELETE", f"/{_quoted(self.name)}")
+            self._call("DELETE", self._mine)
 
     def close(self) -> None:
         """Give the connection back."""
@@ -225,7 +225,3 @@ class Worker:
             return response.status, json.loads(content) if content else None
         except ValueError:
             return response.status, None
-
-
-def _quoted(name: str) -> str:
-    return urllib.parse.quote(name, safe="")

@@ -67,9 +67,6 @@ class Linear:
         with np.errstate(over="ignore"):  # any load at all, for a level beyond all seconds
             return np.maximum((seconds - self.overhead) / np.maximum(self.seconds_per_sample, QUICKEST), 0.0)
 
-    def __getitem__(self, index: Any) -> Linear:
-        return Linear(self.seconds_per_sample[index], self.overhead[index])
-
 
 @dataclass(frozen=True, slots=True)
 class Saturating:
@@ -94,11 +91,6 @@ class Saturating:
         flat = self.overhead + self.seconds_per_sample * self.knee
         # At exactly the flat level the whole knee is free, whatever rounding says of the division.
         return np.where(seconds >= flat, np.maximum(load, self.knee), 0.0)
-
-    def __getitem__(self, index: Any) -> Saturating:
-        return Saturating(
-            self.seconds_per_sample[index], self.overhead[index], self.knee[index], self.most[index]
-        )
 
 
 @dataclass(frozen=True, slots=True)

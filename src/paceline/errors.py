@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 
@@ -17,6 +17,13 @@ class PacelineError(ValueError):
 
 class WorkerError(PacelineError):
     """A worker failed while the run was on: the command names it and exits with 1."""
+
+
+def refuse(what: str, reasons: Mapping[str, object]) -> None:
+    """Raises PacelineError for the first reason, a sentence, that is true: ``what``, a colon, and the sentence."""
+    for reason, holds in reasons.items():
+        if holds:
+            raise PacelineError(f"{what}: {reason}")
 
 
 @contextmanager

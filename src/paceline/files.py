@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, saying
 
 PART = ".paceline-"  # begins the name of what is not in its place yet
 SMALL = 1 << 24  # bytes of a file that people write, at most
@@ -52,8 +52,8 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> Path:
     """
     path = Path(path)
     data = content.encode() if isinstance(content, str) else content
-    try:
-        part = part_of(path)
+    part = part_of(path)
+    with saying(f"cannot write {path}", "choose a place that can be"):
         try:
             with part.open("xb") as file:  # as readable as any other that the user writes
                 file.write(data)
@@ -63,10 +63,6 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> Path:
         except BaseException:
             part.unlink(missing_ok=True)
             raise
-    except OSError as error:
-        raise PacelineError(
-            f"cannot write {path}: {error.strerror or error}; choose a place that can be"
-        ) from error
     return path
 
 

@@ -1,8 +1,7 @@
 """``name:key=value,key=value``: how people ask for a policy or a forecast and set its options.
 
 The names come from a registry of frozen dataclasses; the options are their fields, converted by the fields'
-types; a class may have more words for them in ``aliases``. A nested name writes ";" between its own options:
-``lbbsp:forecast=narx:inputs=6;window=256``.
+types. A nested name writes ";" between its own options: ``lbbsp:forecast=narx:inputs=6;window=256``.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def build(registry: Mapping[str, type[T]], text: str, noun: str, **given: Any) -
     options: dict[str, Any] = {}
     for part in filter(None, (p.strip() for p in rest.split(","))):
         key, equals, value = part.partition("=")
-        key = getattr(kind, "aliases", {}).get(key.strip(), key.strip())
+        key = key.strip()
         if not equals or key not in settable:
             known = ", ".join(settable) or "no options"
             near = meant(key, settable)

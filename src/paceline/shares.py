@@ -61,24 +61,20 @@ def _level_within(
     return _fill(rate, cost.overhead * rate, total, low, high, guess)
 
 
-def project(y: ArrayLike, least: ArrayLike = 0.0, most: ArrayLike = 1.0, total: float = 1.0) -> Array:
-    """The nearest point (Euclidean) to y, shape (..., n), with least <= x <= most and sum ``total``."""
-    y = np.asarray(y, float)
-    whole = np.asarray(float(total))[None]
+def project(y: ArrayLike, least: ArrayLike = 0.0, most: ArrayLike = 1.0) -> Array:
+    """The nearest point (Euclidean) to y, shape (..., n), with least <= x <= most and sum 1."""
+    y, whole = np.asarray(y, float), np.ones(1)
     low, high = _limits(whole, least, most)
     # x = clip(y - theta, least, most): a water level of unit speeds that start at -y (the level is -theta).
     return _fill(np.ones_like(y), -y, whole, low, high, None)[1]
 
 
-def proportional(
-    weights: ArrayLike, least: ArrayLike = 0.0, most: ArrayLike = 1.0, total: float = 1.0
-) -> Array:
-    """Portions of ``total`` in proportion to weights (..., n), cut to the limits.
+def proportional(weights: ArrayLike, least: ArrayLike = 0.0, most: ArrayLike = 1.0) -> Array:
+    """Portions that sum to 1, in proportion to weights (..., n), cut to the limits.
 
     Weights of 0 get their least, unless nobody else may take what is left: then they share it equally.
     """
-    weights = np.asarray(weights, float)
-    whole = np.asarray(float(total))[None]
+    weights, whole = np.asarray(weights, float), np.ones(1)
     low, high = _limits(whole, least, most)
     reach = np.where(weights > 0, high, low).sum(-1, keepdims=True)
     if np.any(reach < whole):

@@ -88,14 +88,6 @@ def test_a_probabilistic_plan_that_may_never_finish_says_so(workers):
     assert "never" not in run(workers, "--rows", "1000", "--assign", "exact", "--json", "-").stderr
 
 
-def test_a_code_that_would_be_worse_is_warned_of(workers):
-    result = run(workers, "--rows", "1000", "--code", "mds", "--json", "-")
-    assert result.status == 0
-    assert "warning: 'mds' takes" in result.stderr
-    json.loads(result.stdout)
-    assert_refused(run(workers, "--rows", "100", "--code", "fountain"), "fountain")
-
-
 @pytest.mark.parametrize("family", ["weibull", "empirical"])
 def test_other_families_are_planned_too(tmp_path, family):
     rng = np.random.default_rng(1)

@@ -95,7 +95,7 @@ def test_help_has_its_options_in_panels(monkeypatch: pytest.MonkeyPatch) -> None
         ("train --policy level:forcast=ema", r"has no option 'forcast=ema'; did you mean forecast\?"),
         ("train --slow 1", r"train has no option --slow; did you mean --slowdown .*\? See paceline train --help"),
         ("train --model resnet", r"model 'resnet' is unknown; did you mean resnet18\?"),
-        ("train --engine rya", r"expected torch or ray; did you mean ray\?"),
+        ("train --engine rya", r"engine 'rya' is unknown; did you mean ray\? Expected one of torch, ray"),
         ("train --weigh hok", r"expected 'loss' or 'hook'; did you mean hook\?"),
         ("plan w.csv --rows 10 --assign exat", r"probabilistic; did you mean exact\?"),
         ("reproduce dolbi", r"expected one of dolbie, .*; did you mean dolbie\?"),

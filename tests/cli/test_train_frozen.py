@@ -13,7 +13,8 @@ import psutil
 import pytest
 
 from paceline.errors import WorkerError
-from paceline.train.launch import Stopped
+from paceline.torch.liveness.detector import FailureDetector
+from paceline.train.launch import check_stopped
 from support.commands import assert_refused, paceline
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("cli")]
@@ -80,29 +81,32 @@ def test_a_run_that_has_not_begun_needs_all_workers(sent: str, words: str, tmp_p
     )
 
 
-def look_until(stopped: Stopped, deadline: float) -> None:
-    while time.monotonic() < deadline:
-        stopped.look("end")
-        time.sleep(0.05)
-
-
 def test_a_process_is_stopped_only_while_it_is() -> None:
     process = subprocess.Popen(["sleep", "60"])
     try:
-        stopped = Stopped({3: process.pid}, patience=0.3)
-        stopped.look("end")
+        detector = FailureDetector(0.3, 0.05)
+
+        def look() -> None:
+            check_stopped(detector, {3: process}, time.monotonic(), "end")
+
+        def look_for_long() -> None:
+            deadline = time.monotonic() + 30
+            while time.monotonic() < deadline:
+                look()
+                time.sleep(0.05)
+
+        look()
         process.send_signal(signal.SIGSTOP)
-        deadline = time.monotonic() + 30
         with pytest.raises(WorkerError, match="worker 3 has been stopped, as by SIGSTOP, for 0 s; end"):
-            look_until(stopped, deadline)
+            look_for_long()
         process.send_signal(signal.SIGCONT)
         while psutil.Process(process.pid).status() == psutil.STATUS_STOPPED:
             time.sleep(0.01)
-        stopped.look("end")
+        look()
     finally:
         process.kill()
         process.wait()
-    stopped.look("end")  # others see that it is dead
+    look()  # others see that it is dead
 
 
 @pytest.mark.parametrize("value", ["0", "-3", "nan"])

@@ -70,7 +70,7 @@ def test_a_run_that_was_killed_goes_on_within_its_epoch(tmp_path: Path) -> None:
     [
         (["--every", "4"], "--every is for --loop local"),
         (["--outer", "mean"], "--outer is for --loop local"),
-        (["--loop", "lokal"], "loop 'lokal' is unknown; expected round or local; did you mean local"),
+        (["--loop", "lokal"], r"loop 'lokal' is unknown; did you mean local\? Expected one of round, local"),
         (["--loop", "local", "--every", "often"], "every='often': expected steps, 1 or more, seconds"),
         (["--loop", "local", "--every", "0"], "every='0': expected steps, 1 or more"),
         (["--loop", "local", "--outer", "adam"], "outer optimizer 'adam' is unknown"),

@@ -24,7 +24,7 @@ def test_every_policy_runs_on_costs(name: str, padded: bool) -> None:
     cluster = Cluster(N, BATCH, machines=Machines(np.ones(N), np.ones(N), np.ones(N)))
     learner = CostLearner(costs, N, BATCH, padded=padded)
     loop = Balancer(policies.create(name, cluster), learner=learner)
-    parts, shares = np.zeros(3), np.zeros(N)
+    parts, costs_of = np.zeros(3), np.zeros(N)
     for step in range(ROUNDS):
         batch = lengths[step * BATCH : (step + 1) * BATCH]
         dealt = loop.deal(step, batch)
@@ -36,9 +36,9 @@ def test_every_policy_runs_on_costs(name: str, padded: bool) -> None:
         _, planned = loop.report(step, dealt.loads, seconds, cpu=cpu, memory=cpu, parts=dealt.parts)
         assert planned.sum() == pytest.approx(1)
         assert planned.min() >= 0
-        parts, shares = dealt.parts, dealt.shares
+        parts, costs_of = dealt.parts, dealt.costs
     assert np.isfinite(parts).all()
     if name in ("level", "lbbsp", "wlbs", "auto", "factoring", "abs"):
-        assert shares[2] < shares[3]
+        assert costs_of[2] < costs_of[3]
     if name == "level":
         assert (seconds.max() - seconds.min()) / seconds.max() < (0.4 if padded else 0.05)

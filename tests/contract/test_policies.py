@@ -18,7 +18,7 @@ from paceline.shares import water_level, whole_samples
 
 VARIANTS = [
     "abs:reading=share",
-    "dolbie:step=0.001",
+    "dolbie:alpha=0.001",
     "factoring:scheme=guided",
     "dolbie:monotone=no",
     "dolbie:tight=yes",

@@ -76,7 +76,7 @@ def test_a_kept_state_replays(made: forecast.AnyForecast) -> None:
     state = made.init((3,))
     for reading in readings[:10]:
         _, state = made.step(state, reading)
-    kept = type(state)(*(np.array(field) for field in state))  # saved and loaded: every field is an array
+    kept = policies.restore(state, policies.leaves(state))  # saved and loaded: every part is an array
     straight, again = state, kept
     for reading in readings[10:]:
         a, straight = made.step(straight, reading)

@@ -101,7 +101,7 @@ def test_what_goes_wrong_is_told_with_the_events_before_it():
     with pytest.raises(PacelineError, match=r"^worker 7: expected a place below 4\n") as refused:
         coordinator.handle(Join(2.0, 7))
     assert refused.value.__notes__ == [
-        "at 2.000 s join 7 came to this parameter server after: at 0.000 s start; at 1.000 s arrive 2, task 2; "
+        "at 2.000 s join 7 came to this parameter server after: at 0.000 s start; at 1.000 s arrive 2, 2; "
         "at 1.500 s leave 3, died"
     ]
 

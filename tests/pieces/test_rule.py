@@ -143,7 +143,7 @@ def by_clock(script: Script) -> Sequence:
     with claims_of_the_clock() as noted:
         played = clock.play(
             one, script.loads[None], 1 / script.speeds[None], np.zeros((1, len(script.loads))), 0.0,
-            most=script.most, unit=script.unit, ahead=0.0,
+            most=script.most or 2**62, unit=script.unit,
         )  # fmt: skip
     assert played.loads.sum() == script.loads.sum()
     return noted

@@ -29,10 +29,10 @@ class KeptCrew(Crew):
 
     spare: list = []  # noqa: RUF012  # of all runs
 
-    def start(self, seconds):
+    def start(self):
         self._begins = True
         try:
-            return super().start(seconds)
+            return super().start()
         finally:
             self._begins = False
 

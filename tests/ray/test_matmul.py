@@ -39,6 +39,11 @@ def close_to(y, expected):
     return np.linalg.norm(y - expected) <= 1e-10 * np.linalg.norm(expected)
 
 
+def held(worker):
+    """Keys of the matrices with blocks at an actor."""
+    return [key for key, mine in worker.blocks.items() if mine]
+
+
 def several(coded, x):
     """Products until the news of a death has come."""
     for _ in range(20):
@@ -84,7 +89,7 @@ def frozen(pool):
     yield lambda *names: [os.kill(pool.processes[name], signal.SIGSTOP) for name in names]
     for process in pool.processes.values():
         os.kill(process, signal.SIGCONT)
-    ray.get([actor.held.remote() for actor in pool.actors.values()], timeout=120)
+    ray.get([actor.__ray_call__.remote(held) for actor in pool.actors.values()], timeout=120)
 
 
 def test_ray_is_imported_only_when_asked_for():
@@ -96,12 +101,10 @@ def test_ray_is_imported_only_when_asked_for():
     assert shown.split() == ["False", "True"]
 
 
-@pytest.mark.parametrize(
-    ("code", "messages"), [("mds", 1), ("mds", 3), ("lt", 4), ("replicated", 1), ("replicated", 2)]
-)
-def test_products_equal_numpy(pool, code, messages):
+@pytest.mark.parametrize("messages", [1, 3])
+def test_products_equal_numpy(pool, messages):
     a = matrix(301)
-    with CodedMatrix(a, plan(problem_of(rows=301)), "x", pool, code=code, messages=messages) as coded:
+    with CodedMatrix(a, plan(problem_of(rows=301)), "x", pool, messages=messages) as coded:
         assert coded.shape == (301, 20)
         for seed in range(3):
             x = np.random.default_rng(seed).standard_normal((20, 2) if seed else 20)
@@ -206,7 +209,7 @@ def one_lost_while_blocks_are_placed_leaves_nothing_behind(mortal, kill):
     kill("w4")
     with pytest.raises(PacelineError, match="'w4' was lost while"):
         CodedMatrix(matrix(), plan(problem_of(names=("w0", "w2", "w4", "w5"))), 0, mortal, patience=20)
-    answers = [mortal.actors[name].held.remote() for name in ("w0", "w2", "w5")]
+    answers = [mortal.actors[name].__ray_call__.remote(held) for name in ("w0", "w2", "w5")]
     assert list(itertools.chain(*ray.get(answers))) == []
 
 
@@ -273,7 +276,7 @@ def test_replanning_learns_the_paces_and_moves_only_what_changes(pool, slowed):
 
 def test_replanning_keeps_the_redundancy_that_was_asked_for(pool):
     made = stretched(plan(problem_of()), 2.0)
-    with CodedMatrix(matrix(), made, 0, pool, code="lt", messages=3) as coded:
+    with CodedMatrix(matrix(), made, 0, pool, messages=3) as coded:
         for _ in range(8):
             assert close_to(coded @ np.ones(20), matrix().sum(1))
         coded.replan()
@@ -320,7 +323,6 @@ def test_following_a_plan_with_other_loads(pool):
         (np.ones(300), {}, "two dimensions"),
         (np.full((300, 2), "a"), {}, "real numbers"),
         (matrix(), {"master": "q"}, "not in the plan"),
-        (matrix(), {"code": "fountain"}, "expected one of mds"),
         (matrix(), {"on_loss": "cry"}, "on_loss"),
         (matrix(), {"messages": 0}, "messages=0"),
     ],

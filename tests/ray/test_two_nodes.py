@@ -37,12 +37,13 @@ class Fragile(Server):
         with open(f"/proc/{self.processes[worker]}/stat") as stat:
             return int(stat.read().rsplit(")")[1].split()[1])
 
-    def _take(self, ref):
-        # The worker has said that it is done; its gradient is still in its node's memory.
-        if not removed and self.updates == 8 and self.raylet(self._pending[ref].task.worker) == target:
+    def _wait(self, now):
+        super()._wait(now)
+        # These workers have said that they are done; their gradients are on their way from their nodes' memory.
+        away = {sent.task.worker for sent in self._pending.values() if sent.report not in self._pending}
+        if not removed and self.updates >= 8 and target in map(self.raylet, away):
             removed.append(time.perf_counter())
             cluster.remove_node(second, allow_graceful=False)
-        super()._take(ref)
 
 
 def on_update(update):

@@ -30,11 +30,11 @@ class Engine:
         self.log, self.now, self.pool = [], 0.0, Epochs(SAMPLES, EPOCHS, seed=0)
         config = ServerConfig(WORKERS, BATCH, policy=policy)
         self.coordinator = Coordinator(self, config, self.pool, self.log.append, shares=True)
-        self.pieces = Pieces(WORKERS, self, self.coordinator)
+        self.pieces = Pieces(self, self.coordinator)
         self.queues = {worker: deque() for worker in range(WORKERS)}
 
     def compute(self, task):
-        self.pieces.begin(task, self.pool.indices(task.taken), self.now)
+        self.pieces.begin(task, self.now)
 
     def send(self, task, samples):
         self.queues[task.worker].append(None)

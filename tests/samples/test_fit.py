@@ -115,7 +115,7 @@ def test_padded_rounds_try_cuts_until_a_launch_is_known() -> None:
         learner.take(dealt.parts, seconds * np.exp(0.02 * rng.standard_normal(3)))
     assert counts[0] == 1 < counts[1] < counts[2]
     assert learner.model().launch == pytest.approx(0.8, rel=0.15)
-    assert learner.model().alpha == pytest.approx(0.001, rel=0.25)
+    assert learner.model().quadratic / learner.model().linear == pytest.approx(0.001, rel=0.25)
 
 
 def test_a_launch_is_not_believed_to_cost_nothing_after_a_few_noisy_rounds() -> None:

@@ -22,7 +22,7 @@ def rounds(draw: st.DrawFn) -> tuple[np.ndarray, CostModel, np.ndarray, float, n
     least = np.array(draw(st.lists(st.floats(0, 4), min_size=n, max_size=n)))
     floor = draw(st.sampled_from([1, 1, 2]))
     micro = draw(st.one_of(st.none(), st.integers(2 * floor - 1, 20)))
-    budget = draw(st.one_of(st.none(), st.integers(40 * (2 * floor - 1), 200)))
+    budget = draw(st.one_of(st.just(np.inf), st.integers(40 * (2 * floor - 1), 200)))
     most = draw(st.one_of(st.none(), st.just(np.full(n, -(-2 * batch // n)))))
     room = Room(most=most, micro_batch=micro, budget=budget, floor=floor)
     return lengths, model, shares / shares.sum(), draw(st.sampled_from([0.0, 0.3, 0.6, 0.95])), least, room
@@ -33,7 +33,7 @@ def held(lengths: np.ndarray, model: CostModel, room: Room) -> None:
     assert len(lengths) >= room.floor
     assert room.micro_batch is None or len(lengths) <= room.micro_batch
     tokens = len(lengths) * lengths.max() if model.padded else lengths.sum()
-    assert room.budget is None or tokens <= room.budget
+    assert tokens <= room.budget
 
 
 @settings(max_examples=200, deadline=None)

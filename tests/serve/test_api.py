@@ -347,7 +347,7 @@ def test_a_slow_body_is_not_waited_for(tmp_path: Path) -> None:
             "path": "/v1/jobs",
             "headers": [(b"content-length", b"10"), (b"host", b"localhost")],
         }
-        await server.Bounded(app, None, seconds=0.05)(scope, receive, send)
+        await server.Bounded(app, None, None, seconds=0.05)(scope, receive, send)
         assert said[0]["status"] == 408
         assert (b"connection", b"close") in said[0]["headers"]
         assert not late, "what still comes is thrown away, so that the client can read the answer"

@@ -38,7 +38,10 @@ def play(tmp_path: Path) -> Play:
 
 def states(service: Service) -> str:
     """Everything that the jobs are."""
-    return json.dumps({name: served.state() for name, served in sorted(service.catalog.running.items())})
+    running = sorted(service.catalog.running.items())
+    return json.dumps(
+        {name: {"now": served.newest, "job": served.job.state_dict()} for name, served in running}
+    )
 
 
 def killed(service: Service, directory: Path) -> str:
@@ -208,7 +211,8 @@ def test_whatever_comes_at_once_a_restart_finds_the_same(tmp_path: Path, seed: i
                     statuses = [status for status, _ in await asyncio.gather(*sent)]
                     counted["sent"] += 200 in statuses
                     status = statuses[0]
-            assert status in (200, 201, 202, 204, 404, 403, 409, 410, 507), status
+            # 422: the round was taken back when all had left it, and then divided among more.
+            assert status in (200, 201, 202, 204, 404, 403, 409, 410, 422, 507), status
             await asyncio.sleep(0)
 
     async def trouble(call: Caller) -> None:

@@ -77,7 +77,7 @@ def test_answers_are_those_of_fastapi(tmp_path: Path, monkeypatch: pytest.Monkey
         slow = asyncio.run(answers(tmp_path / "slow"))
     sent: list[int] = []
 
-    def noted(said: Any, status: int, *headers: Any) -> JSONResponse:
+    def noted(said: Any, status: int = 200, *headers: Any) -> JSONResponse:
         sent.append(status)
         return JSONResponse(said, status, *headers)
 

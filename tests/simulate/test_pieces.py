@@ -64,7 +64,7 @@ def test_steady_speeds_lose_nothing_to_it() -> None:
 def test_a_round_follows_its_claims_in_time() -> None:
     piece_plan = PiecePlan(np.array([0.5]), *np.zeros((2, 1)), np.full((1, 2), 2.0), np.ones((1, 2)))
     loads, slope = np.array([[8, 8]]), np.array([[1.0, 4.0]])
-    ran = play(piece_plan, loads, slope, np.zeros((1, 2)), 0.0, ahead=0.0)
+    ran = play(piece_plan, loads, slope, np.zeros((1, 2)), 0.0)
     # Worker 0: 4 at once until 4, 2 more at 4 and 2 more at 6, until 8; worker 1 is at 16 before it could claim.
     assert ran.loads.tolist() == [[10, 6]]
     assert ran.pieces.tolist() == [[4, 2]]

@@ -133,7 +133,7 @@ def test_a_resumed_epoch_uses_only_what_is_left():
 
 @pytest.mark.parametrize("sync", ["bsp", "ssp:2", "lsp:2:2", "asp"])
 def test_a_frozen_worker_is_given_up_and_comes_back(sync):
-    members = [Member(10.5, 1, "freeze", back=40.0)]
+    members = [Member(10.5, 1, "freeze"), Member(40.0, 1, "thaw")]
     run, _ = server([1, 1, 1], sync=sync, members=members)
     updates = run.run(seconds=60.0)
     times = [u.ended for u in updates]
@@ -170,7 +170,8 @@ def test_members_come_and_go_after_so_many_updates():
 
 @pytest.mark.parametrize("back", [4, float("inf")])
 def test_the_others_wait_a_given_time_for_who_stops_without_a_word(back):
-    run, _ = server([1, 1, 1], by_update=[Member(2, 1, "freeze", back)], give_up=0.0, floor=3.0)
+    members = [Member(2, 1, "freeze"), Member(back, 1, "thaw")]
+    run, _ = server([1, 1, 1], by_update=members, give_up=0.0, floor=3.0)
     updates = run.run(updates=6)
     after = [0, 1, 2] if back == 4 else [0, 2]
     assert [entry[:2] for entry in log(updates)] == [
@@ -190,7 +191,8 @@ def test_who_stops_in_the_first_round_is_given_up_too():
 
 
 def test_who_thaws_before_it_is_given_up_goes_on_where_it_was():
-    run, _ = server([1, 1, 1], sync="asp", by_update=[Member(3, 1, "freeze", 6)], give_up=0.0, floor=9.0)
+    members = [Member(3, 1, "freeze"), Member(6, 1, "thaw")]
+    run, _ = server([1, 1, 1], sync="asp", by_update=members, give_up=0.0, floor=9.0)
     assert [(now, *who) for now, who, _ in log(run.run(updates=9))] == [
         (1.0, 0),
         (1.0, 1),

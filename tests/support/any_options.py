@@ -61,7 +61,7 @@ WORDS = [
     "lbbsp:forecast=narx:inputs=6",
     "optimum", "equal,level", ",", "a=b", "digits", "mlp", "resnet18", "cnn", "loss", "hook", "torch", "ray", "mpi",
     "bsp", "asp", "ssp:2", "ssp:-1", "ssp:x", "lsp:3:5", "everyone", "static:2", "static:nan", "dbw", "push-wait",
-    "pull", "fixed", "adascale", "iterated", "exact", "uniform", "mds", "lt", "weibull", "empirical",
+    "pull", "fixed", "adascale", "iterated", "exact", "uniform", "weibull", "empirical",
     "1,1,4", "1,1,1,4", "nan,1,1,1", "1e300,1,1,1", "1,,1", "1:64,1:64,:,:", ":", "9:8,:,:,:", "-1:,:,:,:",
     "1:99999999999999999999,:,:,:", "100", "a=100", "a=-1", "nan", "1e300", "0", "127.0.0.1", "localhost", "::1",
     "127.0.0.1:9", "127.0.0.1:²", "no host", "²", "\x1b[31m", "ü" * 40, " ", "[red]", "dolbie", "lbbsp", "fig1",

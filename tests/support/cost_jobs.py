@@ -15,7 +15,6 @@ from torch.nn.parallel import DistributedDataParallel
 from paceline.errors import PacelineError
 from paceline.torch import Pace, RoundResult
 from paceline.torch.feed.pieces import Order
-from paceline.torch.progress import batches
 from support.token_jobs import IGNORED, WORDS, loss_of, means_of_sentences, model, sharded_over
 
 COUNT, BATCH, SEED = 150, 32, 5
@@ -59,8 +58,8 @@ def one_process(epochs: int, by_sentence: bool = False) -> list[torch.Tensor]:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.3, momentum=0.9)
     for epoch in range(epochs):
         order = Order(COUNT, SEED).epoch(epoch)
-        for first, size in batches(COUNT, 0, BATCH):
-            words, labels, _ = filled([data[index] for index in order[first : first + size]])
+        for first in range(0, COUNT, BATCH):
+            words, labels, _ = filled([data[index] for index in order[first : first + BATCH]])
             optimizer.zero_grad()
             out = net(words)
             (

@@ -326,13 +326,13 @@ class Forked:
     def __init__(self, process: Any) -> None:
         self.process, self.pid = process, process.pid
 
-    def status(self) -> int | None:
+    def poll(self) -> int | None:
         return None if self.process.is_alive() else int(self.process.exitcode)
 
     def kill(self) -> None:
         self.process.kill()
 
-    def leave(self) -> None:
+    def terminate(self) -> None:
         self.process.terminate()
 
 
@@ -353,6 +353,9 @@ class Told:
 
     faults: list[Fault] = field(default_factory=list)
     losses: list[Loss] = field(default_factory=list)
+    seen: dict[int, float] = field(
+        default_factory=dict
+    )  # when each worker's loss was, as ``time.time`` tells it
     lines: dict[int, list[dict[str, Any]]] = field(default_factory=dict)  # by worker
     places: dict[int, int] = field(default_factory=dict)  # of all that were started
     stalls: list[Any] = field(default_factory=list)  # processes that stop the launcher for a while
@@ -402,8 +405,10 @@ def run(
         over = False
         while not over:
             over = not keeper.workers  # and once more, for what they said last
-            told.losses += keeper.look()
-            for ident in range(keeper._next):
+            losses = keeper.look()
+            told.losses += losses
+            told.seen |= {loss.ident: time.time() for loss in losses}
+            for ident in range(len(keeper.placed)):
                 path = out / str(ident)
                 if ident not in files and path.exists():
                     files[ident] = path.open()
@@ -418,7 +423,7 @@ def run(
             if keeper.running:
                 plan(keeper, told, newest)
             if time.monotonic() > until:
-                there = keeper.membership.members
+                there = keeper.members
                 raise AssertionError(f"round {newest} after {seconds} s; {told.faults}; members {there}")
             time.sleep(0.002)
     finally:
@@ -430,7 +435,7 @@ def run(
 
 def hit(keeper: Supervisor, told: Told, kind: str, who: int) -> None:
     """Do it to this worker."""
-    process, place = keeper.workers[who].process, keeper.membership.workers[who].place  # type: ignore[attr-defined]
+    process, place = keeper.workers[who].process, keeper.placed[who]  # type: ignore[attr-defined]
     told.faults.append(Fault(kind, who, time.time(), place))
     number = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP, "leave": signal.SIGTERM}[kind]
     with suppress(ProcessLookupError):
@@ -448,7 +453,7 @@ def faults(out: Path, kinds: list[str], many: int, gap: float, seed: int = 0) ->
     chance, state = random.Random(seed), {"next": 0.0}
 
     def plan(keeper: Supervisor, told: Told, newest: int) -> None:
-        members = keeper.membership.members
+        members = keeper.members
         now = time.monotonic()
         there = {member.ident for member in members}
         whole = len(members) == keeper._places and newest >= 2

@@ -118,13 +118,13 @@ def phased(
         state["orders"].append(path)
 
     def plan(keeper: Supervisor, told: Told, newest: int) -> None:
-        now, there = time.monotonic(), keeper.membership.members
+        now, there = time.monotonic(), keeper.members
         hits = [(who, line) for who, line in told.of("hit")]
         for who, line in hits:
             if (who, line["at"]) in state["seen"]:
                 continue
             state["seen"].add((who, line["at"]))
-            place = keeper.membership.workers[who].place if who in keeper.membership.workers else -1
+            place = keeper.placed[who] if who in keeper.workers else -1
             told.faults.append(Fault(state["kind"], who, line["at"], place, line["phase"]))
             if line["what"] == "leave":
                 keeper.start(told.places[who])
@@ -136,7 +136,7 @@ def phased(
                 if who in keeper.workers:
                     with suppress(ProcessLookupError):
                         os.kill(keeper.workers[who].process.pid, signal.SIGCONT)  # type: ignore[attr-defined]
-        told.places.update({m.ident: m.place for m in keeper.membership.workers.values()})
+        told.places.update(keeper.placed)
         begun = {who for who, _ in told.of("joined")}
         whole = len(there) == keeper._places and {m.ident for m in there} <= begun and newest >= 2
         gone = {who for who, line in hits if line["what"] in ("kill", "freeze", "leave")}
@@ -175,7 +175,7 @@ def phased(
         elif kind in ("joiner", "joiner freezes", "joiner leaves", "joiner is killed"):
             what = {"joiner freezes": "freeze", "joiner leaves": "leave"}.get(kind, "kill")
             instants = {"joiner": JOINER, "joiner freezes": JOINER[1:]}.get(kind, BEGINNER)
-            order(keeper._next, what, chance.choice(instants))
+            order(len(keeper.placed), what, chance.choice(instants))
             order(who, chance.choice(["kill", "leave"]), phase, after)
         else:
             told.faults.append(Fault(kind, -1, time.time(), -1, "any"))

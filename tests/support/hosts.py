@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 from paceline.torch.feed.pieces import Order
-from paceline.torch.progress import batches
 from support.scripted import Script
 from support.torch_jobs import FEATURES, Samples, fresh, optimizer_of
 
@@ -59,8 +58,8 @@ def whole_batch(
     stepper, drawn = optimizer(model), order or Order(count, SEED).epoch
     for epoch in range(epochs):
         indices = torch.as_tensor(list(drawn(epoch)))
-        for first, size in batches(count, 0, batch):
-            chosen = indices[first : first + size]
+        for first in range(0, count, batch):
+            chosen = indices[first : first + batch]
             loss_of(model(data.x[chosen]), data.y[chosen]).backward()
             if clip is not None:
                 nn.utils.clip_grad_norm_(model.parameters(), clip)

@@ -21,7 +21,6 @@ from paceline.torch import Merge, Pace
 from paceline.torch.elastic.membership import Where
 from paceline.torch.feed.pieces import Order
 from paceline.torch.local import Merging
-from paceline.torch.progress import batches
 from support import elastic_jobs
 from support.elastic_jobs import Told
 from support.scripted import Script
@@ -242,8 +241,8 @@ def together(steps: int, count: int, momentum: float, adam: bool = False) -> dic
     data, order, done, epoch = Samples(count), Order(count, 5), 0, 0
     while done < steps:
         indices = order.epoch(epoch)
-        for first, size in batches(count, 0, BATCH):
-            chosen = torch.from_numpy(indices[first : first + size])
+        for first in range(0, count, BATCH):
+            chosen = torch.from_numpy(indices[first : first + BATCH])
             loss_of(model, data.x[chosen], data.y[chosen], None).backward()
             optimizer.step()
             optimizer.zero_grad()

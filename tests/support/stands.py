@@ -11,12 +11,12 @@ class Stands:
     def __init__(self, where: Where) -> None:
         self.where, self.over, self.told, self.pid = where, None, list[str](), None
 
-    def status(self) -> int | None:
+    def poll(self) -> int | None:
         return self.over
 
     def kill(self) -> None:
         self.told.append("kill")
         self.over = -9
 
-    def leave(self) -> None:
+    def terminate(self) -> None:
         self.told.append("leave")

@@ -17,7 +17,6 @@ from torch.nn.parallel import DistributedDataParallel
 from paceline.errors import PacelineError
 from paceline.torch import Pace, RoundResult
 from paceline.torch.feed.pieces import Order
-from paceline.torch.progress import batches
 
 COUNT, BATCH, LENGTH, WORDS = 90, 24, 12, 7
 IGNORED = -100
@@ -66,8 +65,8 @@ def one_process(
     optimizer, losses = torch.optim.SGD(net.parameters(), lr=0.3, momentum=0.9), []
     for epoch in range(2):
         order = torch.from_numpy(Order(COUNT, 5).epoch(epoch))
-        for first, size in batches(COUNT, 0, BATCH):
-            chosen = order[first : first + size]
+        for first in range(0, COUNT, BATCH):
+            chosen = order[first : first + BATCH]
             optimizer.zero_grad()
             out, labels = net(data.words[chosen]), data.labels[chosen]
             if by_sentence:

@@ -21,7 +21,6 @@ from paceline.torch import Pace, RoundResult
 from paceline.torch.feed.pieces import Order
 from paceline.torch.measuring import measure
 from paceline.torch.measuring.measure import CpuStopwatch
-from paceline.torch.progress import batches
 from support.scripted import Script
 
 FEATURES, CLASSES = 6, 3
@@ -77,10 +76,10 @@ def reference(
     optimizer, order, step, epoch = optimizer_of(model), Order(count, 5), 0, 0
     while step < steps:
         indices = order.epoch(epoch)
-        for first, size in batches(count, 0, batch):
+        for first in range(0, count, batch):
             if step == steps:
                 break
-            chosen = torch.from_numpy(indices[first : first + size])
+            chosen = torch.from_numpy(indices[first : first + batch])
             loss_of(model(data.x[chosen]), data.y[chosen]).backward()
             optimizer.step()
             optimizer.zero_grad()

@@ -21,7 +21,6 @@ from transformers import (
 from paceline.errors import PacelineError
 from paceline.hosts.transformers import BalancedTrainer
 from paceline.torch.feed.pieces import Order
-from paceline.torch.progress import batches
 from support import hosts
 from support.hosts import COUNT, EPOCHS, FREE, SEED, UNEVEN, fresh
 from support.torch_jobs import Samples
@@ -121,8 +120,8 @@ def whole(
     losses = []
     for epoch in range(EPOCHS):
         indices = Order(COUNT, SEED).epoch(epoch)
-        for first, size in batches(COUNT, 0, BATCH):
-            rows = [data[int(i)] for i in indices[first : first + size]]
+        for first in range(0, COUNT, BATCH):
+            rows = [data[int(i)] for i in indices[first : first + BATCH]]
             batch = (collate or default_data_collator)(rows)
             loss = model(**batch)["loss"]
             loss.backward()

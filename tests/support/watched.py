@@ -89,7 +89,7 @@ def train(
                 loss.backward()
         time.sleep(pauses[rank].get("FINISH", 0.0))
         optimizer.step()
-    attached = probe is not None and probe.attached
+    attached = probe is not None and bool(probe._hooks._handles)
     if probe is not None:
         probe.detach()
     values = torch.cat([p.detach().flatten() for p in ddp.parameters()]).tolist()

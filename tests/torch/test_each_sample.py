@@ -78,7 +78,7 @@ def test_what_the_ranks_ran_is_all_of_the_round_or_it_is_told(ran: tuple[int, in
     rows["pieces"]["samples"], rows["pieces"]["pieces"] = ran, 1
     rows["pieces"]["sizes"][:, 0] = rows["pieces"]["amounts"][:, 0] = ran
     rows["pieces"]["times"][:, 0] = 0.2
-    only = OpenRound(0, 0.0, 0.0, None)
+    only = OpenRound(0, 0, 0.0, 0.0, None)
     only.plan = RoundPlan(0, np.array([5, 5]), 10)
     meter: Any = SimpleNamespace(
         told=True,
@@ -88,6 +88,8 @@ def test_what_the_ranks_ran_is_all_of_the_round_or_it_is_told(ran: tuple[int, in
         intervals=True,
         by_itself=False,
         drops=False,
+        counts=False,
+        memory=None,
         collect=lambda: ([only], rows),
     )
     balancer = Balancer(policies.create("factoring", Cluster(2, 10)))

@@ -6,7 +6,6 @@ import json
 import random
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from paceline.torch.elastic import buckets, commit, group, recovery
 from paceline.torch.elastic.buckets import Buckets
 from paceline.torch.elastic.link import Link
 from paceline.torch.elastic.membership import MembershipEpoch, Worker
+from paceline.torch.elastic.recovery import Running
 from paceline.torch.elastic.rendezvous import Rendezvous
 from paceline.torch.elastic.supervisor import Supervisor
 from paceline.torch.measuring.meter import layout
@@ -135,8 +135,8 @@ def test_processes_load_ahead(tmp_path: Path, policy: str) -> None:
     """The next round's samples, and what is claimed, also where ranks are lost and what was loaded is of no use."""
 
     def plan(keeper: Supervisor, told: Told, newest: int) -> None:
-        if not told.faults and newest >= 5 and len(keeper.membership.members) == 3:
-            hit(keeper, told, "kill", keeper.membership.members[1].ident)
+        if not told.faults and newest >= 5 and len(keeper.members) == 3:
+            hit(keeper, told, "kill", keeper.members[1].ident)
 
     told = run(tmp_path, 3, 40, plan, nap=2e-4, policy=policy, workers=1, slow=[1, 3, 1])
     check(told, 40)
@@ -169,12 +169,8 @@ def test_batch_norm(tmp_path: Path) -> None:
     """A joiner has the running statistics of one of the others, and all ranks have the same parameters."""
 
     def plan(keeper: Supervisor, told: Told, newest: int) -> None:
-        if (
-            len(told.faults) < 2
-            and newest >= 10 + 40 * len(told.faults)
-            and len(keeper.membership.members) == 3
-        ):
-            hit(keeper, told, "kill", keeper.membership.members[len(told.faults)].ident)
+        if len(told.faults) < 2 and newest >= 10 + 40 * len(told.faults) and len(keeper.members) == 3:
+            hit(keeper, told, "kill", keeper.members[len(told.faults)].ident)
 
     told = run(tmp_path, 3, 100, plan, restarts=2, nap=5e-4, norm=True, micro_batch=[5, 5, 4])
     assert not told.of("crash"), told.of("crash")[0][1]["trace"]
@@ -197,7 +193,7 @@ def test_nobody_is_left_who_has_the_model(tmp_path: Path) -> None:
     def plan(keeper: Supervisor, told: Told, newest: int) -> None:
         if not told.faults and newest >= 3:
             hit(keeper, told, "kill", 1)
-        elif len(told.faults) == 1 and 2 in {member.ident for member in keeper.membership.members}:
+        elif len(told.faults) == 1 and 2 in {member.ident for member in keeper.members}:
             hit(keeper, told, "freeze", 0)
 
     told = run(tmp_path, 2, FOR_EVER, plan, restarts=5, nap=2e-3)
@@ -356,17 +352,13 @@ def test_a_sample_that_counts_twice_ends_the_run() -> None:
     row = np.zeros((), layout(False, by_itself=True))
 
     def told(ran: list[tuple[int, int]]) -> Any:
-        mine = commit.write(
-            switch=False, ran=ran, first=8, counted=None, used=[True], row=row, place=0, places=2
-        )
+        mine = commit.write(Running(first=8, ran=ran), False, None, [True], row, 0, 2)
         return commit.read(mine.numpy(), 2, layout(False, by_itself=True), 6, 3)
 
     size = 3_000_001  # whose sum of squares no float holds
     halves = [[(8, 1_000_000)], [(1_000_008, 2_000_001)]]
     total = sum(
-        commit.write(
-            switch=False, ran=ran, first=8, counted=None, used=[True], row=row, place=place, places=2
-        ).numpy()
+        commit.write(Running(first=8, ran=ran), False, None, [True], row, place, 2).numpy()
         for place, ran in enumerate(halves)
     )
     assert commit.read(total, 2, layout(False, by_itself=True), size, 3).present.all()
@@ -419,7 +411,7 @@ def test_if_all_are_told_to_leave_after_the_last_round_one_of_them_is_first() ->
         for worker in both:
             link = Link.__new__(Link)
             link.ident, link._epoch = worker.ident, MembershipEpoch(2, both, False)
-            link._heartbeat = SimpleNamespace(known=MembershipEpoch(3, newest, False))  # type: ignore[assignment]
+            link.known = MembershipEpoch(3, newest, False)
             found.append(link.first)
         return found
 

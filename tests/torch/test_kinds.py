@@ -20,8 +20,8 @@ GOOD: dict[str, Any] = {"model": MODEL, "global_batch": 8, "policy": "level"}
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"model": None}, "model is None; expected a torch.nn.Module"),
-        ({"model": "resnet"}, "model is a str; expected a torch.nn.Module"),
+        ({"model": None}, "model=None: expected a torch.nn.Module"),
+        ({"model": "resnet"}, "model='resnet': expected a torch.nn.Module"),
         ({"global_batch": "x"}, "global_batch='x': expected a whole number, 1 to 2,147,483,647"),
         ({"global_batch": float("nan")}, "global_batch=nan: expected a whole number"),
         ({"global_batch": 1e30}, r"global_batch=1e\+30: expected a whole number"),

@@ -244,34 +244,34 @@ def test_a_first_machine_that_is_not_there_is_told_in_sentences() -> None:
 
 def test_a_program_that_ends_slowly_is_not_taken_for_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is no member any more, but nothing kills it, for a while."""
-    from paceline.torch.elastic import membership
+    from paceline.torch.elastic import supervisor
     from paceline.torch.elastic.membership import BEAT, ENDING
-    from paceline.torch.elastic.supervisor import _store
 
-    monkeypatch.setattr(membership, "ENDING_SECONDS", 1.0)
-    store = _store(0)
-    found = membership.Membership(store, 2, dead=0.2)
-    for ident in (0, 1):
-        found.started(ident, ident)
-        store.set(f"join/{ident}", "1")
-    store.add("bell", 1)
-    frozen, beats, began = [], 1, time.monotonic()
-    while not frozen:
-        beats += 1
-        store.set(BEAT(0), str(beats))  # worker 1 gives one sign of life, and then says that it ends
-        store.set(BEAT(1), "1")
-        store.set(ENDING(1), "1")
-        frozen = found.look([])
-        if time.monotonic() - began > 0.9 and not frozen:
-            assert [member.ident for member in found.members] == [0]
-            assert 1 in found.workers
-        assert time.monotonic() - began < 60
-        time.sleep(0.01)
-    assert frozen == [1]
+    monkeypatch.setattr(supervisor, "ENDING_SECONDS", 1.0)
+    keeper, stands = kept(2, restarts=0, dead=0.2)
+    found, beats, began = list[supervisor.Loss](), 1, time.monotonic()
+    try:
+        while not found:
+            beats += 1
+            keeper.store.set(
+                BEAT(0), str(beats)
+            )  # worker 1 gives one sign of life, and then says that it ends
+            keeper.store.set(BEAT(1), "1")
+            keeper.store.set(ENDING(1), "1")
+            found = keeper.look()
+            if time.monotonic() - began > 0.9 and not found:
+                assert [member.ident for member in keeper.members] == [0]
+                assert not stands[1].told
+            assert time.monotonic() - began < 60
+            time.sleep(0.01)
+    finally:
+        keeper.close()
+    assert [(loss.ident, loss.words) for loss in found] == [(1, "gave no sign of life for 0.2 s")]
+    assert stands[1].told == ["kill"]
     assert time.monotonic() - began > 1.2
 
 
-def kept(places: int, restarts: int) -> tuple[Supervisor, list[Stands]]:
+def kept(places: int, restarts: int, dead: float = 100.0) -> tuple[Supervisor, list[Stands]]:
     """A keeper of workers that have met, and are no processes."""
     stands = list[Stands]()
 
@@ -279,7 +279,7 @@ def kept(places: int, restarts: int) -> tuple[Supervisor, list[Stands]]:
         stands.append(Stands(where))
         return stands[-1]
 
-    keeper = Supervisor(places, start, restarts, dead=100.0)
+    keeper = Supervisor(places, start, restarts, dead)
     for ident in range(places):
         keeper.store.set(f"join/{ident}", "1")
     keeper.look()
@@ -302,12 +302,12 @@ def test_one_that_is_about_to_join_when_the_run_ends_is_told_nothing() -> None:
     keeper.store.set("join/2", "1")
     keeper.store.add("bell", 1)
     keeper.look()
-    assert [member.ident for member in keeper.membership.members] == [0, 2]
-    newest = keeper.membership.newest
+    assert [member.ident for member in keeper.members] == [0, 2]
+    newest = keeper.newest
     stands[0].over = 0
     (loss,) = keeper.look()
     assert (loss.words, stands[2].told, keeper.workers) == ("ended", ["kill"], {})
-    assert keeper.membership.newest == newest
+    assert keeper.newest == newest
     keeper.close()
 
 
@@ -323,6 +323,30 @@ def test_nobody_takes_the_place_of_one_that_failed() -> None:
         (loss,) = keeper.look()
         assert (loss.place, loss.words, loss.lost, loss.failed) == (2, "was killed by SIGKILL", True, False)
         assert [each.where.place for each in stands] == [0, 1, 2, 2]
-        assert [member.place for member in keeper.membership.members] == [0]
+        assert [member.place for member in keeper.members] == [0]
     finally:
         keeper.close()
+
+
+def test_who_has_not_begun_ends_no_other(capsys: pytest.CaptureFixture[str]) -> None:
+    """The workers of a run that needs them all never do; those that were killed are told first. Others have a script
+    that trains nothing, and is over with the first of them."""
+    stands = list[Stands]()
+
+    def start(where: Where) -> Stands:
+        stands.append(Stands(where))
+        return stands[-1]
+
+    keeper = Supervisor(4, start, 3)
+    try:
+        stands[1].over = 0
+        assert [loss.words for loss in keeper.look()] == ["ended"]
+        stands[0].over, stands[2].over = 2, -9
+        found = [(loss.ident, loss.words) for loss in keeper.look()]
+        assert found == [(2, "was killed by SIGKILL"), (0, "ended with status 2")]
+        assert (len(stands), stands[3].told) == (4, [])
+        stands[3].over = 0
+        assert launcher.watch(keeper, []) == 0
+    finally:
+        keeper.close()
+    assert not capsys.readouterr().err

@@ -197,13 +197,13 @@ def test_what_a_node_agent_is_told_and_tells(monkeypatch: pytest.MonkeyPatch) ->
     station, thread, status = joined()
     until(lambda: len(workers) == 2)
     workers[0].over = 7
-    until(lambda: three[0].status() == 7 and len(workers) == 3)  # which waited for room
+    until(lambda: three[0].poll() == 7 and len(workers) == 3)  # which waited for room
     three[2].kill()
-    until(lambda: three[2].status() == -9)
+    until(lambda: three[2].poll() == -9)
     station.leave()
     assert workers[1].told == ["leave"]
     workers[1].over = 0
-    until(lambda: three[1].status() == 0 and "machine 2 has left" in said)
+    until(lambda: three[1].poll() == 0 and "machine 2 has left" in said)
     thread.join(20)
     assert status == [0]
 
@@ -211,7 +211,7 @@ def test_what_a_node_agent_is_told_and_tells(monkeypatch: pytest.MonkeyPatch) ->
     station, thread, status = joined()
     until(lambda: len(workers) == 4)
     monkeypatch.setattr("paceline.torch.elastic.nodes.LOOK", 3.0)  # it stands still
-    until(lambda: last.status() == GONE)
+    until(lambda: last.poll() == GONE)
     assert "machine 3 gave no sign of life for 0.5 s" in said
     monkeypatch.setattr("paceline.torch.elastic.nodes.LOOK", 0.01)
     until(lambda: "machine 4 has joined" in said)  # it hears that the others went on, and comes again

@@ -5,7 +5,7 @@ import torch
 
 from paceline.errors import PacelineError
 from paceline.learners import models
-from paceline.learners.models import Fit, features
+from paceline.learners.models import Fit
 
 
 def parameters(model):
@@ -36,9 +36,9 @@ def test_the_original_vgg16():
         first, second, third = (
             torch.nn.Linear(*sizes) for sizes in ((512 * 49, 4096), (4096, 4096), (4096, 1000))
         )
-        model = torch.nn.Sequential(
-            features(3, batch_norm=False), torch.nn.Flatten(), first, relu, drop, second, relu, drop, third
-        )
+        features = models.create("vgg16", (3, 32, 32))[1]
+        plain = [layer for layer in features if not isinstance(layer, torch.nn.BatchNorm2d)]
+        model = torch.nn.Sequential(*plain, torch.nn.Flatten(), first, relu, drop, second, relu, drop, third)
         assert parameters(model) == 138_357_544
         assert model(torch.empty(1, 3, 224, 224)).shape == (1, 1000)
 

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from paceline.torch.feed.pieces import Order
-from paceline.torch.progress import batches
 from support.ranks import run_ranks
 from support.slow_jobs import (
     BATCH,
@@ -58,7 +57,7 @@ def rounds(short: bool) -> list[torch.Tensor]:
     order, found, epoch = Order(COUNT, SEED), list[torch.Tensor](), 0
     while len(found) < STEPS:
         indices = torch.from_numpy(order.epoch(epoch))
-        found += [indices[at : at + n] for at, n in batches(COUNT, 0, BATCH) if short or n == BATCH]
+        found += [each for each in indices.split(BATCH) if short or len(each) == BATCH]
         epoch += 1
     return found[:STEPS]
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from paceline.errors import PacelineError
 from paceline.torch import Pace
-from paceline.torch.feed.streams import Supply, available
+from paceline.torch.feed.streams import available
 from support.ranks import run_ranks
 from support.stream_jobs import Stream, fails_while_drawing, streams
 from support.torch_jobs import UNEVEN, fresh
@@ -58,14 +58,13 @@ def test_every_sample_once_and_the_model_of_one_process() -> None:
     st.integers(1, 2),
 )
 def test_no_rank_is_given_more_than_it_holds(held: list[int], most: int, quantum: int, floor: int) -> None:
-    supply = Supply(np.array(held), np.ones(len(held), bool))
-    can = available(supply, np.full(len(held), most), quantum, floor)
-    assert (can <= supply.held).all()
+    can = available(np.array(held), np.full(len(held), most), quantum, floor)
+    assert (can <= held).all()
     assert (can <= most).all()
     assert (can % quantum == 0).all()
     assert (can >= 0).all()
     if floor == quantum == 1:
-        assert (can == np.minimum(supply.held, most)).all()
+        assert (can == np.minimum(held, most)).all()
 
 
 def test_what_a_stream_is_asked() -> None:

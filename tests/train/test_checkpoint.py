@@ -35,7 +35,7 @@ def torch_archive() -> bytes:
     return buffer.getvalue()
 
 
-def kept(place: Path) -> Checkpoints[int]:
+def kept(place: Path) -> Checkpoints:
     return Checkpoints(place / "run.npz", decode)
 
 

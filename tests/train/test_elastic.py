@@ -81,7 +81,7 @@ def test_workers_are_lost_and_the_run_goes_on(tmp_path: Path) -> None:
     assert any(name.startswith("worker 2 gave no sign of life for 1 s, ") for name in names)
 
 
-KILLED = Loss(1, 1, "was killed by SIGKILL", 0.0, lost=True, failed=False)
+KILLED = Loss(1, 1, "was killed by SIGKILL", lost=True, failed=False)
 
 
 class Told:
@@ -205,7 +205,7 @@ def test_a_worker_that_fails_is_named_with_its_error(tmp_path: Path) -> None:
     told.ran(0, 0)
     told.ran(0, 1)
     told.journal.take({"type": "fault", "message": "ValueError: no such sample."}, 1)
-    failed = Loss(1, 1, "ended with status 1", 0.0, lost=True, failed=True)
+    failed = Loss(1, 1, "ended with status 1", lost=True, failed=True)
     with pytest.raises(WorkerError) as ended:
         told.settle([0], KILLED._replace(ident=2), failed)
     told.journal.close()

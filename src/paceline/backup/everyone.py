@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from paceline.backup.protocol import Backup, Iteration
 from paceline.errors import PacelineError
 
-
-class Nothing(NamedTuple):
-    """There is nothing to remember."""
+Nothing = tuple[()]  # to remember
 
 
 @dataclass(frozen=True)
@@ -20,7 +17,7 @@ class Everyone(Backup[Nothing]):
     workers: int
 
     def init(self) -> tuple[int, Nothing]:
-        return self.workers, Nothing()
+        return self.workers, ()
 
     def step(self, state: Nothing, happened: Iteration) -> tuple[int, Nothing]:
         return max(1, happened.present), state
@@ -44,7 +41,7 @@ class Static(Backup[Nothing]):
             )
 
     def init(self) -> tuple[int, Nothing]:
-        return self.k, Nothing()
+        return self.k, ()
 
     def step(self, state: Nothing, happened: Iteration) -> tuple[int, Nothing]:
         return max(1, min(self.k, happened.present)), state

@@ -14,7 +14,7 @@ share. ``play_round`` delivers the messages within one process and counts them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,9 +36,9 @@ class DolbieState(NamedTuple):
 class Dolbie(Policy[DolbieState]):
     """All move towards what the straggler's time allows them (DOLBIE, eqs. (5), (6), section IV-B, Algorithm 1).
 
-    alpha: the first step alpha_1; ``dolbie:step=0.001`` says the same. By default eq. (7) of the initial
-        shares; a larger one is cut to that, since the paper's proof of feasibility starts there. For two
-        workers eq. (7) is 1, with which the shares swing to and fro for ever; give a smaller one.
+    alpha: the first step alpha_1. By default eq. (7) of the initial shares; a larger one is cut to that, since the
+        paper's proof of feasibility starts there. For two workers eq. (7) is 1, with which the shares swing to and
+        fro for ever; give a smaller one.
     monotone: steps never grow, as printed. False computes each again, min(alpha_1, eq. (7)) of the round's
         straggler, which does not die away.
     tight: in place of eq. (7), the exact limit x_s / sum (x'_i - x_i) of which (7) is the worst case.
@@ -51,9 +51,6 @@ class Dolbie(Policy[DolbieState]):
     monotone: bool = True
     tight: bool = False
     floor: float = 1e-3
-    aliases: ClassVar[dict[str, str]] = {
-        "step": "alpha"
-    }  # "step" is the word for it, and a method's name here
 
     def __post_init__(self) -> None:
         if self.alpha is not None and not 0 < self.alpha <= 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 
@@ -12,23 +12,22 @@ from paceline.balance.protocol import Policy
 from paceline.rounds import Array, Cluster, Plan, Round
 
 
-class EqualState(NamedTuple):
-    shares: Array  # everybody's when all are present, (..., n)
-
-
 @dataclass(frozen=True)
-class Equal(Policy[EqualState]):
-    """Every present worker gets the same share, within its limits (DOLBIE, baseline EQU)."""
+class Equal(Policy[Array]):
+    """Every present worker gets the same share, within its limits (DOLBIE, baseline EQU).
+
+    Its state is everybody's share when all are present, shape (..., n).
+    """
 
     cluster: Cluster
     follows: ClassVar[bool] = False
     settles: ClassVar[bool] = False
 
-    def init(self) -> tuple[Plan, EqualState]:
+    def init(self) -> tuple[Plan, Array]:
         shares = even(self.cluster)
-        return Plan(shares), EqualState(shares)
+        return Plan(shares), shares
 
-    def step(self, state: EqualState, round: Round) -> tuple[Plan, EqualState]:
+    def step(self, state: Array, round: Round) -> tuple[Plan, Array]:
         if round.present.all():
-            return Plan(state.shares), state
+            return Plan(state), state
         return Plan(among_present(self.cluster, round.present, np.ones(self.cluster.shape))), state

@@ -93,21 +93,10 @@ class Factoring(Forecasting, Policy[FactoringState]):
 
     def init(self) -> tuple[Plan, FactoringState]:
         plan, inner = self.planner().init()
-        lead = self.cluster.shape[:-1]
-        state = FactoringState(
-            inner,
-            plan.shares,
-            np.zeros((*lead, len(PORTIONS))),
-            np.zeros((*lead, 1)),
-            np.zeros(self.cluster.shape),
-            np.full((*lead, 1), self.overhead),
-            np.zeros((*lead, 1)),
-            np.zeros((*lead, 1)),
-            np.ones((*lead, 1)),
-            np.zeros((*lead, 1)),
-            np.zeros((*lead, 1)),
-        )
-        return self._planned(plan, state)
+        lead, speeds = self.cluster.shape[:-1], np.zeros(self.cluster.shape)
+        losses, nothing = np.zeros((*lead, len(PORTIONS))), np.zeros((*lead, 1))
+        learned = (speeds, nothing + self.overhead, nothing, nothing, nothing + 1.0, nothing, nothing)
+        return self._in_pieces(plan, FactoringState(inner, plan.shares, losses, nothing, *learned))
 
     def step(self, state: FactoringState, round: Round) -> tuple[Plan, FactoringState]:
         plan, inner = self.planner().step(state.plan, round)
@@ -120,12 +109,7 @@ class Factoring(Forecasting, Policy[FactoringState]):
         state = FactoringState(
             inner, plan.shares, lost[0], lost[1], speeds, *pieces, state.at_once, *lost[2:]
         )
-        return self._planned(plan, state)
-
-    def _planned(self, plan: Plan, state: FactoringState) -> tuple[Plan, FactoringState]:
-        plan = self._in_pieces(plan, state)
-        assert plan.piece_plan is not None
-        return plan, state._replace(at_once=np.asarray(plan.piece_plan.at_once)[..., None])
+        return self._in_pieces(plan, state)
 
     def _lost(self, state: FactoringState, round: Round) -> tuple[Array, Array, Array, Array]:
         """``losses``, ``weight``, ``ends`` and ``seen`` of the state after a round."""
@@ -149,7 +133,7 @@ class Factoring(Forecasting, Policy[FactoringState]):
     def _planner(self) -> Level:
         return Level(self.cluster, self.forecast)
 
-    def _in_pieces(self, plan: Plan, state: FactoringState) -> Plan:
+    def _in_pieces(self, plan: Plan, state: FactoringState) -> tuple[Plan, FactoringState]:
         speeds, piece = state.speeds, state.piece
         together = speeds.sum(-1, keepdims=True)
         known = together > 0
@@ -170,7 +154,8 @@ class Factoring(Forecasting, Policy[FactoringState]):
             else np.full(plan.shares.shape[:-1], float(first))
         )
         piece_plan = PiecePlan(portion, np.full(portion.shape, part), then, np.maximum(least, 1.0), speeds)
-        return Plan(plan.shares, plan.quorum, plan.costs, piece_plan)
+        divided = Plan(plan.shares, plan.quorum, plan.costs, piece_plan)
+        return divided, state._replace(at_once=np.asarray(portion)[..., None])
 
     def _then(self, state: FactoringState) -> Array:
         """What part of what is due to a worker a claim is, once all have told their speeds; (...,)."""
@@ -198,15 +183,10 @@ def _learned(state: FactoringState, pieces: PieceTimes | None) -> tuple[Array, A
     piece, claimed, strayed = state.piece, state.claimed, state.strayed
     if pieces is None:
         return piece, claimed, strayed
-    expected = _sum_of_known(pieces.expected)
+    expected = np.nansum(pieces.expected, -1, keepdims=True)
     kept = np.where(expected > 0, STRAY_MEMORY, 1.0)
     piece = _mean_of_known(pieces.cost, piece)
-    return piece, kept * claimed + expected, kept * strayed + _sum_of_known(pieces.strayed)
-
-
-def _sum_of_known(values: Array) -> Array:
-    """Of each run's workers, (..., 1)."""
-    return np.where(np.isnan(values), 0.0, values).sum(-1, keepdims=True)
+    return piece, kept * claimed + expected, kept * strayed + np.nansum(pieces.strayed, -1, keepdims=True)
 
 
 def _mean_of_known(values: Array, otherwise: Array) -> Array:

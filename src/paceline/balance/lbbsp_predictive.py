@@ -12,6 +12,7 @@ from paceline.balance.protocol import Forecasting, Policy
 from paceline.costs import Linear, line_through
 from paceline.errors import PacelineError
 from paceline.forecast import Reading
+from paceline.forecast.protocol import smoothed
 from paceline.rounds import Array, Cluster, Plan, Round
 from paceline.shares import water_level
 
@@ -85,9 +86,7 @@ class LbbspGpu(LbbspCpu):
             )
 
     def _communication(self, overhead: Array, round: Round) -> Array:
-        read = np.where(round.present, round.overhead, np.nan)
-        moved = np.where(np.isnan(overhead), read, overhead + COMMUNICATION_GAIN * (read - overhead))
-        return np.where(round.present, moved, overhead)
+        return smoothed(overhead, round.overhead, COMMUNICATION_GAIN, round.present)
 
     def _within(self, least: Array, most: Array) -> tuple[Array, Array]:
         return np.minimum(np.maximum(least, self.knee), most), most

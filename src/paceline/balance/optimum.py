@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,22 +16,18 @@ from paceline.rounds import Cluster, Plan, Round
 from paceline.shares import water_level
 
 
-class OptimumState(NamedTuple):
-    """Nothing to remember."""
-
-
 @dataclass(frozen=True)
-class Optimum(Policy[OptimumState]):
+class Optimum(Policy[tuple[()]]):
     """The clairvoyant optimum of each round, for comparison: nothing is quicker (DOLBIE, baseline OPT)."""
 
     cluster: Cluster
     needs_upcoming: ClassVar[bool] = True
 
-    def init(self) -> tuple[Plan, OptimumState]:
+    def init(self) -> tuple[Plan, tuple[()]]:
         """An equal division: nothing is known yet. Whoever knows the first round's costs asks ``plan``."""
-        return Plan(even(self.cluster)), OptimumState()
+        return Plan(even(self.cluster)), ()
 
-    def step(self, state: OptimumState, round: Round) -> tuple[Plan, OptimumState]:
+    def step(self, state: tuple[()], round: Round) -> tuple[Plan, tuple[()]]:
         if round.upcoming is None:
             raise PacelineError("policy 'optimum' needs the next round's costs; only a simulation has them")
         return self.plan(round.upcoming, round.present), state

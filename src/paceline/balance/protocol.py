@@ -12,7 +12,7 @@ S = TypeVar("S")
 
 
 class Policy(Protocol[S]):
-    """Decides how much each worker does. Frozen: what changes lives in the state, a NamedTuple of arrays.
+    """Decides how much each worker does. Frozen: what changes lives in the state: an array, or a tuple of them.
 
     A class that inherits from it says of itself only what differs from what stands here; one that does not inherit
     is completed where it is used (``complete``).

@@ -73,8 +73,7 @@ class Wlbs(Policy[WlbsState]):
             loads = largest_remainder(wanted * cluster.global_batch, self._micro)
             # Whole micro-batches may break a limit; what does goes to the others.
             shares = np.broadcast_to(among_present(cluster, everybody, loads), cluster.shape)
-        nothing = np.zeros(cluster.shape)
-        cycle = Cycle(nothing, nothing, nothing, np.asarray(0))
+        cycle = _begun(cluster)
         return Plan(np.array(shares)), WlbsState(shares * cluster.global_batch, cycle, cycle)
 
     def step(self, state: WlbsState, round: Round) -> tuple[Plan, WlbsState]:
@@ -82,10 +81,10 @@ class Wlbs(Policy[WlbsState]):
         loads = state.loads
         if self.epoch and epoch.age >= self.epoch:
             loads = self._adjusted(loads, epoch, 1)
-            epoch, batches = _cleared(epoch), _cleared(batches)
+            epoch = batches = _begun(self.cluster)
         elif batches.age >= self.period:
             loads = self._adjusted(loads, batches, self._micro)
-            batches = _cleared(batches)
+            batches = _begun(self.cluster)
         shares = loads / self.cluster.global_batch
         if not round.present.all():
             shares = among_present(self.cluster, round.present, shares)
@@ -93,7 +92,8 @@ class Wlbs(Policy[WlbsState]):
 
     @property
     def _micro(self) -> int:
-        return self.micro or max(1, round_half_up(self.cluster.global_batch / (16 * self.cluster.workers)))
+        sixteenth = self.cluster.global_batch / (16 * self.cluster.workers)
+        return self.micro or max(1, int(sixteenth + 0.5))
 
     def _adjusted(self, loads: Array, cycle: Cycle, unit: int) -> Array:
         """Moves what makes the worst and the best equally long (WLBS, section 3.2 (adjustments), section 3.2 (stop),
@@ -142,8 +142,9 @@ def largest_remainder(loads: Array, unit: int) -> Array:
     return whole
 
 
-def round_half_up(value: float) -> int:
-    return int(value + 0.5)
+def _begun(cluster: Cluster) -> Cycle:
+    nothing = np.zeros(cluster.shape)
+    return Cycle(nothing, nothing, nothing, np.asarray(0))
 
 
 def _measured(cycle: Cycle, round: Round) -> Cycle:
@@ -154,11 +155,6 @@ def _measured(cycle: Cycle, round: Round) -> Cycle:
         cycle.reports + ran,
         cycle.age + 1,
     )
-
-
-def _cleared(cycle: Cycle) -> Cycle:
-    nothing = np.zeros_like(cycle.seconds)
-    return Cycle(nothing, nothing, nothing, np.zeros_like(cycle.age))
 
 
 def _pair(values: Array, best: NDArray[np.int64], worst: NDArray[np.int64]) -> tuple[Array, Array]:

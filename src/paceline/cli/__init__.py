@@ -18,11 +18,8 @@ from paceline.cli.startup import Ended
 from paceline.errors import PacelineError, WorkerError, meant
 
 COMMANDS = ("train", "serve", "watch", "doctor", "report", "plan", "simulate", "whatif", "reproduce")
-EXTRAS = {
-    "train": "torch",
-    "serve": "serve",
-    "watch": "serve",
-}  # of the package, that a command needs beside cli
+# Of the package, that a command needs beside cli.
+EXTRAS = {"train": "torch", "serve": "serve", "watch": "serve"}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

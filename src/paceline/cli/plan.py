@@ -33,7 +33,6 @@ def command(
     deadline: float | None = Option(
         None, help="Not the least time, but the likeliest to be done by this many ms."
     ),
-    code: str | None = Option(None, help="mds, chunked, lt or uncoded: warn where another would be faster."),
 ) -> None:
     """Plan coded matrix products on uneven workers: who computes how many rows for whom."""
     from paceline.coded import plan, read_problem, read_times
@@ -51,11 +50,6 @@ def command(
     chances = None
     if deadline is not None:
         made, chances = by_deadline(made, deadline)
-    if code is not None:
-        from paceline.coded.simulate import advice
-
-        for sentence in advice(made, code):
-            typer.echo(f"warning: {sentence}", err=True)
     for name, never in zip(problem.masters, never_done(made), strict=True):
         if never > 0:
             chance = f"is never done with probability {never:.2g}, when the workers drawn hold too few rows"

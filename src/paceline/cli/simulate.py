@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -95,10 +94,7 @@ def command(
     changes = {name: value for name, value in changed.items() if value is not None}
     if bool(scenarios) == (trace is not None):
         raise PacelineError("name SCENARIO.toml files, or one --trace FILE.csv; expected one of the two")
-    described: list[Scenario] = [
-        dataclasses.replace(read(path), **changes)  # type: ignore[arg-type]
-        for path in scenarios or ()
-    ]
+    described = [read(path, **changes) for path in scenarios or ()]
     if trace is not None:
         described = [of_trace(trace, **changes)]
     if plot is not None and plot.exists() and not plot.is_dir():
@@ -145,7 +141,8 @@ def command(
             for path in plots.draw(outcome, place):  # type: ignore[arg-type]  # none of these is by cost
                 console.print(f"Picture: {path}")
     told = [
-        _json_by_cost(each) if isinstance(each, DealtOutcome) else to_json(each) | {"verdict": verdict(each)}
+        (_json_by_cost(each) if isinstance(each, DealtOutcome) else to_json(each))
+        | {"verdict": verdict(each)}
         for each in outcomes
     ]
     write_json(json_, told[0] if len(told) == 1 else told)
@@ -155,8 +152,7 @@ def tell(console: Console, outcomes: Sequence[Played], verbose: bool) -> None:
     """Every verdict first, then what each is about and its figures."""
     for outcome in outcomes:
         name = f"{outcome.scenario.name}: " if len(outcomes) > 1 else ""
-        said = _verdict_by_cost(outcome) if isinstance(outcome, DealtOutcome) else verdict(outcome)
-        tables.say(console, name + said)
+        tables.say(console, name + verdict(outcome))
     for outcome in outcomes:
         console.print()
         tables.say(console, heading(outcome.scenario))
@@ -195,7 +191,6 @@ def _json_by_cost(outcome: DealtOutcome) -> dict[str, Any]:
     """All figures, for a file."""
     return {
         "scenario": outcome.scenario.name,
-        "verdict": _verdict_by_cost(outcome),
         "bound_seconds": outcome.bound.sum(0).tolist(),
         "policies": [
             {"policy": name, "divided": way, "of_bound": outcome.of_bound(name, way)}
@@ -269,8 +264,10 @@ def _places(folder: Path, described: list[Scenario]) -> list[Path]:
     return [folder / f"{number}-{name}" for number, name in enumerate(names, 1)]
 
 
-def verdict(outcome: Outcome) -> str:
+def verdict(outcome: Played) -> str:
     """The answer in one sentence; the oracle's own policy, which knows each round in advance, is left out."""
+    if isinstance(outcome, DealtOutcome):
+        return _verdict_by_cost(outcome)
     totals = {name: float(played.latency.sum(0).mean()) for name, played in outcome.policies.items()}
     real = [name for name in totals if name.split(":")[0] != "optimum"] or list(totals)
     best = min(real, key=lambda name: totals[name])

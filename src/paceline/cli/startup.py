@@ -69,7 +69,7 @@ def announce(base: Path, target: str | None) -> None:
 
 
 def launched() -> bool:
-    """What ``paceline.torch.liveness.shutdown`` says of the same name, without PyTorch."""
+    """Whether a launcher, such as torchrun, has started this process and said which rank it is."""
     return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
 
 

@@ -17,7 +17,6 @@ from paceline.cli.options import check_port
 from paceline.cli.output import Counter, check_json, write_json
 from paceline.cli.report import comparison_table
 from paceline.data import datasets
-from paceline.data.datasets import Data
 from paceline.errors import PacelineError
 from paceline.files import allow_open, sweep
 from paceline.runs import read, report, trace
@@ -61,7 +60,9 @@ class Session:
         config = dataclasses.replace(config, workers=launched_ranks() or config.workers)
         data = datasets.load(config.data)
         for policy in chosen:
-            self._check(dataclasses.replace(config, policy=policy), data)
+            own = dataclasses.replace(config, policy=policy)
+            checks.check(own, data)
+            checks.survives(own, self._joined)
         check_json(self._target)
         startup.announce(base, self._target)
         restarted = startup.restarted()
@@ -88,7 +89,8 @@ class Session:
         config = dataclasses.replace(TrainConfig.from_dict(run.config), **changes)
         config = dataclasses.replace(config, workers=launched_ranks() or config.workers)
         data = datasets.load(config.data)
-        self._check(config, data)
+        checks.check(config, data)
+        checks.survives(config, self._joined)
         found = _done(config, run_dir, len(data.x_train))
         if found is not None and found[1]:
             raise PacelineError(f"{run_dir} is finished after {found[0]} steps; there is nothing to resume")
@@ -99,10 +101,6 @@ class Session:
             self._console.print(f"{run_dir}: no checkpoint yet, starting from the beginning")
         result = self._run(config, run_dir, config.policy, True, port, config.rounds(len(data.x_train)))
         self._sum_up(run_dir, [run_dir], result)
-
-    def _check(self, config: TrainConfig, data: Data) -> None:
-        checks.check(config, data)
-        checks.survives(config, self._joined)
 
     def _run(
         self, config: TrainConfig, run_dir: Path, label: str, resume: bool, port: int, steps: int

@@ -8,7 +8,7 @@ from paceline.coded.deadline import by_deadline
 from paceline.coded.delay import Delay, Empirical, Fit, ShiftedExponential, Transmitted, Weibull, fit
 from paceline.coded.layout import Layout, layout, relayout
 from paceline.coded.problem import Problem, random_problem, read_problem, read_times
-from paceline.coded.simulate import Completion, advice, mean_times, simulate, stretched, work_queue
+from paceline.coded.simulate import Completion, simulate, stretched, work_queue
 
 __all__ = [
     "CodedPlan",
@@ -22,11 +22,9 @@ __all__ = [
     "ShiftedExponential",
     "Transmitted",
     "Weibull",
-    "advice",
     "by_deadline",
     "fit",
     "layout",
-    "mean_times",
     "plan",
     "random_problem",
     "read_problem",

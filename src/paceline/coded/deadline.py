@@ -142,16 +142,14 @@ def _climbed(
     """Raise the probability by changing a load, or raising one as another falls, until nothing does."""
     count = len(n)
     identity = np.eye(count)
-    grow = [1 + (step - 1) * row for row in identity for step in STEPS]
-    shift = [np.zeros(count) for _ in grow]
+    moves: list[tuple[Array, Array]] = [(1 + (step - 1) * row, 0 * row) for row in identity for step in STEPS]
     if count <= PAIRS:  # sums at a threshold keep it when one load gives rows to another
         both = [one - other for one in identity for other in identity if one is not other]
-        shift += [portion * problem.rows[m] * each for each in both for portion in PORTIONS]
-        grow += [np.ones(count)] * (len(shift) - len(grow))
+        moves += [(np.ones(count), part * problem.rows[m] * each) for each in both for part in PORTIONS]
     improved = best < 1 - 1e-9
     while improved:
         improved = False
-        for factor, added in zip(grow, shift, strict=True):
+        for factor, added in moves:
             trial = np.maximum(loads * factor + added, 0.0)
             value = _done(problem, m, n, trial, t)
             if value > best * (1 + 1e-5) + 1e-12:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 
 from paceline.coded.coded_plan import CodedPlan
-from paceline.coded.codes import LT, MDS, Replicated, split
-from paceline.errors import PacelineError, among
+from paceline.coded.codes import MDS, split
+from paceline.errors import PacelineError
 
-CODES: dict[str, type[MDS | LT]] = {"mds": MDS, "lt": LT, "replicated": Replicated}
-SEEDS = 50  # random sums of few blocks may miss one of them: other sums are tried
-BLOCKS = 64  # coded blocks up to which decoding an MDS code is accurate to 1e-10 whatever arrives
+BLOCKS = 64  # coded blocks up to which decoding is accurate to 1e-10 whatever arrives
 
 
 class Layout(NamedTuple):
@@ -22,7 +21,7 @@ class Layout(NamedTuple):
     code: over k blocks; rows: L; owned: for each of the plan's workers, its blocks in the order of computing.
     """
 
-    code: MDS | LT
+    code: MDS
     rows: int
     owned: tuple[tuple[int, ...], ...]
 
@@ -31,23 +30,19 @@ class Layout(NamedTuple):
         """Rows of a block."""
         return split(self.rows, self.code.k)
 
-    def enough(self, workers: Any) -> bool:
+    def enough(self, workers: Iterable[int]) -> bool:
         """Whether all blocks of these workers together give A x."""
-        decoder = self.code.decoder()
-        nothing = np.zeros(1)
-        return any(decoder.add(block, nothing) for n in workers for block in self.owned[n])
+        return sum(len(self.owned[n]) for n in workers) >= self.code.k
 
 
-def layout(plan: CodedPlan, master: int | str, code: str = "mds", blocks: int | None = None) -> Layout:
+def layout(plan: CodedPlan, master: int | str, blocks: int | None = None) -> Layout:
     """Cut a master's rows into blocks and give every worker as many coded ones as its load comes to.
 
-    code: one of ``CODES``; "replicated" gives each block out twice. blocks: k, the number of blocks of A;
-    None for as many as make 64 coded ones (200 for "lt"), or four for each worker if that is more.
+    blocks: k, the number of blocks of A; None for as many as make 64 coded ones, or four for each worker if that is
+    more.
 
-    Raises PacelineError if the workers' blocks together do not give A x.
+    Raises PacelineError if the workers' loads do not cover the rows.
     """
-    if code not in CODES:
-        raise PacelineError(f"code={code!r}: expected one of {among(code, CODES)}")
     m = plan.master(master)
     rows, loads = int(plan.problem.rows[m]), plan.loads[m]
     if loads.sum() < rows * (1 - 1e-9):
@@ -55,26 +50,16 @@ def layout(plan: CodedPlan, master: int | str, code: str = "mds", blocks: int | 
             f"the plan's loads for master {plan.problem.masters[m]!r} come to {loads.sum():.6g} of {rows} rows: "
             "they cannot cover them; plan again"
         )
-    if code == "replicated":
-        loads = loads * (2 * rows / loads.sum())
-    redundancy = max(float(loads.sum()) / rows, 1.0)
     if blocks is None:
-        wanted = max(200 if code == "lt" else BLOCKS, 4 * int((loads > 0).sum()))
-        blocks = int(wanted / redundancy)
+        wanted = max(BLOCKS, 4 * int((loads > 0).sum()))
+        blocks = int(wanted / max(float(loads.sum()) / rows, 1.0))
     if blocks < 1:
         raise PacelineError(f"blocks={blocks}: expected at least one block")
     k = -(-rows // split(rows, min(blocks, rows)))  # so that no block is all filling
     counts = block_counts(loads, rows, k)
     ends = np.cumsum(counts).tolist()
     owned = tuple(tuple(range(end - count, end)) for end, count in zip(ends, counts.tolist(), strict=True))
-    for seed in range(SEEDS):
-        found = Layout(CODES[code](k, int(counts.sum()), seed=seed), rows, owned)
-        if found.enough(range(len(owned))):
-            return found
-    raise PacelineError(
-        f"{int(counts.sum())} coded blocks of {code!r} do not suffice for the {k} of master "
-        f"{plan.problem.masters[m]!r}; plan more redundancy or choose another code"
-    )
+    return Layout(MDS(k, int(counts.sum())), rows, owned)
 
 
 def block_counts(loads: np.ndarray, rows: int, k: int) -> np.ndarray:
@@ -111,5 +96,5 @@ def relayout(old: Layout, loads: np.ndarray) -> tuple[Layout, Moves]:
     ]
     owned = tuple(own + new for own, new in zip(keep, place, strict=True))
     largest = max((block for blocks in owned for block in blocks), default=0) + 1
-    code: Any = dataclasses.replace(old.code, n=max(largest, old.code.k))
+    code = dataclasses.replace(old.code, n=max(largest, old.code.k))
     return Layout(code, old.rows, owned), Moves(tuple(drop), tuple(place))

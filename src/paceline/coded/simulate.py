@@ -1,4 +1,4 @@
-"""Monte Carlo of completion times: what a plan takes if every product draws its delays, and which code suits it."""
+"""Monte Carlo of completion times: what a plan takes if every product draws its delays."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import binomtest
 
-from paceline.coded.coded_plan import CodedPlan, finish
-from paceline.coded.codes import LT
+from paceline.coded.coded_plan import CodedPlan
 from paceline.coded.delay import Array
-from paceline.errors import PacelineError, among
+from paceline.errors import PacelineError
 
 CHUNK = 2_000_000  # arrivals of a master drawn at a time: 16 MB for each of a few arrays
 
@@ -76,23 +75,17 @@ class Completion(NamedTuple):
         return self.system if master is None else self.times[:, master]
 
 
-def simulate(
-    plan: CodedPlan, runs: int, rng: np.random.Generator, messages: int = 1, overhead: float = 0.0
-) -> Completion:
+def simulate(plan: CodedPlan, runs: int, rng: np.random.Generator, messages: int = 1) -> Completion:
     """Draw ``runs`` products of every master.
 
     messages: parts in which a worker delivers its rows, each counted as it arrives; 1 is the paper's model,
         where a worker's rows count all together or not at all. Row times are one draw for each worker and
         run.
-    overhead: rows beyond L that decoding needs, as a portion of L (rateless codes need some).
 
     A probabilistic plan draws one master for each worker and run, or none with the remaining probability.
     """
-    if runs < 1 or messages < 1 or overhead < 0:
-        raise PacelineError(
-            f"runs={runs}, messages={messages}, overhead={overhead:g}: expected at least one run and one message, "
-            "and no negative overhead"
-        )
+    if runs < 1 or messages < 1:
+        raise PacelineError(f"runs={runs}, messages={messages}: expected at least one run and one message")
     problem = plan.problem
     masters = problem.shape[0]
     loads = plan.rows_assigned
@@ -116,9 +109,8 @@ def simulate(
                 before = edges[m - 1] if m else np.zeros(len(divided))
                 chosen = (draw >= before) & (draw < edges[m])
                 finish[:, shared] = np.where(chosen[:, column], finish[:, shared], np.inf)
-            need = problem.rows[m] * (1 + overhead)
             times[part, m] = _arrival(
-                finish, loads[m, mine], problem.wait[m, mine], need, plan.coded, messages
+                finish, loads[m, mine], problem.wait[m, mine], problem.rows[m], plan.coded, messages
             )
     return Completion(times)
 
@@ -157,56 +149,12 @@ def work_queue(plan: CodedPlan, runs: int, rng: np.random.Generator) -> Completi
     return Completion(times)
 
 
-MESSAGES = 8  # parts in which a worker delivers under "chunked" and "lt"
-LT_BLOCKS = 100
-REDUNDANCY = 2.0  # of a rateless plan: the fast workers must not run out of rows
-WORSE = 0.05  # portion by which another code must be faster before it is worth a word
-
-
 def stretched(made: CodedPlan, redundancy: float) -> CodedPlan:
-    """The same plan with more rows for everyone, for codes that use what a straggler has finished.
+    """The same plan with more rows for everyone: for messages, which use what a straggler has finished, and for
+    workers that may be lost.
 
     redundancy: coded rows over L. Raises PacelineError below 1.
     """
     if not redundancy >= 1:
         raise PacelineError(f"redundancy={redundancy:g}: expected at least 1, the rows themselves")
     return replace(made, loads=made.loads * (redundancy / made.redundancy)[:, None])
-
-
-def mean_times(made: CodedPlan, runs: int = 4000, seed: int = 0) -> dict[str, float]:
-    """Mean system time in ms of each code on the plan's workers, every one on the same draws' seed.
-
-    mds: the plan as it is; chunked: the same loads delivered in 8 parts; lt: rateless, redundancy 2, in 8
-    parts, with the overhead measured for 100 blocks; uncoded: the same assignment without redundancy.
-    """
-
-    def mean(of: CodedPlan, messages: int = 1, overhead: float = 0.0) -> float:
-        done = simulate(of, runs, np.random.default_rng(seed), messages, overhead)
-        return done.mean().value
-
-    times = {
-        "mds": mean(made),
-        "chunked": mean(made, MESSAGES),
-        "lt": mean(stretched(made, REDUNDANCY), MESSAGES, LT(LT_BLOCKS, 2 * LT_BLOCKS).overhead()),
-    }
-    if made.dedicated:
-        phi, rate = made.problem.delay.peak()
-        times["uncoded"] = mean(finish(made.problem, made.assign, made.probability, False, phi, rate))
-    return times
-
-
-def advice(made: CodedPlan, code: str) -> list[str]:
-    """A sentence if the code would be slower on this plan than the best one by more than 5 %, else nothing.
-
-    code: "mds", "chunked", "lt" or "uncoded".
-    """
-    times = mean_times(made)
-    if code not in times:
-        raise PacelineError(f"code={code!r}: expected one of {among(code, times)}")
-    best = min(times, key=lambda name: times[name])
-    if times[code] <= times[best] * (1 + WORSE):
-        return []
-    return [
-        f"{code!r} takes {times[code]:.4g} ms on average with this plan, {best!r} {times[best]:.4g} ms; "
-        f"consider {best!r}"
-    ]

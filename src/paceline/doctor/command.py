@@ -27,7 +27,6 @@ DIRECTORY, STEPS = "PACELINE_DOCTOR_DIR", "PACELINE_DOCTOR_STEPS"  # what the co
 SEEN, WRONG = "seen", "wrong"  # files beside the record: optimizer steps so far, what cannot be watched
 LEAST = 10  # steps that are needed for a first report
 MOST_UNSEEN = 200  # optimizer steps after which a training that shows nothing is ended
-POLL_SECONDS = 0.1
 DRAIN_SECONDS = 2.0  # for what an ended command had still to say
 GRACE_SECONDS = 10.0  # between asking the command to end and making it
 # Ends the command's processes when whoever started this shell is no more: its end of the pipe closes.
@@ -85,7 +84,7 @@ def _play(
             if (unseen or (place / "run" / SUMMARY).exists()) and not keep_going:
                 muted.set()  # what it says on being ended is not about the training
                 return None
-            time.sleep(POLL_SECONDS)
+            time.sleep(0.1)
         relay.join(DRAIN_SECONDS)
         return process.returncode
     finally:
@@ -105,15 +104,11 @@ def _relay(source: IO[bytes], muted: threading.Event) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    for sign in (signal.SIGTERM, signal.SIGKILL):
+    for sign in (signal.SIGTERM, signal.SIGKILL):  # the second for ranks that outlive their launcher
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, sign)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(GRACE_SECONDS)
-            if sign is signal.SIGTERM:
-                continue  # ranks may outlive their launcher
-        if process.poll() is not None:
-            return
 
 
 def _rounds(place: Path) -> int:

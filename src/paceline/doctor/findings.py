@@ -79,8 +79,8 @@ def diagnose(run: Run, policies: Sequence[str] = POLICIES) -> Diagnosis:
     ]
     worth = bool(take) and idle >= say.LITTLE
     lines = diff(form, run.workers, take) if worth else []
-    if worth:
-        said += say.by_hand(form, applies=lines[0].startswith("---"))
+    if worth and not lines[0].startswith("---"):
+        said += say.by_hand(form)
     if form.compares:
         said.append(
             "The loss compares the samples of a batch with each other, so that its value depends on how the batch is "

@@ -19,9 +19,6 @@ from paceline.doctor.phases import HostClock, Phase, Phases, StreamClock
 from paceline.doctor.watches import place
 from paceline.torch import waits
 
-MOVABLE = (Phase.PREPARE, Phase.BETWEEN)  # elsewhere a move belongs to what it happens in
-
-
 COUNTS = ("samples", "fetches", "backwards", "exchanges", "elements", "squares", "collecting")
 """What is counted in an optimizer step on this rank. samples: those that the DataLoader drew, or else by what the
 forward passes were given. fetches, backwards, exchanges: batches from a DataLoader, backward passes, and those among
@@ -60,9 +57,8 @@ class Hooks:
         self._newest, self._feeding = Feed(), Feed()  # of the newest batch, and of the newest forward pass
         self._seconds: Any = weakref.WeakSet()  # other modules of the script
         self._stepped_once = False
-        self.compares = False  # whether the loss compares samples with each other; looked at once
+        self.compares: bool | None = None  # whether the loss compares samples with each other; looked at once
         self._output: torch.Tensor | None = None
-        self._looked = False
         self._certain = True
         self._stepping = False  # torch is going through the hooks of all optimizers
         self._closed: list[tuple[list[tuple[Any, Phase]], list[float]]] = []
@@ -84,11 +80,6 @@ class Hooks:
             watches.Watch(torch.autograd, "backward", self._on_backward, self._on_backward_end),
             *(watches.moves(self._on_move, self._on_moved) if device.type != "cpu" else []),
         ]
-
-    @property
-    def attached(self) -> bool:
-        """Whether the hooks are in place."""
-        return bool(self._handles)
 
     def remove(self) -> None:
         """Take all hooks away; safe to call twice.
@@ -144,7 +135,10 @@ class Hooks:
 
     def _on_move(self, _: Any) -> None:
         self.phases.go_on()
-        if self.phases.now in MOVABLE:
+        if self.phases.now in (
+            Phase.PREPARE,
+            Phase.BETWEEN,
+        ):  # elsewhere a move belongs to what it happens in
             self._before = self.phases.now
             self.phases.enter(Phase.MOVE)
 
@@ -163,24 +157,24 @@ class Hooks:
         self._certain &= certain
         self._counts.update(samples=samples, elements=elements, squares=elements**2 // max(rows, 1))
         self._feeding = self._newest
-        self._note("fetch", self._newest.place)
+        self.note("fetch", self._newest.place)
 
     def _on_forwarded(self, _: Any, __: Any, output: Any) -> None:
         if self.phases.now is Phase.FORWARD:
-            if self._stepped_once and not self._looked:
+            if self._stepped_once and self.compares is None:
                 self._output = next((part for part in _parts(output) if isinstance(part, torch.Tensor)), None)
             self.phases.enter(Phase.BETWEEN)
 
-    def _note(self, what: str, where: tuple[str, int] | None) -> None:
+    def note(self, what: str, where: tuple[str, int] | None) -> None:
         """That the script does it there."""
         if where is not None:
             self.places[what] = where
 
     def _on_backward(self, loss: Any) -> None:
         if self.phases.now is Phase.BETWEEN:
-            self._note("backward", place(sys._getframe()))
+            self.note("backward", place(sys._getframe()))
             if self._output is not None:  # in the second step, which is not measured
-                self.compares, self._output, self._looked = compares(loss, self._output), None, True
+                self.compares, self._output = compares(loss, self._output), None
             self.phases.enter(Phase.BACKWARD)
 
     def _on_backward_end(self, _: Any) -> None:
@@ -225,7 +219,7 @@ class Hooks:
             return
         self._on_reduced()
         self._stepped_once = True
-        self._note("step", place(sys._getframe()))
+        self.note("step", place(sys._getframe()))
         # What a loader draws is what balancing divides, whatever a batch looks like and how often it is used.
         drawn = self._feeding.drawn
         self.loader = self._feeding.told or self.loader

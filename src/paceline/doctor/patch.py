@@ -49,7 +49,8 @@ def diff(loop: Loop, ranks: int, policy: str) -> list[str]:
     if policy not in DEFAULTS:
         options.append(f'policy="{policy}"')
     micro = loop.micro_batch(ranks)
-    rounds = micro is not None or moves_work(policy)
+    plan, _ = policies.create(policy, Cluster(2, 64)).init()
+    rounds = micro is not None or plan.piece_plan is not None  # the policy moves work within the round
     own = loop.loader is None or loop.loader["stream"]
     kind = ADAPTERS[loop.host][0] if loop.host else ""
     if loop.host in OWN_LOOP and loop.sure and not (own or micro or loop.others):
@@ -65,12 +66,6 @@ def diff(loop: Loop, ranks: int, policy: str) -> list[str]:
         options.append(f"micro_batch={micro}")
     lines = _broken(f"pace = paceline.torch.Pace(ddp, {', '.join(options)})")
     return ["+ import paceline.torch", *lines, *(_own if own else _loader)(loop, rounds)]
-
-
-def moves_work(policy: str) -> bool:
-    """Whether it moves work between the ranks within the round, for which a loop must run rounds in pieces."""
-    plan, _ = policies.create(policy, Cluster(2, 64)).init()
-    return plan.piece_plan is not None
 
 
 def _broken(call: str) -> list[str]:
@@ -93,8 +88,7 @@ def _loader(loop: Loop, rounds: bool) -> list[str]:
         f"- for x, y in loader:{_passes(loop)}",
         "+ for batch in loader:  # a whole step, run in pieces",
         "+     loss = pace.round(batch, lambda x, y: criterion(ddp(x), y))",
-        "-     optimizer.step()",
-        "+     pace.step(optimizer)",
+        *STEPS[-2:],
     ]
 
 
@@ -116,8 +110,7 @@ def _own(loop: Loop, rounds: bool) -> list[str]:
         f"- for step in range(steps):{_passes(loop)}",
         "+ for micro_step in pace.sizes(steps):  # a whole step, run in pieces",
         "+     loss = pace.round(micro_step, loss_of)",
-        "-     optimizer.step()",
-        "+     pace.step(optimizer)",
+        *STEPS[-2:],
     ]
 
 
@@ -197,7 +190,11 @@ class _Script:
         imports = [node for node in self.tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
         first = [node for node in imports if getattr(node, "module", "") != "__future__"] or imports[-1:]
         self._put(self.starts[first[0].lineno - 1], imported)
-        return self._edited()
+        text = self.text
+        # The last first; of two in one place, what was asked for last goes in first, and so stands behind.
+        for start, end, new in sorted(self.edits, key=lambda edit: edit[0])[::-1]:
+            text = text[:start] + new.encode() + text[end:]
+        return text.decode()
 
     def _model(self) -> tuple[Any, str]:
         """The statement that makes the data-parallel model, and the model's name."""
@@ -376,10 +373,3 @@ class _Script:
 
     def _replace(self, node: ast.AST, text: str) -> None:
         self.edits.append((*self._span(node), text))
-
-    def _edited(self) -> str:
-        text = self.text
-        # The last first; of two in one place, what was asked for last goes in first, and so stands behind.
-        for start, end, new in sorted(self.edits, key=lambda edit: edit[0])[::-1]:
-            text = text[:start] + new.encode() + text[end:]
-        return text.decode()

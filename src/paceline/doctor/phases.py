@@ -149,14 +149,12 @@ class Spent(NamedTuple):
     @property
     def computing(self) -> Array:
         """The forward and the backward pass and what lies between them, shape (n,)."""
-        total: Array = self.phases[[Phase.FORWARD, Phase.BETWEEN, Phase.BACKWARD]].sum(axis=0)
-        return total
+        return np.asarray(self.phases[[Phase.FORWARD, Phase.BETWEEN, Phase.BACKWARD]].sum(axis=0))
 
     @property
     def own(self) -> Array:
         """All but the all-reduce, shape (n,)."""
-        total: Array = np.delete(self.phases, Phase.REDUCE, axis=0).sum(axis=0)
-        return total
+        return np.asarray(np.delete(self.phases, Phase.REDUCE, axis=0).sum(axis=0))
 
 
 class Slow(NamedTuple):

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -68,48 +69,37 @@ class Probe:
         if steps <= WARM_UP:
             raise PacelineError(f"steps={steps}: expected at least {WARM_UP + 1}")
         self._steps, self._done = int(steps), done
-        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._open = ExitStack()
         self._record: runs.Recorder | None = None
         if self.rank == 0:
             if run_dir is None:
-                self._temporary = tempfile.TemporaryDirectory(prefix="paceline-doctor-")
-                run_dir = Path(self._temporary.name) / "run"
+                temporary = tempfile.TemporaryDirectory(prefix="paceline-doctor-")
+                run_dir = Path(self._open.enter_context(temporary)) / "run"
             facts = {"engine": "torch", "policy": "equal", "workers": self.ranks, "first_step": WARM_UP}
             self._record = runs.Recorder.create(run_dir, facts)
+            self._open.callback(self._record.close)
         store = dist.distributed_c10d._get_default_store()  # the rendezvous, which every rank can reach
         self._store = dist.PrefixStore(f"paceline-doctor/{dist.get_global_rank(group, 0)}", store)
-        self._host, made = host(sys._getframe(1)), place(sys._getframe())
-        self._made = {} if made is None else {"made": made}
-        self._step = self._known = 0
-        self._rows: Array = np.full((self._steps, FIELDS), np.nan)
+        self._host, self._step = host(sys._getframe(1)), 0
+        self._rows: list[list[float]] = []
         self._written = WARM_UP
         self._clock = 0.0  # seconds of the steps written so far
         self._pending: list[int] = []  # reports that rank 0 still expects, as numbers of steps
         self._next_report = min(FIRST_REPORT, self._steps)
         self._hooks = Hooks(model, self._on_step)
+        self._hooks.note("made", place(sys._getframe()))
         self._lines = Lines(lambda: self._hooks.phases.now)
-
-    @property
-    def attached(self) -> bool:
-        """Whether it still watches."""
-        return self._hooks.attached
 
     def detach(self) -> None:
         """Stop watching; safe to call twice."""
         self._hooks.remove()
         self._lines.stop()
-        if self._record is not None:
-            self._record.close()
-        if self._temporary is not None:
-            self._temporary.cleanup()
-            self._temporary = None
+        self._open.close()
 
     def _on_step(self) -> None:
         self._step += 1
         last = self._step == self._steps
-        for step in self._hooks.steps(all_of_them=last):
-            self._rows[self._known] = step
-            self._known += 1
+        self._rows += self._hooks.steps(all_of_them=last)
         if self._step >= self._next_report:
             self._report()
             self._next_report = min(2 * self._next_report, self._steps)
@@ -121,9 +111,9 @@ class Probe:
     def _report(self) -> None:
         hooks = self._hooks
         told = {"lines": self._lines.found(), "loader": hooks.loader, "host": self._host, "sure": hooks.sure}
-        told |= {"places": self._made | hooks.places, "others": hooks.others, "compares": hooks.compares}
+        told |= {"places": hooks.places, "others": hooks.others, "compares": hooks.compares}
         head = json.dumps(told)
-        content = head.encode() + b"\n" + self._rows[: self._known].tobytes()
+        content = head.encode() + b"\n" + np.array(self._rows, float).tobytes()
         self._store.set(f"{self._next_report}/{self.rank}", content)  # type: ignore[arg-type]  # bytes are what it keeps
         if self.rank == 0:
             self._pending.append(self._next_report)
@@ -189,8 +179,7 @@ def host(frame: FrameType | None) -> str:
     found = ""
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
-        for name, adapter in HOSTS.items():
-            if module == name or module.startswith(f"{name}."):
-                found = adapter
+        adapters = (adapter for name, adapter in HOSTS.items() if f"{module}.".startswith(f"{name}."))
+        found = next(adapters, found)
         frame = frame.f_back
     return found

@@ -34,8 +34,6 @@ PLACES = {  # what a rank may lose its time in, besides computing
     Phase.MOVE: "in moving the batch to the device",
     Phase.FINISH: "between the exchange and the end of the optimizer's step",
 }
-
-
 REMEDIES = {
     Phase.MOVE: "Before balancing, try pinned memory (pin_memory=True in the loader, non_blocking=True in .to).",
     Phase.PREPARE: "If that time does not grow with the number of samples, balancing gains less than the forecast "
@@ -107,28 +105,21 @@ def at_what(spent: Spent, slow: Sequence[Slow], loop: Loop) -> list[str]:
         return []
     order = sorted(lost, key=lambda phase: -lost[phase])
     named = order[:1] if lost[order[0]] >= MAIN * total else order[:2]
-    places = [
-        _computing(mine, others)
-        if phase is Phase.FORWARD
-        else f"{PLACES[phase]} {_against(mine[phase], others[phase])}"
-        for phase in named
-    ]
-    said = [f"Rank {rank} loses its time {' and '.join(places)}."]
+    places, more = list[str](), list[str]()
+    where = loop.lines[rank] if rank < len(loop.lines) else {}
     for phase in named:
-        where = loop.lines[rank] if rank < len(loop.lines) else {}
-        spot = _main(mine, others) if phase is Phase.FORWARD else phase
-        if spot is not None and spot.name in where:
-            said.append(f"Most of that time goes into {where[spot.name]}")
+        main = _main(mine, others) if phase is Phase.FORWARD else phase
+        parts = list(COMPUTING) if main is None else [main]
+        words = (
+            "in computing, the forward and the backward pass" if main is None else (PLACES | COMPUTING)[main]
+        )
+        own, of_others = (seconds(float(each[parts].sum())) for each in (mine, others))
+        places.append(f"{words} ({own} per step; the other ranks take {of_others})")
+        if main is not None and main.name in where:
+            more.append(f"Most of that time goes into {where[main.name]}")
         remedy = _fetching(loop) if phase is Phase.FETCH else REMEDIES.get(phase)
-        said += [remedy] if remedy else []
-    return said
-
-
-def _computing(mine: Array, others: Array) -> str:
-    if (main := _main(mine, others)) is not None:
-        return f"{COMPUTING[main]} {_against(mine[main], others[main])}"
-    own, of_others = mine[list(COMPUTING)].sum(), others[list(COMPUTING)].sum()
-    return f"in computing, the forward and the backward pass {_against(own, of_others)}"
+        more += [remedy] if remedy else []
+    return [f"Rank {rank} loses its time {' and '.join(places)}.", *more]
 
 
 def _main(mine: Array, others: Array) -> Phase | None:
@@ -136,10 +127,6 @@ def _main(mine: Array, others: Array) -> Phase | None:
     lost = {phase: float(mine[phase] - others[phase]) for phase in COMPUTING}
     most = max(lost, key=lambda phase: lost[phase])
     return most if lost[most] >= MAIN * sum(max(value, 0.0) for value in lost.values()) else None
-
-
-def _against(mine: float, others: float) -> str:
-    return f"({seconds(float(mine))} per step; the other ranks take {seconds(float(others))})"
 
 
 def _fetching(loop: Loop) -> str:
@@ -183,9 +170,8 @@ def exchange(spent: Spent, loop: Loop, loads: Array) -> list[str]:
             "one under ddp.no_sync() to exchange them once per step."
         )
     elif share >= MOSTLY_EXCHANGE and not loop.host:
-        every = float(
-            f"{spent.exchanging * (1 / LINK - 1):.2g}"
-        )  # seconds; a merge moves what an exchange does
+        # Seconds; a merge moves what an exchange does.
+        every = float(f"{spent.exchanging * (1 / LINK - 1):.2g}")
         alone = loads.sum() / (loads / spent.own).sum()  # of as many samples, each rank at its own speed
         would = seconds(alone * (1 + spent.exchanging / every))
         said.append(
@@ -207,10 +193,8 @@ def everybody(spent: Spent, slow: Sequence[Slow], loop: Loop, told: bool) -> lis
     return [text] if told else [f"{text} {_fetching(loop)}"]
 
 
-def by_hand(loop: Loop, applies: bool) -> list[str]:
-    """What to do where the change is not printed as a patch of the script. applies: it is."""
-    if applies:
-        return []
+def by_hand(loop: Loop) -> list[str]:
+    """What to do where the change is not printed as a patch of the script."""
     if loop.host:
         return ["A framework runs the loop: docs/hosts.md has all the lines that change."]
     if loop.others:

@@ -21,7 +21,7 @@ import sysconfig
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -113,8 +113,10 @@ class Collections:
 
 def fetches(begins: Told, ends: Told) -> list[Watch]:
     """Watches of every DataLoader's iterator, subclasses with a ``__next__`` of their own included."""
-    kinds = [kind for kind in _family(_BaseDataLoaderIter) if "__next__" in vars(kind)]
-    return [Watch(kind, "__next__", begins, ends) for kind in kinds]
+    kinds: list[Any] = [_BaseDataLoaderIter]
+    for kind in kinds:  # which grows meanwhile
+        kinds += kind.__subclasses__()
+    return [Watch(kind, "__next__", begins, ends) for kind in kinds if "__next__" in vars(kind)]
 
 
 def moves(begins: Told, ends: Told) -> list[Watch]:
@@ -130,26 +132,19 @@ def loader_of(iterator: Any) -> dict[str, Any]:
     options that ``pace.loader`` is given in its place; None if its sampler is one that balancing has not."""
     sampler, known = order_of(iterator._index_sampler)
     shuffled = getattr(sampler, "shuffle", type(sampler).__name__ != "SequentialSampler")
-    options = [] if shuffled else ["shuffle=False"]
-    options += ["drop_last=True"] if iterator._drop_last else []
-    options += ["num_workers={loader}.num_workers"] if iterator._num_workers else []
-    if getattr(iterator, "_worker_init_fn", None) is not None:
-        options.append("worker_init_fn={loader}.worker_init_fn")
-    options += ["pin_memory={loader}.pin_memory"] if iterator._pin_memory else []
-    own = iterator._collate_fn not in (default_collate, default_convert)
-    options += ["collate_fn={loader}.collate_fn"] if own else []
+    needed = {
+        "shuffle=False": not shuffled,
+        "drop_last=True": iterator._drop_last,
+        "num_workers={loader}.num_workers": iterator._num_workers,
+        "worker_init_fn={loader}.worker_init_fn": getattr(iterator, "_worker_init_fn", None) is not None,
+        "pin_memory={loader}.pin_memory": iterator._pin_memory,
+        "collate_fn={loader}.collate_fn": iterator._collate_fn not in (default_collate, default_convert),
+    }
     return {
         "processes": int(iterator._num_workers),
         "stream": iterator._dataset_kind == _DatasetKind.Iterable,
-        "options": options if known else None,
+        "options": [option for option, wanted in needed.items() if wanted] if known else None,
     }
-
-
-def _family(kind: type) -> Iterator[type]:
-    yield kind
-    children: list[type] = kind.__subclasses__()
-    for child in children:
-        yield from _family(child)
 
 
 def _to_another_device(tensor: torch.Tensor, *arguments: Any, **named: Any) -> bool:
@@ -167,7 +162,6 @@ PAUSE = 0.02  # mean seconds between two looks; the pauses vary, so that they do
 ENOUGH = 5  # a phase with fewer looks is left out
 MOST = 0.5  # portion of a phase's looks that a line needs to be named
 WIDTH = 60  # characters of a line that are shown
-NEVER = (Phase.REDUCE,)  # there the rank waits for others
 WITHIN = {  # the line that makes the call says nothing; only lines that run inside the call count
     Phase.FETCH: os.path.join("torch", "utils", "data", "dataloader.py"),
     Phase.FORWARD: os.path.join("torch", "nn", "parallel", "distributed.py"),
@@ -180,8 +174,7 @@ class Lines:
 
     def __init__(self, phase: Callable[[], Phase]) -> None:
         self._phase, self._watched = phase, threading.get_ident()
-        self._seen: dict[Phase, Counter[tuple[str, int]]] = {}
-        self._looks: Counter[Phase] = Counter()
+        self._seen: dict[Phase, Counter[tuple[str, int] | None]] = {}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="paceline-doctor", daemon=True)
         self._thread.start()
@@ -194,9 +187,10 @@ class Lines:
         """The line that most of a phase's time goes into, by the phase's name; phases without one are left out."""
         lines = {}
         for phase, seen in list(self._seen.items()):
-            looks = self._looks[phase]
-            (file, number), count = seen.most_common(1)[0]
-            if looks >= ENOUGH and count >= MOST * looks:
+            looks = seen.total()
+            where, count = seen.most_common(1)[0]
+            if where is not None and looks >= ENOUGH and count >= MOST * looks:
+                file, number = where
                 text = linecache.getline(file, number).strip()
                 text = text if len(text) <= WIDTH else text[: WIDTH - 3] + "..."
                 lines[phase.name] = f"{os.path.basename(file)}, line {number}" + (f": {text}" if text else "")
@@ -206,14 +200,12 @@ class Lines:
         vary = random.Random(os.getpid())
         while not self._ended.wait(PAUSE * vary.uniform(0.5, 1.5)):
             phase = self._phase()
-            if phase in NEVER:
+            if phase is Phase.REDUCE:  # there the rank waits for others
                 continue
             frame = sys._current_frames().get(self._watched)
             where = place(frame, WITHIN.get(phase))
             del frame  # it holds the training's variables
-            self._looks[phase] += 1
-            if where is not None:
-                self._seen.setdefault(phase, Counter())[where] += 1
+            self._seen.setdefault(phase, Counter())[where] += 1
 
 
 def place(frame: FrameType | None, within: str | None = None) -> tuple[str, int] | None:

@@ -14,32 +14,29 @@ from paceline.rounds import Array
 LEAST_CPU = 0.05  # a reading below it says more about the meter than about the worker
 
 
-class EmaState(NamedTuple):
-    mean: Array  # of samples/s or of seconds/sample; NaN before a worker's first reading
-
-
 @dataclass(frozen=True, slots=True)
-class Last(Forecast[EmaState]):
+class Last(Forecast[Array]):
     """The coming round will be as the last one, v^{k-1}: quick to follow a change, and misled by every spike.
 
     LB-BSP, Table 3 (memoryless).
     """
 
-    def init(self, shape: tuple[int, ...]) -> EmaState:
-        return EmaState(np.full(shape, np.nan))
+    def init(self, shape: tuple[int, ...]) -> Array:
+        return np.full(shape, np.nan)
 
-    def step(self, state: EmaState, reading: Reading) -> tuple[Array, EmaState]:
-        speed = np.where(seen(reading.speed), reading.speed, state.mean)
-        return speed, EmaState(speed)
+    def step(self, state: Array, reading: Reading) -> tuple[Array, Array]:
+        speed = np.where(seen(reading.speed), reading.speed, state)
+        return speed, speed
 
 
 @dataclass(frozen=True, slots=True)
-class Ema(Forecast[EmaState]):
+class Ema(Forecast[Array]):
     """Exponential moving average: s <- gain v + (1 - gain) s (LB-BSP, Table 3 (EMA)).
 
     gain: weight of the newest reading, in (0, 1]; the paper's is 0.2.
     of: "speed" averages samples/s as the paper does; "seconds" averages seconds per sample, so that the
-        prediction is a harmonic mean of speeds: unbiased for the time that a load takes.
+        prediction is a harmonic mean of speeds: unbiased for the time that a load takes. This average is the state,
+        NaN before a worker's first reading.
     """
 
     gain: float = 0.2
@@ -47,17 +44,15 @@ class Ema(Forecast[EmaState]):
 
     def __post_init__(self) -> None:
         check_gain("ema", self.gain)
-        if self.of not in ("speed", "seconds"):
-            raise PacelineError(f"forecast 'ema': of={self.of}: expected speed or seconds")
 
-    def init(self, shape: tuple[int, ...]) -> EmaState:
-        return EmaState(np.full(shape, np.nan))
+    def init(self, shape: tuple[int, ...]) -> Array:
+        return np.full(shape, np.nan)
 
-    def step(self, state: EmaState, reading: Reading) -> tuple[Array, EmaState]:
+    def step(self, state: Array, reading: Reading) -> tuple[Array, Array]:
         here = seen(reading.speed)
         speed = np.where(here, reading.speed, 1.0)
-        mean = smoothed(state.mean, speed if self.of == "speed" else 1 / speed, self.gain, here)
-        return mean if self.of == "speed" else 1 / mean, EmaState(mean)
+        mean = smoothed(state, speed if self.of == "speed" else 1 / speed, self.gain, here)
+        return mean if self.of == "speed" else 1 / mean, mean
 
 
 class RatioState(NamedTuple):

@@ -211,8 +211,6 @@ class Narx(Learned):
 
     def __post_init__(self) -> None:
         Learned.__post_init__(self)
-        if self.inputs not in (6, 8):
-            raise PacelineError(f"forecast 'narx': inputs={self.inputs}: expected 6 or 8")
         if self.hidden < 0:
             raise PacelineError(
                 f"forecast 'narx': hidden={self.hidden}: expected 0 (the paper's size) or more"
@@ -246,8 +244,6 @@ class Recurrent(Learned):
 
     def __post_init__(self) -> None:
         Learned.__post_init__(self)
-        if self.cell not in ("simple", "lstm"):
-            raise PacelineError(f"forecast 'recurrent': cell={self.cell}: expected simple or lstm")
         if self.look < 1 or self.hidden < 1:
             raise PacelineError(
                 f"forecast 'recurrent': look={self.look}, hidden={self.hidden}: expected at least 1 of each"
@@ -308,12 +304,11 @@ def _train(config: Learned, state: LearnedState) -> LearnedState:
     targets = normal(0, SPEED)
     weights = np.where(np.isfinite(targets), rows[time, 3, worker], 0.0)
     parameters, damping = state.parameters.reshape(calm.size, -1).copy(), state.damping.ravel().copy()
-    fit = improve(
+    parameters[active], damping[active], gained = improve(
         config.network, parameters[active], damping[active], inputs, np.nan_to_num(targets, nan=0.0), weights
     )
     calm = calm.copy()
-    calm[active] = np.where(fit.gained < CALM[0], calm[active] + 1, 0)
-    parameters[active], damping[active] = fit.parameters, fit.damping
+    calm[active] = np.where(gained < CALM[0], calm[active] + 1, 0)
     return state._replace(
         parameters=parameters.reshape(state.parameters.shape),
         damping=damping.reshape(state.damping.shape),
@@ -321,18 +316,11 @@ def _train(config: Learned, state: LearnedState) -> LearnedState:
     )
 
 
-class Improved(NamedTuple):
-    """Parameters (models, P) and damping (models,) after a step, and what it took off the loss (models,)."""
-
-    parameters: Array
-    damping: Array
-    gained: Array
-
-
 def improve(
     network: Network, parameters: Array, damping: Array, inputs: Array, targets: Array, weights: Array
-) -> Improved:
-    """One Levenberg-Marquardt step on the weighted mean square error of each model.
+) -> tuple[Array, Array, Array]:
+    """One Levenberg-Marquardt step on the weighted mean square error of each model: (parameters and damping after it,
+    what it took off the loss, (models,)).
 
     parameters (models, P), damping (models,), inputs (models, samples, features), targets and weights
     (models, samples). A step that raises a model's loss is not taken.
@@ -352,7 +340,7 @@ def improve(
     moved = parameters - np.linalg.solve(curvature, slope[..., None])[..., 0]
     gained = loss(output, parameters) - loss(network.forward(moved, inputs), moved)
     better = gained > 0
-    return Improved(
+    return (
         np.where(better[:, None], moved, parameters),
         np.clip(damping * np.where(better, FIRM[1], FIRM[0]), 1e-6, 1e6),
         np.where(better, gained, 0.0),

@@ -2,7 +2,7 @@
 
 Between two rounds a forecast reads how fast each worker just was, and what its machine has to offer for
 the round about to begin; it answers how fast each will be. It is a frozen configuration; what it learns
-lives in a state, a NamedTuple of arrays that the caller keeps. No clock, and no randomness but a seed: the
+lives in a state, an array or a tuple of them, that the caller keeps. No clock, and no randomness but a seed: the
 same state and reading give the same prediction.
 """
 

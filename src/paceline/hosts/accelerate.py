@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, refuse
 from paceline.hosts.windows import Windows
 from paceline.torch.host import Host
 from paceline.torch.options import has_batch_norm
@@ -70,23 +70,16 @@ class AcceleratePace(Windows):
         accumulate: int = 1,
         **options: Any,
     ) -> None:
-        kind = accelerator.distributed_type.value
-        if not kind.startswith(REPLICATED):
-            raise PacelineError(
-                f"Accelerate distributes this model by {kind}; expected DistributedDataParallel: use it, or "
-                "fully_shard with paceline.torch.Pace"
-            )
-        if options.get("weigh", "loss") != "loss":
-            raise PacelineError(
-                "weigh='hook': accelerator.backward would divide by its accumulation steps; use weigh='loss' "
-                "and pace.backward(loss)"
-            )
-        steps = accelerator.gradient_accumulation_steps
-        if steps > 1 and accumulate > 1:
-            raise PacelineError(
-                f"accumulate={accumulate} and gradient_accumulation_steps={steps}: expected one of them, as either "
-                "the loop or the Accelerator divides the loss"
-            )
+        kind, steps = accelerator.distributed_type.value, accelerator.gradient_accumulation_steps
+        reasons = {
+            f"Accelerate distributes this model by {kind}; expected DistributedDataParallel: use it, or fully_shard "
+            "with paceline.torch.Pace": not kind.startswith(REPLICATED),
+            "with weigh='hook', accelerator.backward would divide by its accumulation steps; use weigh='loss' and "
+            "pace.backward(loss)": options.get("weigh", "loss") != "loss",
+            f"accumulate={accumulate} and gradient_accumulation_steps={steps}: expected one of them, as either the "
+            "loop or the Accelerator divides the loss": steps > 1 and accumulate > 1,
+        }
+        refuse("AcceleratePace", reasons)
         if steps > 1 and loop == "whole":
             options["micro_steps"] = steps
         elif steps > 1 and micro_batch is None:
@@ -96,9 +89,8 @@ class AcceleratePace(Windows):
             model, global_batch, policy, loop=loop, micro_batch=micro_batch, accumulate=accumulate, **options
         )
         self._accelerator = accelerator
-        self.host.adapter = _UnderAccelerate(
-            self, accelerator, max(steps if loop == "whole" else 1, accumulate)
-        )
+        each = max(steps if loop == "whole" else 1, accumulate)
+        self.host.adapter = _UnderAccelerate(self, accelerator, each)
         if loop == "pieces":
             # With one step, accumulate() would take every micro-step for a complete round.
             accelerator.gradient_accumulation_steps = max(2, steps)
@@ -115,9 +107,8 @@ class AcceleratePace(Windows):
         weighted = self.weighted(loss, reduction, count) * divided
         if self.terms.loop != "round" and accelerator.sync_gradients != self.host.last:
             raise PacelineError(
-                f"accelerator.sync_gradients was changed to {accelerator.sync_gradients} within a micro-step of "
-                "round "
-                f"{self.rounds}; expected it to stay as the balancing sets it: leave accelerator.no_sync and an "
+                f"accelerator.sync_gradients was changed to {accelerator.sync_gradients} in round {self.rounds}; "
+                "expected it to stay as the balancing sets it: leave accelerator.no_sync and an "
                 "accelerator.accumulate that counts otherwise out of this loop"
             )
         accelerator.backward(weighted)
@@ -130,17 +121,15 @@ class AcceleratePace(Windows):
 
 
 class _UnderAccelerate(Host):
-    """turns_a_step: of the loop."""
+    """micro_steps: of the loop for each optimizer step."""
 
-    def __init__(self, pace: AcceleratePace, accelerator: Accelerator, micro_steps_a_step: int) -> None:
-        self._pace, self._accelerator, self._micro_steps_a_step = pace, accelerator, micro_steps_a_step
-        self._micro_step = 0  # of the running round
+    def __init__(self, pace: AcceleratePace, accelerator: Accelerator, micro_steps: int) -> None:
+        self._pace, self._accelerator, self._micro_steps = pace, accelerator, micro_steps
 
     def place(self, batch: Any) -> Any:
         return send_to_device(batch, self._accelerator.device, non_blocking=self._accelerator.non_blocking)
 
     def micro_step_begins(self, piece: Piece) -> None:
-        self._micro_step = 1 if piece.first else self._micro_step + 1
         accelerator, steps = self._accelerator, self._accelerator.gradient_accumulation_steps
         # The prepared optimizer and scheduler pass over a step() unless gradients are said to be in sync ...
         steps_now = piece.last or self._pace.terms.loop == "round"
@@ -156,9 +145,8 @@ class _UnderAccelerate(Host):
     def step_begins(self, piece: Piece | None) -> None:
         if piece is not None and not piece.last:
             raise PacelineError(
-                f"optimizer.step() was called in micro-step {self._micro_step} of the "
-                f"{self._micro_steps_a_step} that a step takes; "
-                f"expected it {self._when()}"
+                f"optimizer.step() was called before the last of the {self._micro_steps} micro-steps that a step "
+                f"takes; expected it {self._when()}"
             )
 
     def step_ended(self, seconds: float) -> None:
@@ -175,12 +163,12 @@ class _UnderAccelerate(Host):
 
     def _when(self) -> str:
         """Where in the loop a step is due."""
-        micro_steps = self._micro_steps_a_step
+        if self._micro_steps > 1:
+            return (
+                f"in the last of them: `if (i + 1) % {self._micro_steps} == 0`, or in every micro-step under "
+                "accelerator.accumulate(model)"
+            )
         return (
-            f"in the last of them: `if (i + 1) % {micro_steps} == 0`, or in every micro-step under "
-            "accelerator.accumulate(model)"
-            if micro_steps > 1
-            else "in every micro-step: where this loop accumulates, say so with gradient_accumulation_steps=k and "
-            "accelerator.accumulate(model), or with AcceleratePace(..., accumulate=k) for a loop that divides its "
-            "loss by k"
+            "in every micro-step: where this loop accumulates, say so with gradient_accumulation_steps=k and "
+            "accelerator.accumulate(model), or with AcceleratePace(..., accumulate=k) if it divides its loss by k"
         )

@@ -33,11 +33,8 @@ except ModuleNotFoundError as error:  # pragma: no cover - where the extra is no
 
 __all__ = ["FabricPace"]
 
-AVERAGES = (
-    "SingleDeviceStrategy",
-    "DDPStrategy",
-    "ModelParallelStrategy",
-)  # strategies known to average over ranks
+# Strategies known to average over ranks.
+AVERAGES = ("SingleDeviceStrategy", "DDPStrategy", "ModelParallelStrategy")
 
 
 class FabricPace(Windows):

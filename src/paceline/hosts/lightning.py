@@ -21,13 +21,13 @@ from typing import Any
 
 import torch
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, refuse
 from paceline.policies import Policy
 from paceline.rounds import Cluster
 from paceline.torch.feed.loader import BalancedLoader
 from paceline.torch.options import has_batch_norm
 from paceline.torch.pace import Pace
-from paceline.torch.progress import batches
+from paceline.torch.progress import rounds
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -38,6 +38,9 @@ except ModuleNotFoundError as error:  # pragma: no cover - where the extra is no
 from paceline.hosts.fabric import check_strategy
 
 __all__ = ["LightningBalancer"]
+
+# Options of Pace, and what they follow from.
+OWNED = {"micro_steps": "accumulate_grad_batches", "weigh": "the loss", "loop": "the Trainer's"}
 
 
 class LightningBalancer(Callback):
@@ -60,11 +63,7 @@ class LightningBalancer(Callback):
         reduction: str = "mean",
         **options: Any,
     ) -> None:
-        for owned, why in (
-            ("micro_steps", "accumulate_grad_batches"),
-            ("weigh", "the loss"),
-            ("loop", "the Trainer's"),
-        ):
+        for owned, why in OWNED.items():
             if owned in options:
                 raise PacelineError(f"{owned}= follows from {why} under Lightning; leave it out")
         self.global_batch, self.policy, self.reduction = int(global_batch), policy, reduction
@@ -85,10 +84,9 @@ class LightningBalancer(Callback):
     # -- what Lightning calls --------------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage != "fit":
-            return
-        self.trainer = trainer
-        _check(trainer)
+        if stage == "fit":
+            self.trainer = trainer
+            _check(trainer)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._loader is None or trainer.train_dataloader is not self._loader:
@@ -118,10 +116,8 @@ class LightningBalancer(Callback):
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         if scaler is not None:
             whole = whole / scaler.get_scale()
-        weight = (
-            pace.host.weight(None if self._noted else whole, self.reduction) * trainer.accumulate_grad_batches
-        )
-        self._noted = True
+        weight = pace.host.weight(None if self._noted else whole, self.reduction)
+        weight, self._noted = weight * trainer.accumulate_grad_batches, True
         loss.register_hook(lambda gradient: gradient * weight)
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -137,9 +133,8 @@ class LightningBalancer(Callback):
             pace.host.stepped(time.perf_counter() - self._stepping)
         else:
             pace.host.end_micro_step()
-        if pace.samples_done == len(
-            loader.dataset
-        ):  # Lightning counts batches, and does not ask for one more
+        # Lightning counts batches, and does not ask for one more.
+        if pace.samples_done == len(loader.dataset):
             pace.host.close_epoch()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -157,9 +152,8 @@ class LightningBalancer(Callback):
             return
         pace = self._running()
         pace.abandon()
-        with contextlib.suppress(
-            PacelineError
-        ):  # another rank may be gone; what was saved before then stands
+        # Another rank may be gone; what was saved before then stands.
+        with contextlib.suppress(PacelineError):
             self._saved = pace.state_dict()
         self._fitting = False
         pace.detach()
@@ -196,8 +190,8 @@ class Loader:
                 "balanced.loader(...) without its LightningBalancer; expected Trainer(callbacks=[balanced])"
             )
         floor = 2 if has_batch_norm(trainer.lightning_module) else 1
-        rounds = sum(1 for _ in batches(len(self.dataset), 0, self._balanced.global_batch, floor))
-        return rounds * trainer.accumulate_grad_batches
+        many = rounds(len(self.dataset), 0, self._balanced.global_batch, floor)
+        return many * trainer.accumulate_grad_batches
 
     def __iter__(self) -> Iterator[Any]:
         trainer, pace, loader = self._balanced.trainer, self._balanced._running(), self._inner()
@@ -239,14 +233,13 @@ class Loader:
 def _check(trainer: Any) -> None:
     """Raises PacelineError for what cannot be balanced."""
     check_strategy(trainer.strategy)
-    wrong = (
-        "GradientAccumulationScheduler changes the window from epoch to epoch; set accumulate_grad_batches"
-        if any(isinstance(callback, GradientAccumulationScheduler) for callback in trainer.callbacks)
-        else "model averaging lets the ranks' parameters differ; leave model_averaging_period out"
-        if getattr(trainer.strategy, "_model_averaging_period", None) is not None
-        else "overfit_batches takes the same batches in every epoch, and here their order changes; leave it out"
-        if trainer.overfit_batches
-        else ""
-    )
-    if wrong:
-        raise PacelineError(wrong)
+    scheduled = any(isinstance(callback, GradientAccumulationScheduler) for callback in trainer.callbacks)
+    averages = getattr(trainer.strategy, "_model_averaging_period", None) is not None
+    reasons = {
+        "GradientAccumulationScheduler changes the window from epoch to epoch; "
+        "set accumulate_grad_batches": scheduled,
+        "model averaging lets the ranks' parameters differ; leave model_averaging_period out": averages,
+        "overfit_batches takes the same batches in every epoch, and here their order changes; "
+        "leave it out": trainer.overfit_batches,
+    }
+    refuse("LightningBalancer", reasons)

@@ -26,14 +26,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, refuse
 from paceline.torch import peers
 from paceline.torch.feed.costs import read
 from paceline.torch.feed.loader import check_indexed
 from paceline.torch.feed.pieces import order_of
 from paceline.torch.options import has_batch_norm
 from paceline.torch.pace import Pace
-from paceline.torch.progress import batches
+from paceline.torch.progress import rounds
 
 try:
     from accelerate.utils.operations import recursively_apply
@@ -54,7 +54,7 @@ IN_BATCH = (
     "NegativesRanking", "GISTEmbed", "BatchAll", "BatchHard", "BatchSemiHard", "MegaBatch", "CoSENT", "AnglE",
     "OnlineContrastive", "ContrastiveTension", "GlobalOrthogonal", "DistillKLDiv",
 )  # fmt: skip
-LOADING = ("collate_fn", "num_workers", "pin_memory", *OF_WORKERS)
+LOADING = ("collate_fn", "num_workers", "pin_memory")
 
 
 class BalancedTrainer(Trainer):
@@ -121,9 +121,7 @@ class BalancedTrainer(Trainer):
     def get_total_train_batch_size(self, args: Any) -> int:
         return int(self.balance["global_batch"])
 
-    def get_batch_samples(
-        self, epoch_iterator: Iterator[Any], num_batches: int, device: Any
-    ) -> tuple[list[Any], Any]:
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Any]:
         return list(islice(epoch_iterator, num_batches)), None
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
@@ -148,9 +146,8 @@ class BalancedTrainer(Trainer):
         if peers.ranks() > 1:
             dist.all_reduce(summed)
         loss, everywhere = summed[0], int(summed[1])
-        if (
-            not pace.terms.cell
-        ):  # else weights leave out that DDP averages, so that results have the same bits
+        # Where results have the same bits, weights leave out that DDP averages.
+        if not pace.terms.cell:
             loss = loss / pace.ranks
         if self._count is not None and everywhere and everywhere != inputs.samples:
             # So far the labels' sum over the round's samples; its mean over the labels is asked for.
@@ -195,15 +192,13 @@ class Rounds:
 
     def __init__(self, trainer: BalancedTrainer, plain: Any) -> None:
         self.trainer, self.dataset = trainer, plain.dataset
-        self._options = {name: getattr(plain, name) for name in LOADING}
-        if not self._options["num_workers"]:
-            for name in OF_WORKERS:
-                del self._options[name]
+        names = (*LOADING, *OF_WORKERS) if plain.num_workers else LOADING
+        self._options = {name: getattr(plain, name) for name in names}
         floor = 2 if has_batch_norm(trainer.model_wrapped) else 1
-        batch = trainer.balance["global_batch"]
-        self._sizes = [size for _, size in batches(len(self.dataset), 0, batch, floor)]
+        samples, batch = len(self.dataset), trainer.balance["global_batch"]
         if trainer.args.dataloader_drop_last:
-            self._sizes = [size for size in self._sizes if size >= batch]
+            samples -= samples % batch
+        self._rounds = rounds(samples, 0, batch, floor)
         self._loader: Any = None
 
     @property
@@ -240,7 +235,7 @@ class Rounds:
         self._loader.set_epoch(epoch)
 
     def __len__(self) -> int:
-        return len(self._sizes)
+        return self._rounds
 
     def __iter__(self) -> Iterator[Round]:
         pace, micro_steps = self.pace, iter(self._loader)
@@ -346,21 +341,15 @@ def _labels(batch: Any) -> int | None:
 def _gather_unlike(tensor: torch.Tensor) -> torch.Tensor:
     """Rows of all ranks, which may have unlike numbers of them."""
     rows = tensor[None] if tensor.ndim == 0 else tensor
-    sizes = peers.gather(len(rows))
-    filled = rows.new_zeros((max(sizes), *rows.shape[1:]))
-    filled[: len(rows)] = rows
-    parts = [torch.empty_like(filled) for _ in sizes]
-    dist.all_gather(parts, filled)
-    return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+    return torch.cat([each.to(rows.device) for each in peers.gather(rows.detach().cpu())])
 
 
 def _warn_of_comparisons(trainer: Trainer) -> None:
     """Warn, once, of a loss that compares the samples of a batch with each other."""
     losses = getattr(trainer, "loss", None)
     made = losses.values() if isinstance(losses, dict) else [losses]
-    modules = torch.nn.ModuleList(
-        each for each in (*made, trainer.model) if isinstance(each, torch.nn.Module)
-    )
+    found = [each for each in (*made, trainer.model) if isinstance(each, torch.nn.Module)]
+    modules = torch.nn.ModuleList(found)
     name = next((kind for each in modules.modules() if (kind := comparing(each))), None)
     if name is not None and peers.rank() == 0:
         warnings.warn(
@@ -384,17 +373,13 @@ def _check(trainer: Trainer) -> None:
     """Raises PacelineError for what cannot be balanced."""
     args, kind = trainer.args, trainer.accelerator.distributed_type.value
     strategy = getattr(args, "train_sampling_strategy", "random")
-    wrong = (
-        f"the Trainer distributes this model by {kind}; expected DistributedDataParallel"
-        if not kind.startswith(("NO", "MULTI_"))
-        else f"{args.n_gpu} GPUs in one process are expected to share each batch evenly; start one process for each "
-        "GPU with torchrun"
-        if args.n_gpu > 1
-        else "auto_find_batch_size=True changes the batch on the way; set per_device_train_batch_size"
-        if args.auto_find_batch_size
-        else f"train_sampling_strategy={strategy!r}: expected one of {', '.join(SHUFFLES)}"
-        if strategy not in SHUFFLES
-        else ""
-    )
-    if wrong:
-        raise PacelineError(wrong)
+    replicated, unknown = kind.startswith(("NO", "MULTI_")), strategy not in SHUFFLES
+    reasons = {
+        f"the Trainer distributes this model by {kind}; expected DistributedDataParallel": not replicated,
+        f"{args.n_gpu} GPUs in one process are expected to share each batch evenly; start one process for each GPU "
+        "with torchrun": args.n_gpu > 1,
+        "auto_find_batch_size=True changes the batch on the way; "
+        "set per_device_train_batch_size": args.auto_find_batch_size,
+        f"train_sampling_strategy={strategy!r}: expected one of {', '.join(SHUFFLES)}": unknown,
+    }
+    refuse("BalancedTrainer", reasons)

@@ -20,19 +20,10 @@ class Windows(Pace):
     """``paceline.torch.Pace`` with one option more.
 
     accumulate: k, micro-steps that the loop itself takes for each optimizer step, on every rank. It divides its loss
-        by k and steps in the last of them: ``if (i + 1) % k == 0: optimizer.step()``. ``global_batch`` is what all k
-        hold.
+        by k and steps in the last of them: ``if (i + 1) % k == 0: optimizer.step()``. All k hold ``global_batch``.
     """
 
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        global_batch: int,
-        policy: Any = "auto",
-        *,
-        accumulate: int = 1,
-        **options: Any,
-    ) -> None:
+    def __init__(self, *given: Any, accumulate: int = 1, **options: Any) -> None:
         if accumulate < 1:
             raise PacelineError(f"accumulate={accumulate}: expected at least one micro-step a step")
         if accumulate > 1:
@@ -42,7 +33,7 @@ class Windows(Pace):
                     "leave one of them out"
                 )
             options["micro_steps"] = accumulate
-        super().__init__(model, global_batch, policy, **options)
+        super().__init__(*given, **options)
         self._divides = accumulate  # the loop, its loss
 
     def backward(

@@ -147,25 +147,20 @@ def resnet18(shape: Shape, classes: int) -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, classes))
 
 
-def features(channels: int, batch_norm: bool) -> nn.Sequential:
-    """The thirteen 3 x 3 convolutions; each of the five stages ends by halving the image."""
-    layers: list[nn.Module] = []
-    for stage in STAGES:
-        for width in stage:
-            layers.append(nn.Conv2d(channels, width, 3, padding=1))
-            layers += [nn.BatchNorm2d(width), nn.ReLU()] if batch_norm else [nn.ReLU()]
-            channels = width
-        layers.append(nn.MaxPool2d(2))
-    return nn.Sequential(*layers)
-
-
 def vgg16(shape: Shape, classes: int) -> nn.Module:
     """VGG-16: Simonyan and Zisserman, "Very deep convolutional networks for large-scale image recognition", 2015.
 
     The CIFAR form: batch norm and one linear layer, 14,728,266 parameters at 3 channels and 10 classes. Works on
     32 x 32; 28 x 28 gets a border of 2, other sizes are resized (``Fit``).
     """
-    return nn.Sequential(Fit(32), features(shape[0], batch_norm=True), nn.Flatten(), nn.Linear(512, classes))
+    layers: list[nn.Module] = []
+    channels = shape[0]
+    for stage in STAGES:
+        for width in stage:
+            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU()]
+            channels = width
+        layers.append(nn.MaxPool2d(2))
+    return nn.Sequential(Fit(32), nn.Sequential(*layers), nn.Flatten(), nn.Linear(512, classes))
 
 
 BUILDERS: dict[str, Callable[[Shape, int], nn.Module]] = {

@@ -164,7 +164,7 @@ class Follower:
         self._saving: panel.Saving | None = None
         self._speeds: list[str] = []
         self._shot = "", ""
-        self._found, self._drawn = lru_cache(1)(self._find), lru_cache(KEPT)(self._draw)
+        self._drawn = lru_cache(KEPT)(self._draw)
 
     async def shot(self) -> tuple[str, str]:
         """A mark that changes with the panel, and the newest panel as JSON, at most ``POLL`` seconds old."""
@@ -194,13 +194,12 @@ class Follower:
                 self._speeds = panel.speeds(self._tail.columns)
                 self._judged = time.monotonic()
             content = panel.panel(self._tail, self._saving, self._speeds)
-            content["findings"] = self._found(mark) if word == "finished" else ""
+            columns = self._tail.columns
+            whole = (
+                findings(columns.part(0, len(columns))) if word == "finished" else []
+            )  # as its report says
+            content["findings"] = points(whole) if whole else ""
             return mark, _json(content)
-
-    def _find(self, mark: str) -> str:
-        """What the report of a finished run says."""
-        columns = self._tail.columns
-        return points(findings(columns.part(0, len(columns))))
 
     def _figures(self, first: float | None, last: float | None, newest: int | None) -> str:
         with self._lock:

@@ -14,9 +14,10 @@ import numpy as np
 from paceline.errors import PacelineError
 from paceline.live.tail import Tail
 from paceline.runs import events
+from paceline.runs.charts import ROWS
 from paceline.runs.columns import Columns
 from paceline.runs.findings import changes_in_words, speeds_in_words
-from paceline.runs.report import about_config, cards
+from paceline.runs.report import Card, about_config, cards
 from paceline.runs.run import waiting_share
 from paceline.runs.words import about, listing, number, percent, plural, seconds
 from paceline.simulate.whatif import of_run
@@ -146,7 +147,6 @@ def _even(loads: np.ndarray) -> bool:
     return bool((np.ptp(known, axis=1) <= 1).all())
 
 
-ROWS = 64  # up to this many workers have a row each
 QUIET = 5.0  # seconds without a round that are never strange
 EXPECTED = 8.0  # times the longest of the recent rounds: longer without a new one is
 
@@ -207,9 +207,7 @@ def panel(tail: Tail, saving: Saving | None, speeds: Sequence[str] = ()) -> dict
     return content
 
 
-def _cards(
-    columns: Columns, config: dict[str, Any], running: bool
-) -> list[tuple[str, str, str, float | None]]:
+def _cards(columns: Columns, config: dict[str, Any], running: bool) -> list[Card]:
     """Figures at a glance; what the sentences tell is not among them. running: whether more rounds are to come."""
     recent = slice(-JUDGED, None)
     length, ideal = columns["seconds"][recent], columns["ideal"][recent]
@@ -223,7 +221,7 @@ def _cards(
     goes_on = "" if left is None else f", about {about(left)} left"
     done, of = (min(len(columns) / total, 1.0), f"of {total:,} rounds") if total else (None, "rounds")
     rate = number(float(columns["batch"][recent].sum()) / whole if whole > 0 else None)
-    entries: list[tuple[str, str, str, float | None]] = [
+    entries: list[Card] = [
         (f"{len(columns):,}", of, f"in {seconds(float(columns['time'][-1]))}{goes_on}", done),
         (rate, "", f"samples/s lately, {seconds(float(length.mean()))} a round", None),
         (percent(reach), "", "of the bound lately", reach),

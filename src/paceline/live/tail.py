@@ -15,8 +15,6 @@ from paceline.runs.run import CONFIG, ROUNDS, SUMMARY, of_lines, read_all, read_
 
 CHUNK = 4 << 20  # bytes read in one poll, so that a long record shows while it is still being read
 
-Signature = tuple[int, int, int] | None
-
 
 class Tail:
     """One run directory.
@@ -34,7 +32,6 @@ class Tail:
         self.touched = 0.0
         self._age, self._polled = 0.0, -math.inf  # of the last round when it was polled, and when that was
         self.more = False
-        self._signatures: dict[str, Signature] = {}
         self._anew = -1  # the file's size when it was last read from its beginning again
         self._start_again()
 
@@ -48,13 +45,9 @@ class Tail:
         before = self._state()
         touched, now = self.touched, time.monotonic()
         try:
-            config = self._changed(CONFIG)
-            if self._signatures[CONFIG] is None:
-                raise FileNotFoundError
-            if config or self.gone:
-                self.config = self.columns.config = read_facts(self.run_dir / CONFIG) or {}
-            if self._changed(SUMMARY):
-                self.summary = read_facts(self.run_dir / SUMMARY) or {}
+            os.stat(self.run_dir / CONFIG)
+            self.config = self.columns.config = read_facts(self.run_dir / CONFIG) or {}
+            self.summary = read_facts(self.run_dir / SUMMARY) or {}
             self._read_rounds()
             self.gone = ""
         except (FileNotFoundError, NotADirectoryError):
@@ -76,28 +69,15 @@ class Tail:
         return f"{self._offset}-{int(self.touched * 1e3)}-{len(self.summary)}"
 
     def _state(self) -> tuple[Any, ...]:
-        return self._offset, self.touched, self.gone, self.damaged, tuple(self._signatures.items()), self.more
+        return self._offset, self.touched, self.gone, self.damaged, self.config, self.summary, self.more
 
     def _lost(self, sentence: str) -> None:
         self.gone, self.more = sentence, False
-        self._signatures.clear()
-
-    def _changed(self, name: str) -> bool:
-        """Whether a file is another than it was."""
-        try:
-            status = os.stat(self.run_dir / name)
-            new: Signature = (status.st_ino, status.st_size, status.st_mtime_ns)
-        except FileNotFoundError:
-            new = None
-        same = name in self._signatures and self._signatures[name] == new
-        self._signatures[name] = new
-        return not same
 
     def _start_again(self) -> None:
         self.columns = Columns(self.run_dir, self.config)
         self._offset = 0
         self._last: dict[str, Any] | None = None  # the newest line
-        self._stuck = -1  # the file's size when a bad line was met: until it changes there is nothing to do
         self.damaged = ""
 
     def _read_rounds(self) -> None:
@@ -113,14 +93,12 @@ class Tail:
             if status.st_size < self._offset:
                 self._start_again()
             self.touched = status.st_mtime
-            if status.st_size == self._stuck:
-                return
             file.seek(self._offset)
             data = file.read(CHUNK)
             while data and b"\n" not in data and (rest := file.read(CHUNK)):
                 data += rest
             whole = data[: data.rfind(b"\n") + 1]  # what stands after it is a line that is being written
-            self._take(whole, status.st_size)
+            self._take(whole)
             self.more = bool(whole) and self._offset < status.st_size and not self.damaged
         if self.damaged and self._offset and self._anew != status.st_size:
             # It was cut and written again, perhaps: sums go on from line to line, and no longer fit then.
@@ -128,15 +106,14 @@ class Tail:
             self._anew = status.st_size
             self._read_rounds()
 
-    def _take(self, data: bytes, size: int) -> None:
+    def _take(self, data: bytes) -> None:
         texts = data.splitlines(keepends=True)
         lines, wrong = read_all(texts, self._last)
         read = sum(map(len, texts[: len(lines)]))
-        self.damaged, self._stuck = "", -1
+        self.damaged = ""
         if wrong:
             number = len(self.columns) + len(lines) + 1
             self.damaged = f"{self.run_dir / ROUNDS}, line {number} is damaged: it {wrong}."
-            self._stuck = size
         if lines:
             self._last = lines[-1]
             self.columns.extend(of_lines(self.run_dir, self.config, lines))

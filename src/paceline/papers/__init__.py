@@ -1,6 +1,6 @@
 """Each paper's experiments, by name: ``paceline reproduce PAPER``.
 
-An experiment is a public function (out, quick) that returns what it ``Found``; ``experiments`` gives it with what
+An experiment is a public function (quick) that returns what it ``Found``; ``experiments`` gives it with what
 writes NAME.png, NAME.csv and NAME.json into the folder ``out``.
 """
 
@@ -62,7 +62,7 @@ def experiments(paper: str) -> dict[str, Callable[[Path, bool], dict[str, Any]]]
     """
     if paper not in PAPERS:
         raise PacelineError(f"paper {paper!r}: expected one of {among(paper, PAPERS)}")
-    found: dict[str, Callable[[Path, bool], Found]] = {}
+    found: dict[str, Callable[[bool], Found]] = {}
     for module in PAPERS[paper]:
         for name, each in vars(importlib.import_module(f"paceline.papers.{module}")).items():
             if name[0] != "_" and getattr(each, "__annotations__", {}).get("return") == Found.__name__:
@@ -71,8 +71,8 @@ def experiments(paper: str) -> dict[str, Callable[[Path, bool], dict[str, Any]]]
     return {name: functools.partial(_written, paper, found[name]) for name in order}
 
 
-def _written(paper: str, experiment: Callable[[Path, bool], Found], out: Path, quick: bool) -> dict[str, Any]:
-    name, found = experiment.__name__, experiment(out, quick)
+def _written(paper: str, experiment: Callable[[bool], Found], out: Path, quick: bool) -> dict[str, Any]:
+    name, found = experiment.__name__, experiment(quick)
     command = f"paceline reproduce {paper} {name}" + (" --quick" if quick else "")
     told = {key: getattr(found, key) for key in ("claim", "ours", "why", "setting")}
     result = told | {"command": command} | found.figures

@@ -9,7 +9,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -68,7 +67,7 @@ def _reached(times: dict[str, list[Completion]]) -> dict[str, float]:
     }
 
 
-def fig2(out: Path, quick: bool) -> Found:
+def fig2(quick: bool) -> Found:
     """CDF of the completion time, 2 masters and 20 workers (Sun et al., Fig. 2)."""
     draws, runs = (4, 5_000) if quick else (40, 100_000)
     picture = figure(2)
@@ -101,7 +100,7 @@ def fig2(out: Path, quick: bool) -> Found:
     )
 
 
-def fig3(out: Path, quick: bool) -> Found:
+def fig3(quick: bool) -> Found:
     """Mean time of each master and of the system, 4 masters and 50 workers (Sun et al., Fig. 3)."""
     draws, runs = (3, 5_000) if quick else (60, 20_000)
     picture = figure(2)
@@ -236,7 +235,7 @@ def successive(delay: ShiftedExponential, rows: Array, alpha: float = 1e-3) -> I
         gamma *= 1 - alpha * gamma
 
 
-def fig4(out: Path, quick: bool) -> Found:
+def fig4(quick: bool) -> Found:
     """Successive convex approximation for several decreasing ratios alpha (Sun et al., Fig. 4)."""
     masters, workers, iterations = (2, 12, 25) if quick else (4, 50, 200)
     problem = random_problem(masters, workers, PRINTED.rows, np.random.default_rng(0))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -148,12 +147,12 @@ class Remembering:
         return found
 
 
-def fig1(out: Path, quick: bool) -> Found:
+def fig1(quick: bool) -> Found:
     """MNIST: norm, variance and gain as estimated, and as they are (DBW, Fig. 1)."""
     return _estimates(quick, "mnist", network(quick), 500, 0.01, 15 if quick else 150)
 
 
-def fig2(out: Path, quick: bool) -> Found:
+def fig2(quick: bool) -> Found:
     """CIFAR-10: norm, variance and gain as estimated, and as they are (DBW, Fig. 2)."""
     return _estimates(quick, "cifar10", "mlp", 256, 0.05, 15 if quick else 150)
 
@@ -166,11 +165,8 @@ def _estimates(quick: bool, data: str, model: str, batch: int, rate: float, iter
     rows: list[dict[str, Any]] = []
     for t in range(iterations):
         k = int(rng.integers(8, WORKERS + 1))  # k varies, as it does under DBW
-        gradients, losses = [], []
-        for worker in range(k):
-            gradient, loss = learns.gradient(values, draws.indices(draws.take(worker, batch)))
-            gradients.append(gradient)
-            losses.append(loss)
+        taken = (draws.indices(draws.take(worker, batch)) for worker in range(k))
+        gradients, losses = zip(*(learns.gradient(values, samples) for samples in taken), strict=True)
         mean = np.mean(gradients, 0)
         found = rule.estimate(state)
         if t % (3 if quick else 2) == 0 and np.isfinite(found.smoothness):
@@ -244,7 +240,7 @@ def _loss(learns: Any, values: np.ndarray, samples: np.ndarray) -> float:
     return sum(learns.loss(values, part) * len(part) for part in parts) / len(samples)
 
 
-def fig3(out: Path, quick: bool) -> Found:
+def fig3(quick: bool) -> Found:
     """The time estimator of eq. (17) against plain means, n = 5 (DBW, Fig. 3)."""
     n, iterations, runs = 5, 60, 20 if quick else 200
     truth = _stationary(n, 4000 if quick else 20000)
@@ -291,25 +287,17 @@ def _arrivals(n: int, ks: np.ndarray, seed: int) -> list[Timings]:
         counts[worker] += 1
         return trips.seconds(worker, counts[worker] - 1, 1, 0.0)
 
-    done = np.array([ready[w] + draw(w) for w in range(n)])
+    done = np.array([draw(w) for w in range(n)])
     for k in ks:
         order = np.argsort(done, kind="stable")
         update = float(done[order[k - 1]])
         fresh = [w for w in order if ready[w] < update or done[w] <= update]
         samples = [(h, place + 1, done[w] - now, w, done[w] - ready[w]) for place, w in enumerate(fresh)]
-        columns = np.array(samples, float).T
-        found.append(
-            Timings(
-                columns[0].astype(int), columns[1].astype(int), columns[2], columns[3].astype(int), columns[4]
-            )
-        )
-        for w in range(n):
-            if done[w] <= update:
-                ready[w] = update
-                done[w] = update + draw(w)
-            elif ready[w] < update:
-                ready[w] = done[w]
-                done[w] = ready[w] + draw(w)
+        before, places, seconds, workers, trip = np.array(samples, float).T
+        found.append(Timings(before.astype(int), places.astype(int), seconds, workers.astype(int), trip))
+        for w in fresh:
+            ready[w] = max(update, done[w])
+            done[w] = ready[w] + draw(w)
         h, now = int(k), update
     return found
 

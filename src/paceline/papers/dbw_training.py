@@ -8,7 +8,6 @@ DBW always uses, stand beside them as a control: they show what the rate alone g
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -122,7 +121,7 @@ def bars(times: Mapping[str, Mapping[str, float]], target: float) -> Figure:
     return picture
 
 
-def fig4(out: Path, quick: bool) -> Found:
+def fig4(quick: bool) -> Found:
     """MNIST, .3 + .7 Exp(1): loss and k over time (DBW, Fig. 4)."""
     ks, control = ((10,), (10,)) if quick else ((6, 8, 10, 12, 16), (8, 10))
     target = 1.0 if quick else 0.2
@@ -143,7 +142,7 @@ def fig4(out: Path, quick: bool) -> Found:
     )
 
 
-def fig6(out: Path, quick: bool) -> Found:
+def fig6(quick: bool) -> Found:
     """Time to loss 0.2 under 1 - a + a Exp(1) for a = 0, 0.2 and 1 (DBW, Fig. 6)."""
     target = 1.0 if quick else 0.2
     chosen = {0.0: ((16,), ()), 0.2: ((12, 14, 16), (12, 16)), 1.0: ((4, 8, 12), (4, 8))}
@@ -178,7 +177,7 @@ def fig6(out: Path, quick: bool) -> Found:
     )
 
 
-def fig10(out: Path, quick: bool) -> Found:
+def fig10(quick: bool) -> Found:
     """Push-and-interrupt: DBW against AdaSync for several alpha (DBW, Fig. 10)."""
     target, alphas = (1.0, (0.2, 1.0)) if quick else (0.07, (0.1, 0.3, 0.7, 1.0))
     picture = figure(1)
@@ -207,7 +206,7 @@ def fig10(out: Path, quick: bool) -> Found:
     )
 
 
-def fig7(out: Path, quick: bool) -> Found:
+def fig7(quick: bool) -> Found:
     """The distribution of round trips that stands in for the Spark cluster's (DBW, Fig. 7)."""
     drawn = next(SPARK.stream((20000,), np.random.default_rng(0)))
     picture = figure(1)
@@ -244,7 +243,7 @@ def knee_rates(batch: int, ks: Sequence[int], runs: int, steps: int = 100) -> di
     return found
 
 
-def fig8(out: Path, quick: bool) -> Found:
+def fig8(quick: bool) -> Found:
     """Batch sizes 16, 128 and 500 under the knee rule, Spark-like round trips (DBW, Fig. 8)."""
     ks = (1, 8, 16) if quick else (1, 4, 6, 8, 12, 16)
     target, most = (1.0, 60) if quick else (0.2, CAP)
@@ -278,7 +277,7 @@ def fig8(out: Path, quick: bool) -> Found:
     )
 
 
-def fig9(out: Path, quick: bool) -> Found:
+def fig9(quick: bool) -> Found:
     """Half of the workers become five times slower at 160 s (DBW, Fig. 9)."""
     at, seconds = (20.0, 40.0) if quick else (160.0, 300.0)
     change = [Change(at, tuple(range(WORKERS // 2)), 5.0)]
@@ -302,7 +301,7 @@ def fig9(out: Path, quick: bool) -> Found:
     )
 
 
-def fig5(out: Path, quick: bool) -> Found:
+def fig5(quick: bool) -> Found:
     """CIFAR-10 split among the workers, Exp(1): loss against time (DBW, Fig. 5)."""
     seconds, seeds = (20.0, 1) if quick else (150.0, 2)
     configs = [("dbw", "fixed"), ("blind", "fixed")]

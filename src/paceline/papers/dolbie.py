@@ -7,8 +7,8 @@ two invented profiles, speeds and overheads in round numbers.
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,11 @@ from paceline.rounds import Array
 from paceline.simulate import Outcome, Scenario, WorkerClass, run
 from paceline.simulate.measures import estimate, idle_share, oracle_ratio, regret
 from paceline.simulate.plots import bands, figure
+from paceline.simulate.rounds import Played
 from paceline.simulate.timing import Ar1
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PROCESSORS = ("V100", "P100", "T4", "Cascade Lake", "Broadwell")
 COLOURS = ("tab:green", "tab:olive", "tab:blue", "tab:orange", "tab:red")
@@ -127,24 +131,24 @@ def _reductions(outcome: Outcome, what: str = "DOLBIE") -> str:
     return "/".join(f"{less(outcome, rival, what):.0f}" for rival in RIVALS)
 
 
-def _rows(label: str, curves: dict[str, tuple[Array, Array]], column: str) -> list[dict[str, Any]]:
-    return [
-        row
-        for name, (mean, half) in curves.items()
-        for row in table(
-            setting=label, policy=name, round=range(1, len(mean) + 1), **{column: mean}, half_95=half
-        )
-    ]
+def _curves(
+    realizations: int, column: str, says: str, of: Callable[[Played, Outcome], Array]
+) -> tuple[dict[str, Outcome], Figure, list[dict[str, Any]]]:
+    """What ``compare`` gives, and what ``of`` takes from each policy's rounds: drawn, and as a table."""
+    outcomes, picture, rows = compare(realizations), figure(3, width=5), list[dict[str, Any]]()
+    for axes, (label, outcome) in zip(picture.axes, outcomes.items(), strict=True):
+        played = {name: of(outcome.policies[policy], outcome) for name, policy in POLICIES.items()}
+        for name, (mean, half) in bands(axes, played).items():
+            values = {column: mean, "half_95": half}
+            rows += table(setting=label, policy=name, round=range(1, len(mean) + 1), **values)
+        axes.set(title=outcome.scenario.name, xlabel="round", ylabel=says)
+    return outcomes, picture, rows
 
 
 def _latencies(name: str, realizations: int) -> Found:
-    outcomes = compare(realizations)
-    picture = figure(3, width=5)
-    rows: list[dict[str, Any]] = []
-    for axes, (label, outcome) in zip(picture.axes, outcomes.items(), strict=True):
-        curves = bands(axes, {name: outcome.policies[policy].latency for name, policy in POLICIES.items()})
-        axes.set(title=outcome.scenario.name, xlabel="round", ylabel="seconds", ylim=(0, None))
-        rows += _rows(label, curves, "seconds")
+    outcomes, picture, rows = _curves(realizations, "seconds", "seconds", lambda played, _: played.latency)
+    for axes in picture.axes:
+        axes.set_ylim(0, None)
     many = f"{realizations} realizations" if realizations > 1 else "one realization, seed 0"
     percents = {
         label: {rival: less(outcome, rival) for rival in RIVALS} for label, outcome in outcomes.items()
@@ -176,29 +180,23 @@ def _latencies(name: str, realizations: int) -> Found:
     )
 
 
-def fig3(out: Path, quick: bool) -> Found:
+def fig3(quick: bool) -> Found:
     """Seconds of each round, one realization (DOLBIE, Fig. 3)."""
     return _latencies("fig3", 1)
 
 
-def fig4(out: Path, quick: bool) -> Found:
+def fig4(quick: bool) -> Found:
     """Seconds of each round with 95 % intervals (DOLBIE, Fig. 4)."""
     return _latencies("fig4", 10 if quick else 100)
 
 
-def fig5(out: Path, quick: bool) -> Found:
+def fig5(quick: bool) -> Found:
     """Cumulative dynamic regret with 95 % intervals (DOLBIE, Fig. 5)."""
     realizations = 10 if quick else 100
-    outcomes = compare(realizations)
-    picture = figure(3, width=5)
-    rows: list[dict[str, Any]] = []
-    totals: dict[str, dict[str, float]] = {}
-    for axes, (label, outcome) in zip(picture.axes, outcomes.items(), strict=True):
-        played = {name: outcome.policies[policy] for name, policy in POLICIES.items()}
-        curves = bands(axes, {name: regret(each, outcome) for name, each in played.items()})
-        axes.set(title=outcome.scenario.name, xlabel="round", ylabel="seconds beyond the oracle's")
-        totals[label] = {name: float(mean[-1]) for name, (mean, _) in curves.items()}
-        rows += _rows(label, curves, "regret_s")
+    outcomes, picture, rows = _curves(realizations, "regret_s", "seconds beyond the oracle's", regret)
+    totals: dict[str, dict[str, float]] = {label: {} for label in outcomes}
+    for row in rows:  # the last of each curve stays
+        totals[row["setting"]][row["policy"]] = float(row["regret_s"])
     lowest = all(
         min(each[name] for name in (*RIVALS, "DOLBIE")) == each["DOLBIE"] for each in totals.values()
     )
@@ -221,12 +219,12 @@ def fig5(out: Path, quick: bool) -> Found:
     )
 
 
-def fig9(out: Path, quick: bool) -> Found:
+def fig9(quick: bool) -> Found:
     """Seconds of each worker in each round (DOLBIE, Fig. 9)."""
     return _workers("fig9")
 
 
-def fig10(out: Path, quick: bool) -> Found:
+def fig10(quick: bool) -> Found:
     """Samples of each worker in each round (DOLBIE, Fig. 10)."""
     return _workers("fig10")
 
@@ -271,7 +269,7 @@ def _workers(name: str) -> Found:
     )
 
 
-def fig11(out: Path, quick: bool) -> Found:
+def fig11(quick: bool) -> Found:
     """Computation, communication and waiting of a worker, and the time to decide (DOLBIE, Fig. 11)."""
     realizations = 10 if quick else 100
     what = measured("resnet18", realizations)

@@ -6,15 +6,12 @@ the policies differ in when each step is done. Trained for real, small: on the e
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from paceline.data import datasets
 from paceline.errors import PacelineError
-from paceline.files import write_whole
 from paceline.papers import Found, table
 from paceline.papers.dolbie import BATCH, NETWORKS, POLICIES, RIVALS, VARIANTS, measured
 from paceline.simulate import run
@@ -32,41 +29,26 @@ CLAIMED = {
 }
 
 
-def fig6(out: Path, quick: bool) -> Found:
+def fig6(quick: bool) -> Found:
     """Training accuracy of LeNet-5 against time (DOLBIE, Fig. 6)."""
-    return _accuracy(out, quick, "fig6", "lenet5")
+    return _accuracy(quick, "lenet5")
 
 
-def fig7(out: Path, quick: bool) -> Found:
+def fig7(quick: bool) -> Found:
     """Training accuracy of ResNet-18 against time (DOLBIE, Fig. 7)."""
-    return _accuracy(out, quick, "fig7", "resnet18")
+    return _accuracy(quick, "resnet18")
 
 
-def fig8(out: Path, quick: bool) -> Found:
+def fig8(quick: bool) -> Found:
     """Training accuracy of VGG-16 against time (DOLBIE, Fig. 8)."""
-    return _accuracy(out, quick, "fig8", "vgg16")
+    return _accuracy(quick, "vgg16")
 
 
-def trained(network: str, epochs: int, cache: Path | None = None, samples: int | None = None) -> list[float]:
+def trained(network: str, epochs: int, samples: int | None = None) -> list[float]:
     """Training accuracy of each step's batch, before the step; seed 0.
 
-    cache: a JSON file that a training with the same settings is taken from, or written to.
     samples: of the training set, the first so many.
     """
-    setting = {"network": network, "epochs": epochs, "samples": samples, "rate": RATE, "batch": BATCH}
-    if cache is not None and cache.exists():
-        kept: dict[str, Any] = json.loads(cache.read_text())
-        if kept["setting"] == setting:
-            found: list[float] = kept["accuracy"]
-            return found
-    accuracy = _train(network, epochs, samples)
-    if cache is not None:
-        cache.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(cache, json.dumps({"setting": setting, "accuracy": accuracy}) + "\n")
-    return accuracy
-
-
-def _train(network: str, epochs: int, samples: int | None) -> list[float]:
     try:
         import torch
         from torch import nn
@@ -92,10 +74,10 @@ def _train(network: str, epochs: int, samples: int | None) -> list[float]:
     return accuracy
 
 
-def _accuracy(out: Path, quick: bool, name: str, network: str) -> Found:
+def _accuracy(quick: bool, network: str) -> Found:
     epochs = EPOCHS[network][quick]
     samples = QUICK_SAMPLES[network] if quick else None
-    accuracy = np.array(trained(network, epochs, out / f"accuracy-{network}{'-quick' * quick}.json", samples))
+    accuracy = np.array(trained(network, epochs, samples))
     steps = len(accuracy)
     smooth = np.array([accuracy[max(0, t - 5) : t + 1].mean() for t in range(steps)])
     reached = np.flatnonzero(smooth >= TARGET)

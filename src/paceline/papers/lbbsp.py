@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import time
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -113,7 +112,7 @@ def _now(device: str) -> float:
     return time.perf_counter()
 
 
-def fig3(out: Path, quick: bool) -> Found:
+def fig3(quick: bool) -> Found:
     """Computation time against batch on a processor: a line through (nearly) zero (LB-BSP, Fig. 3)."""
     batches = {
         "lenet5": [16, 32, 64, 128, 256] if quick else [16, 32, 64, 128, 256, 512, 1024],
@@ -139,7 +138,7 @@ def fig3(out: Path, quick: bool) -> Found:
     )
 
 
-def fig6(out: Path, quick: bool) -> Found:
+def fig6(quick: bool) -> Found:
     """Computation time against batch on GPUs: flat to x^s, then a line, up to x^o (LB-BSP, Fig. 6)."""
     try:
         import torch
@@ -220,7 +219,7 @@ def _found(quick: bool) -> dict[str, Series]:
     return made
 
 
-def fig11(out: Path, quick: bool) -> Found:
+def fig11(quick: bool) -> Found:
     """Actual and forecast speed of one worker, rounds 1200 to 1300 (LB-BSP, Fig. 11)."""
     series = bursty(np.random.default_rng(40), rounds=1300)
     found = {name: walk(forecast.create(name), *series[:3]) for name in ("ema", "narx")}
@@ -257,7 +256,7 @@ def fig11(out: Path, quick: bool) -> Found:
     )
 
 
-def table3(out: Path, quick: bool) -> Found:
+def table3(quick: bool) -> Found:
     """RMSE of each forecast, and time per round over the equal split's (LB-BSP, Table 3)."""
     ratings: dict[str, dict[str, Rating]] = {}
     for label, series in _found(quick).items():
@@ -322,7 +321,7 @@ def table3(out: Path, quick: bool) -> Found:
     )
 
 
-def fig14(out: Path, quick: bool) -> Found:
+def fig14(quick: bool) -> Found:
     """Seconds to decide, over those of an iteration, with 32, 64 and 96 workers (LB-BSP, Fig. 14)."""
     sample = measure("resnet18", [8] if quick else [32], 3, "cpu")
     (batch, seconds), *_ = sample.items()

@@ -7,7 +7,6 @@ update, which the paper compares with, is that of workers who never wait: n over
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -61,12 +60,12 @@ def cluster_a(slowest: float, batch: int, pace: float, rounds: int, realizations
     )
 
 
-def fig8(out: Path, quick: bool) -> Found:
+def fig8(quick: bool) -> Found:
     """ResNet-32 on Cluster-A: seconds an update under BSP and LB-BSP (LB-BSP, Fig. 8)."""
     return _levels(quick, "fig8", "ResNet-32")
 
 
-def fig9(out: Path, quick: bool) -> Found:
+def fig9(quick: bool) -> Found:
     """Inception-V3 on Cluster-A: seconds an update, and the part of it spent waiting (LB-BSP, Fig. 9)."""
     return _levels(quick, "fig9", "Inception-V3")
 
@@ -128,7 +127,7 @@ def _levels(quick: bool, name: str, model: str) -> Found:
     )
 
 
-def fig8sync(out: Path, quick: bool) -> Found:
+def fig8sync(quick: bool) -> Found:
     """Updates and time to convergence at three levels of heterogeneity (LB-BSP, Fig. 8).
 
     Updates depend on how stale the gradients are, so they are counted by training: the perceptron on MNIST, until the
@@ -191,7 +190,7 @@ def _train(n: int, batch: int, sync: str, policy: str, pace: np.ndarray, target:
     return len(losses), updates[-1].ended
 
 
-def fig10(out: Path, quick: bool) -> Found:
+def fig10(quick: bool) -> Found:
     """Cluster-B: machines of Table 2 under the load of Google's of 2011 (LB-BSP, Fig. 10)."""
     rounds = 200 if quick else 2880
     rng = np.random.default_rng(0)
@@ -259,7 +258,7 @@ def cluster_c(rounds: int, period: int) -> Scenario:
     return Scenario(classes, global_batch=3040, rounds=rounds, name="Cluster-C")
 
 
-def fig12(out: Path, quick: bool) -> Found:
+def fig12(quick: bool) -> Found:
     """Computation time against batch of Cluster-C's GPUs, as simulated in fig13 (LB-BSP, Fig. 12)."""
     picture = figure(1)
     axes = picture.axes[0]
@@ -283,7 +282,7 @@ def fig12(out: Path, quick: bool) -> Found:
     )
 
 
-def fig13(out: Path, quick: bool) -> Found:
+def fig13(quick: bool) -> Found:
     """Cluster-C, the link of one worker alternating between 480 and 160 Mbit/s (LB-BSP, Fig. 13)."""
     rounds, period = (120, 30) if quick else (600, 100)
     names = {"BSP": "equal", "LB-BSP": "lbbsp-gpu", "level": "level", "oracle": "optimum"}

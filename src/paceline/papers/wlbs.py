@@ -6,7 +6,6 @@ played here is its setting: nodes of which one lags and one dies, on a virtual c
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ SCHEMES = {
 }
 
 
-def faults(out: Path, quick: bool) -> Found:
+def faults(quick: bool) -> Found:
     """One node four times slower from 10 s on, another dead from 30 s on: the loss (WLBS, experiments)."""
     from paceline.learners.images import Images
 

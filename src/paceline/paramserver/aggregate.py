@@ -32,7 +32,6 @@ class Aggregate(NamedTuple):
 
     step: Vector
     loss: float
-    samples: int
     norm2: float
     variance: float
 
@@ -54,11 +53,16 @@ class Sum:
         gradient, weight = part.gradient, part.samples * part.weight
         if self._total is None or self._total.shape != gradient.shape:
             self._total = np.empty_like(gradient, order="C")
-        ratio = weight / self._unit() if self._parts else None  # in units of the first part's weight
+        ratio = weight / self._parts[0][1] if self._parts else 1.0  # in units of the first part's weight
         norm2 = 0.0
         for chunk in _chunks(len(gradient)) if self._statistics else [slice(None)]:
-            new = gradient[chunk]
-            _add(self._total[chunk], new, ratio)
+            new, total = gradient[chunk], self._total[chunk]
+            if not self._parts:
+                np.copyto(total, new)
+            elif ratio == 1.0:
+                total += new
+            else:
+                axpy(total, new, ratio)
             norm2 += float(np.dot(new, new)) if self._statistics else np.nan
         self._parts.append((part.samples, weight, part.loss, norm2))
 
@@ -69,7 +73,7 @@ class Sum:
         """
         assert self._total is not None
         samples, weights, losses, norms = np.array(self._parts, float).T
-        unit, total, count = self._unit(), self._total, len(self._parts)
+        unit, total, count = float(weights[0]), self._total, len(self._parts)
         self._parts = []
         mean = unit / float(weights.sum())  # the total times this is the mean
         scale = mean if batch is None else unit / batch
@@ -86,14 +90,11 @@ class Sum:
             spread = max(float(weights @ norms) / float(weights.sum()) - norm2, 0.0)
             variance = spread * count / (count - 1)
         loss = float(np.average(losses, weights=samples))
-        return Aggregate(total, loss, int(samples.sum()), norm2, float(variance))
+        return Aggregate(total, loss, norm2, float(variance))
 
     def clear(self) -> None:
         """Forget what has been added."""
         self._parts = []
-
-    def _unit(self) -> float:
-        return self._parts[0][1]
 
 
 def aggregate(parts: Sequence[Part], batch: float | None = None) -> Aggregate:
@@ -142,16 +143,6 @@ def axpy(total: Vector, more: Vector, factor: float) -> None:
     if total.size:
         one_pass = blas.saxpy if total.dtype.char == "f" else blas.daxpy
         one_pass(np.ascontiguousarray(more, total.dtype), total, a=factor)
-
-
-def _add(total: Vector, gradient: Vector, ratio: float | None) -> None:
-    """Add to a sum in units of its first part, by which ``ratio`` is 1 for most; None for this first part."""
-    if ratio is None:
-        np.copyto(total, gradient)
-    elif ratio == 1.0:
-        total += gradient
-    else:
-        axpy(total, gradient, ratio)
 
 
 def _chunks(size: int) -> Iterator[slice]:

@@ -108,12 +108,8 @@ class ServerConfig:
     def balancer(self, machines: Machines | None) -> Balancer:
         """The balancer for workers on these machines."""
         pairs = self.limits or ((None, None),) * self.workers
-        cluster = Cluster(
-            self.workers,
-            self.global_batch,
-            np.array([1 if low is None else low for low, _ in pairs], float),
-            np.array([self.global_batch if high is None else high for _, high in pairs], float),
-            machines,
-        )
+        least = np.array([1 if low is None else low for low, _ in pairs], float)
+        most = np.array([self.global_batch if high is None else high for _, high in pairs], float)
+        cluster = Cluster(self.workers, self.global_batch, least, most, machines)
         policy: Any = policies.create(self.policy, cluster)
         return Balancer(replace(policy, mode=self.mode) if policy.needs_noise else policy)

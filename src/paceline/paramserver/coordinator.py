@@ -25,7 +25,6 @@ from paceline.paramserver.deadlines import Deadlines, Trip
 from paceline.paramserver.engine import Answer, Arrive, Engine, Event, Join, Leave, Moved, Start, Task, Update
 from paceline.paramserver.rates import GradientNoise
 from paceline.paramserver.samples import SampleSource
-from paceline.pieces.sharing import WorkerRound
 from paceline.rounds import Array, Gradients, Machines, PieceTimes
 from paceline.sync import Apply, Drop, Effects, Gradient, Interrupt
 
@@ -65,7 +64,7 @@ class Coordinator:
         self._dropped_samples = 0
         self._changed: list[str] = []  # who takes part, since the update before
         self._quorum, self._noise = Quorum(backup, n), GradientNoise()
-        self._loads = Loads(self.balancer, n, config.global_batch, self._shares)
+        self._loads = Loads(self.balancer, self._shares)
         # Whether anybody asks for the variance of the gradients, which costs reading them all once more.
         self.statistics = self._rate.needs_variance or (backup is not None and backup.needs_variance)
         self.statistics |= self.balancer.policy.needs_noise
@@ -75,7 +74,7 @@ class Coordinator:
     def set_machines(self, machines: Machines) -> None:
         """What the workers' machines are; to be told before ``Start``, if the balancing policy needs them."""
         self.balancer = self._config.balancer(machines)
-        self._loads = Loads(self.balancer, self.workers, self.batch, self._shares)
+        self._loads = Loads(self.balancer, self._shares)
 
     def handle(self, event: Event) -> None:
         """Take in what happened, and have the engine carry out what follows from it, in order.
@@ -90,7 +89,7 @@ class Coordinator:
                 case Start():
                     self._start(*event)
                 case Arrive():
-                    self._arrive(*event)
+                    self._arrive(event)
                 case Answer(now, worker):
                     self.deadlines.heard(worker, now if worker in self.tasks else None)
                 case Leave():
@@ -115,15 +114,8 @@ class Coordinator:
         self._expect(now)
         self._carry_out(effects, now)
 
-    def _arrive(
-        self,
-        now: float,
-        worker: int,
-        number: int,
-        seconds: float | None,
-        ran: WorkerRound | None,
-        ends: Array | None,
-    ) -> None:
+    def _arrive(self, event: Arrive) -> None:
+        now, worker, number, seconds, ran, ends = event
         task = self.tasks.get(worker)
         if task is None or task.number != number:
             self._dropped["given up"] += 1
@@ -170,20 +162,18 @@ class Coordinator:
 
     def _forget(self, worker: int, why: str) -> None:
         task = self.tasks.pop(worker, None)
-        self.deadlines.delivered(worker)
         if task is not None:
             self.engine.cancel([task])
             self._lost(task, why)
 
     def _cut(self, task: Task, ends: Array) -> tuple[Task, Array]:
         """A task of which only the first pieces were run: what was, and the ends with NaN for the others."""
-        parts: Any = self.pool.split(task.taken, int(task.ends()[len(ends) - 1]))
-        ran, left = parts
+        ran, left = np.split(task.taken, [int(task.ends()[len(ends) - 1])])
         self.pool.give_back(left)
         self._dropped["cut short"] += 1
-        self._dropped_samples += self.pool.count(left)
+        self._dropped_samples += len(left)
         missing = np.full(task.pieces - len(ends), np.nan)
-        return task._replace(taken=ran, load=self.pool.count(ran)), np.append(ends, missing)
+        return task._replace(taken=ran, load=len(ran)), np.append(ends, missing)
 
     def _lost(self, task: Task, why: str) -> None:
         self._dropped[why] += 1
@@ -283,7 +273,7 @@ class Coordinator:
             effects, self._state = self._gate.leave(self._state, worker, now)
             return effects
         self._starved.discard(worker)
-        load, (pieces, cut) = self.pool.count(taken), self._quorum.cut
+        load, (pieces, cut) = len(taken), self._quorum.cut
         task = Task(self._numbers, worker, version, tag, taken, load, now, self._shares, pieces, cut)
         self._numbers += 1
         self.tasks[worker] = task
@@ -294,22 +284,20 @@ class Coordinator:
 
 def _told(event: Event) -> str:
     """The event in a few words, without samples."""
-    who = "" if isinstance(event, Start) else f" {event.worker}"
-    what = f", task {event.number}" if isinstance(event, Arrive) else ""
-    why = f", {event.why}" if isinstance(event, Leave) else ""
-    return f"at {event.now:.3f} s {type(event).__name__.lower()}{who}{what}{why}"
+    said = ", ".join(str(part) for part in event[1:] if isinstance(part, int | str))
+    return f"at {event.now:.3f} s {type(event).__name__.lower()} {said}".rstrip()
 
 
 class Loads:
     """Shows the balancer what the workers' round trips took, and asks it for each version's loads.
 
-    workers: n. batch: samples that a full round of all workers has. shares: a round is run in pieces, and who is
-        lost leaves its samples to the others.
+    shares: a round is run in pieces, and who is lost leaves its samples to the others.
     """
 
-    def __init__(self, balancer: Balancer, workers: int, batch: int, shares: bool = False) -> None:
-        self._balancer, self._workers, self._batch, self._shares = balancer, workers, batch, shares
-        self._of = (-1, np.zeros(workers, np.int64))  # whose version, samples each
+    def __init__(self, balancer: Balancer, shares: bool) -> None:
+        self._balancer, self._shares, cluster = balancer, shares, balancer.policy.cluster
+        self._workers, self._batch = cluster.workers, cluster.global_batch
+        self._of = (-1, np.zeros(self._workers, np.int64))  # whose version, samples each
         self._seen: dict[int, Trip | None] = {}  # the newest round trips that the balancer was shown
 
     def of(self, worker: int, version: int, present: Collection[int]) -> int:

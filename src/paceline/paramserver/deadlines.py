@@ -39,6 +39,7 @@ class Deadlines:
         """The worker has answered. now: None if nothing more is awaited from it."""
         if now is None:
             self._unheard.pop(worker, None)
+            self._awaited.pop(worker, None)
         else:
             self._unheard[worker] = now
 
@@ -46,13 +47,8 @@ class Deadlines:
         """The worker was last heard of then, and so many samples are awaited from it."""
         self._unheard[worker], self._awaited[worker] = heard, load
 
-    def delivered(self, worker: int) -> None:
-        """Nothing of a shared round is awaited from the worker."""
-        self._awaited.pop(worker, None)
-
     def arrived(self, worker: int, trip: Trip) -> None:
         """The worker's task is here."""
-        self.delivered(worker)
         self.heard(worker, None)
         self._late.pop(worker, None)
         if trip.load:
@@ -62,14 +58,11 @@ class Deadlines:
     def joined(self, worker: int, late: float | None) -> None:
         """The worker is there (again). late: seconds a sample of the task that it was given up with."""
         self._trips.pop(worker, None)
-        self._late.pop(worker, None)
-        if late is not None:
-            self._late[worker] = late
+        self._late[worker] = late or 0.0
 
     def newest(self, worker: int) -> Trip | None:
         """The worker's newest round trip, None while there is none."""
-        trips = self._trips.get(worker)
-        return trips[-1] if trips else None
+        return self._trips[worker][-1] if worker in self._trips else None
 
     def of(self, loads: Mapping[int, int], factor: float, floor: float) -> dict[int, float]:
         """When to give up each worker that has a task; loads: the samples of these.
@@ -79,11 +72,7 @@ class Deadlines:
         load, and ``floor`` seconds more; one that was given up and came back ``AGAIN`` times what it took then,
         until it delivers. Workers are left out as long as nothing is measured, unless ``factor`` is 0.
         """
-        longest = {
-            worker: max(trip.whole / trip.load for trip in trips)
-            for worker, trips in self._trips.items()
-            if trips
-        }
+        longest = {w: max(trip.whole / trip.load for trip in trips) for w, trips in self._trips.items()}
         if not longest and factor:
             return {}
         typical = float(np.median(list(longest.values()))) if longest else 0.0

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.pieces.sharing import WorkerRound
-from paceline.rounds import Array, RoundResult
+from paceline.rounds import Array, Indices, RoundResult
 
 
 class Task(NamedTuple):
@@ -23,7 +23,7 @@ class Task(NamedTuple):
     worker: int
     version: int  # of the parameters it is computed on
     tag: int  # the version it counts for
-    taken: Any  # samples, in the pool's own terms
+    taken: Indices  # its samples
     load: int
     began: float  # seconds
     shared: bool = False  # its samples are the round's: whoever is free runs them
@@ -100,15 +100,12 @@ class Engine(Protocol):
 
     def compute(self, task: Task) -> None:
         """Have the worker compute this gradient at the newest parameters."""
-        ...
 
     def cancel(self, tasks: list[Task]) -> None:
         """These gradients, finished or not, will not be used; stop computing them where that is possible."""
-        ...
 
     def update(self, parts: list[tuple[Task, float]], batch: float | None, rate: float) -> Moved:
         """Move the parameters with these gradients and weights; batch as in ``aggregate``."""
-        ...
 
 
 @dataclass(kw_only=True, eq=False)

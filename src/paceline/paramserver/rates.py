@@ -8,7 +8,6 @@ Johnson et al. 2020). DBW itself uses the full rate for every k.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -25,7 +24,7 @@ BLOW_UP = 4.0
 
 
 @dataclass(frozen=True)
-class Rate(ABC):
+class Rate:
     """A rule for the learning rate. full: the rate for an update from all n workers' gradients."""
 
     workers: int
@@ -33,7 +32,6 @@ class Rate(ABC):
     # Reads norm2 and variance, which cost reading all gradients once more.
     needs_variance: ClassVar[bool] = False
 
-    @abstractmethod
     def of(self, k: float, norm2: float, variance: float) -> float:
         """The rate for an update from the mean of k gradients.
 
@@ -41,13 +39,11 @@ class Rate(ABC):
         norm2, variance: estimates of the squared norm of the true gradient and of the summed variance of one
         gradient; NaN if unknown.
         """
+        return self.full
 
 
 class Fixed(Rate):
     """The full rate, whatever k."""
-
-    def of(self, k: float, norm2: float, variance: float) -> float:
-        return self.full
 
 
 class Proportional(Rate):

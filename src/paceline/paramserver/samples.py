@@ -1,7 +1,4 @@
-"""Which samples a task gets, and what becomes of them when its gradient is not used.
-
-What a source hands out means something only to itself until ``indices``.
-"""
+"""Which samples, as places in the training set, a task gets, and what becomes of them if its gradient is not used."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from paceline.rounds import Indices
 class Draws:
     """Samples drawn at random for each task, without end: the setting of the papers on backup workers.
 
-    The draws of a worker's j-th task depend on (seed, worker, j) only, and are made when they are used.
+    The draws of a worker's j-th task depend on (seed, worker, j) only.
     shards: split the training set at random into this many parts, one a worker; 1 lets all draw from all.
     """
 
@@ -24,36 +21,26 @@ class Draws:
         order = np.random.default_rng((seed, 0xD1)).permutation(samples) if shards > 1 else np.arange(samples)
         self._shards = np.array_split(order, shards)
 
-    def take(self, worker: int, count: int) -> Any:
+    def take(self, worker: int, count: int) -> Indices:
         """Samples for a task."""
         number = self._counts.get(worker, 0)
         self._counts[worker] = number + 1
-        return worker, number, count
+        shard = self._shards[worker % len(self._shards)]
+        return shard[np.random.default_rng((self._seed, worker, number)).integers(len(shard), size=count)]
 
     def available(self) -> bool:
         """Whether ``take`` would give anything now."""
         return True
 
-    def count(self, taken: tuple[int, int, int]) -> int:
-        """How many samples these are."""
-        return taken[2]
-
-    def split(self, taken: tuple[int, int, int], count: int) -> tuple[Any, Any]:
-        """The first so many of a task's samples, and the others."""
-        worker, number, whole = taken
-        return (worker, number, int(count)), (worker, number, whole - int(count))
-
-    def used(self, taken: Any) -> None:
+    def used(self, taken: Indices) -> None:
         """The task's gradient entered an update."""
 
-    def give_back(self, taken: Any) -> None:
+    def give_back(self, taken: Indices) -> None:
         """The task's gradient was not used."""
 
-    def indices(self, taken: tuple[int, int, int]) -> Indices:
+    def indices(self, taken: Indices) -> Indices:
         """The samples' places in the training set."""
-        worker, number, count = taken
-        shard = self._shards[worker % len(self._shards)]
-        return shard[np.random.default_rng((self._seed, worker, number)).integers(len(shard), size=count)]
+        return taken
 
     def finished(self) -> bool:
         """Whether all has been used that is to be used."""
@@ -70,39 +57,28 @@ class Epochs:
     def __init__(self, samples: int, epochs: int, seed: int) -> None:
         self.samples, self.epochs, self._seed = samples, epochs, seed
         self.uses = np.zeros(samples, np.int64)  # of each sample, over the whole run
-        self._fresh = 0  # samples handed out for the first time, over all epochs
-        self._order = self._drawn(0)
+        self._begun = 0  # epochs
+        self._fresh: list[Indices] = []  # what nobody has had of the newest
         self._back: list[Indices] = []
         self._done = 0
 
     def take(self, worker: int, count: int) -> Any:
         """Samples for a task, up to ``count``, which may be 0; None if there are none, perhaps only for now."""
         parts: list[Indices] = [] if count else [np.zeros(0, np.int64)]
-        while count > 0 and self._back:
-            part = self._back.pop(0)
+        while count > 0 and self.available():
+            if not self._back and not self._fresh:
+                self._fresh.append(self._drawn(self._begun))
+                self._begun += 1
+            source = self._back or self._fresh
+            part = source.pop(0)
             if len(part) > count:
-                self._back.insert(0, part[count:])
-                part = part[:count]
-            parts.append(part)
-            count -= len(part)
-        while count > 0 and self._fresh < self.samples * self.epochs:
-            place = self._fresh % self.samples
-            part = self._order[place : place + count]
-            parts.append(part)
-            count -= len(part)
-            self._fresh += len(part)
-            if self._fresh % self.samples == 0:
-                self._order = self._drawn(self._fresh // self.samples)
+                source.insert(0, part[count:])
+            parts.append(part[:count])
+            count -= len(parts[-1])
         return np.concatenate(parts) if parts else None
 
     def available(self) -> bool:
-        return bool(self._back) or self._fresh < self.samples * self.epochs
-
-    def count(self, taken: Indices) -> int:
-        return len(taken)
-
-    def split(self, taken: Indices, count: int) -> tuple[Indices, Indices]:
-        return taken[:count], taken[count:]
+        return bool(self._back or self._fresh) or self._begun < self.epochs
 
     def used(self, taken: Indices) -> None:
         np.add.at(self.uses, taken, 1)
@@ -125,11 +101,8 @@ class Epochs:
         """Go on: what an unfinished epoch has not used yet comes first."""
         self.uses = np.array(state["uses"], np.int64)
         self._done = int(self.uses.sum())
-        begun = int(self.uses.max())
-        self._fresh = begun * self.samples
-        self._order = self._drawn(begun)
-        self._back = []
-        for epoch in range(int(self.uses.min()), begun):
+        self._begun, self._fresh, self._back = int(self.uses.max()), [], []
+        for epoch in range(int(self.uses.min()), self._begun):
             order = self._drawn(epoch)
             missing = order[self.uses[order] <= epoch]
             if len(missing):

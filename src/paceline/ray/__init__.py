@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -18,19 +19,11 @@ if find_spec("ray") is None:  # without importing it
 
 __all__ = ["CodedMatrix", "Server", "WorkerPool", "torch_program", "train"]
 
-_HOMES = {
-    "CodedMatrix": "paceline.ray.matmul",
-    "WorkerPool": "paceline.ray.pool",
-    "Server": "paceline.ray.server",
-    "torch_program": "paceline.ray.api",
-    "train": "paceline.ray.api",
-}
+_HOMES = {"CodedMatrix": "matmul", "Server": "server", "WorkerPool": "pool"}  # of all others: api
 
 
 def __getattr__(name: str) -> Any:
     """Import what needs Ray only when it is asked for."""
-    if name in _HOMES:
-        import importlib
-
-        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in __all__:
+        return getattr(import_module(f"paceline.ray.{_HOMES.get(name, 'api')}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

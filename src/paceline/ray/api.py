@@ -23,42 +23,27 @@ def train(
     workers: int = 4,
     global_batch: int = 256,
     epochs: int = 1,
-    sync: str = "bsp",
-    mode: str = "push-wait",
-    backup: str = "everyone",
     policy: str = "level",
-    rate: str = "fixed",
-    lr: float = 0.1,
-    momentum: float = 0.0,
     seed: int = 0,
     address: str | None = None,
     delay: Delay | None = None,
     replace: bool = False,
     on_update: Callable[[Update], None] | None = None,
+    **options: Any,
 ) -> Vector:
     """Train on Ray; returns the parameters, one flat vector.
 
     program: called once in each worker with its rank; returns the first parameters, flat, and a function
         (parameters, sample numbers) -> (gradient of the mean loss, mean loss). ``torch_program`` makes one.
     samples: of the training set; every one is used exactly once an epoch under bsp, whatever is dropped.
-    workers, global_batch, sync, mode, backup, policy, rate, lr, momentum: see ``ServerConfig``.
+    workers, global_batch, policy, options (sync, mode, backup, rate, lr, momentum): see ``ServerConfig``.
     address: of a standing Ray cluster; without one Ray is started on this machine, and ended again.
     delay: (worker, update, samples) -> seconds to sleep, to try out uneven workers.
     replace: start a new worker for each one that dies.
     """
     if samples < 1 or epochs < 1:
         raise PacelineError(f"samples={samples}, epochs={epochs}: expected at least 1 of each")
-    config = ServerConfig(
-        workers,
-        global_batch,
-        sync=sync,
-        mode=mode,
-        backup=backup,
-        policy=policy,
-        rate=rate,
-        lr=lr,
-        momentum=momentum,
-    )
+    config = ServerConfig(workers, global_batch, policy=policy, **options)
     pool = Epochs(samples, epochs, seed)
     with Server(program, config, pool, on_update, address=address, delay=delay, replace=replace) as server:
         return server.run()

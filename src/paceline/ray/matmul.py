@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from paceline.coded.coded_plan import CodedPlan, coded_loads, completion
 from paceline.coded.delay import Array
@@ -29,6 +29,7 @@ from paceline.coded.layout import Layout, Moves, layout, relayout
 from paceline.coded.problem import Observations, Problem
 from paceline.errors import PacelineError, WorkerError
 from paceline.ray.pool import WorkerPool
+from paceline.ray.start import Closing
 
 _log = logging.getLogger(__name__)
 
@@ -45,12 +46,12 @@ class Product:
     asked: int
 
 
-class CodedMatrix:
+class CodedMatrix(Closing):
     """A master's matrix on the workers of a plan.
 
     a: shape (L, columns), finite; L as in the plan. master: its name or position in the plan.
     pool: the workers; several masters share one by passing the same. None starts one, which ``close`` ends.
-    code: "mds", "lt" or "replicated". messages: parts in which a worker delivers its blocks.
+    messages: parts in which a worker delivers its blocks.
     blocks: blocks the matrix is cut into (``coded.layout``).
     patience: seconds after which workers that have not answered count as lost, if too few others are left.
     on_loss: "error" raises WorkerError when too few are left, "recode" places their blocks on the others
@@ -66,7 +67,6 @@ class CodedMatrix:
         plan: CodedPlan,
         master: int | str = 0,
         pool: WorkerPool | None = None,
-        code: str = "mds",
         messages: int = 1,
         blocks: int | None = None,
         patience: float = 60.0,
@@ -82,7 +82,7 @@ class CodedMatrix:
         self.a = _matrix(a, plan, self.master)
         self.plan, self.messages, self.seed = plan, messages, seed
         self.patience, self.on_loss = patience, on_loss
-        found = layout(plan, self.master, code, blocks)
+        found = layout(plan, self.master, blocks)
         self.names = plan.problem.workers
         if pool is not None and (unknown := [name for name in self.names if name not in pool.actors]):
             raise PacelineError(f"worker {unknown[0]!r} of the plan is not in the pool; start it there")
@@ -91,8 +91,7 @@ class CodedMatrix:
         self.actors = [self.pool.actors[name] for name in self.names]
         self.key, self.turn = f"{plan.problem.masters[self.master]}/{uuid.uuid4().hex}", -1
         self.dead: set[int] = set()
-        self.sufficient: dict[tuple[int, ...], bool]  # by workers, under the present layout
-        self.behind: dict[int, dict[int, list[Any]]] = {}  # by worker and turn: answers still out
+        self.behind: dict[int, list[Any]] = {}  # by worker: the last answers of turns, still out
         self.observations = Observations(len(self.names))
         self.last: Product | None = None
         self.closed = False
@@ -175,12 +174,6 @@ class CodedMatrix:
                 actor.cancel.remote(self.key, self.turn)
                 actor.drop.remote(self.key)
 
-    def __enter__(self) -> CodedMatrix:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
     def _open(self) -> None:
         if self.closed:
             raise PacelineError("this coded matrix is closed; make a new one")
@@ -192,43 +185,40 @@ class CodedMatrix:
         asked = self._to_ask()
         pending = self._send(ray.put(x), asked)
         everything = sum(len(self.layout.owned[n]) for n in asked)
-        decoder, done, arrived = self.layout.code.decoder(), False, 0
+        enough, blocks = self.layout.code.k, dict[int, Array]()  # the products that are here, by block
         rows, took = (
             Counter[int](),
             defaultdict[int, float](float),
         )  # of who has answered: rows, and milliseconds
-        while pending and not done and left > 0:
+        while pending and len(blocks) < enough and left > 0:
             left = begin + self.patience - time.perf_counter()
             # no fewer messages than these can suffice: one wait for all of them
             largest = max(len(indices) for _, indices in pending.values())
-            few = min(max(-(-(self.layout.code.k - arrived) // largest), 1), len(pending))
+            few = min(-(-(enough - len(blocks)) // largest), len(pending))
             ready, _ = ray.wait(list(pending), num_returns=few, timeout=max(left, 0.0))
             for answer in ready:
                 n, indices = pending.pop(answer)
                 value = self._get(answer, n)
-                if value is None or done:
+                if value is None or len(blocks) >= enough:
                     continue
                 products, seconds = value
-                arrived += len(indices)
+                blocks |= zip(indices, products, strict=True)
                 rows[n] += len(indices) * self.layout.size
                 took[n] += 1000 * seconds
-                for i, product in zip(indices, products, strict=True):
-                    done = decoder.add(i, product) or done
             pending = {answer: about for answer, about in pending.items() if about[0] not in self.dead}
-        for n in {about[0] for about in pending.values()}:
-            called_off = self.actors[n].cancel.remote(self.key, self.turn)
-            answers = [answer for answer, about in pending.items() if about[0] == n]
-            self.behind.setdefault(n, {})[self.turn] = [*answers, called_off]
+        for n, answer in {about[0]: answer for answer, about in pending.items()}.items():
+            self.actors[n].cancel.remote(self.key, self.turn)
+            self.behind.setdefault(n, []).append(answer)
         for n in asked:
             if n in rows:
                 self.observations.add(n, took[n], rows[n], True)
             elif n not in self.dead:
                 first = len(_parts(self.layout.owned[n], self.messages)[0]) * self.layout.size
                 self.observations.add(n, 1000 * (time.perf_counter() - begin), first, False)
-        if not done:
+        if len(blocks) < enough:
             return None
-        result = decoder.result(len(self.a))
-        self.last = Product(time.perf_counter() - begin, len(rows), arrived, everything)
+        result = self.layout.code.decode(blocks, len(self.a))
+        self.last = Product(time.perf_counter() - begin, len(rows), len(blocks), everything)
         return result
 
     def _get(self, answer: Any, n: int) -> tuple[Array, float] | None:
@@ -237,20 +227,18 @@ class CodedMatrix:
             value: tuple[Array, float] | None = ray.get(answer)
         except RayTaskError as error:
             raise WorkerError(f"worker {self.names[n]!r} failed: {error.cause!r}") from error
-        except RayActorError:
+        except RayError:  # it died, or its node did with the answer
             self.dead.add(n)
             return None
         return value
 
     def _catch_up(self) -> None:
         """Take in the owed answers that have come since."""
-        for n, turns in list(self.behind.items()):
-            for turn, answers in list(turns.items()):
-                _, left = ray.wait(answers, num_returns=len(answers), timeout=0)
-                if not left:
-                    self._get(answers[-1], n)  # that the work was called off, unless the worker died
-                    del turns[turn]
-            if not turns:
+        for n, answers in list(self.behind.items()):
+            here, self.behind[n] = ray.wait(answers, num_returns=len(answers), timeout=0)
+            for answer in here:
+                self._get(answer, n)  # nothing, where the work was called off, unless the worker died
+            if not self.behind[n]:
                 del self.behind[n]
 
     def _to_ask(self) -> list[int]:
@@ -260,9 +248,7 @@ class CodedMatrix:
         answering = [n for n in holding if len(self.behind.get(n, ())) < BEHIND]
         drawn = [n for n in answering if self._drawn(n)]
         for asked in (drawn, answering):
-            if tuple(asked) not in self.sufficient:
-                self.sufficient[tuple(asked)] = self.layout.enough(asked)
-            if self.sufficient[tuple(asked)]:
+            if self.layout.enough(asked):
                 return asked
         return holding
 
@@ -295,7 +281,7 @@ class CodedMatrix:
         mine, until = k[self.master].copy(), time.monotonic() + self.patience
         while True:  # where all owe answers, short of patience, some are only about to give them
             self._catch_up()
-            late = {n for n, turns in self.behind.items() if len(turns) >= BEHIND or self._stuck(turns)}
+            late = {n for n, answers in self.behind.items() if len(answers) >= BEHIND or self._stuck(answers)}
             gone = sorted(self.dead | late)
             k[self.master] = mine
             k[self.master, gone] = 0.0
@@ -311,16 +297,13 @@ class CodedMatrix:
         stretch = self.plan.loads[self.master].sum() / before.sum()  # more rows than Theorem 1's stay more
         return stretch * _theorem_1(problem, k, self.master)
 
-    def _stuck(self, turns: dict[int, list[Any]]) -> bool:
+    def _stuck(self, answers: list[Any]) -> bool:
         """Whether a worker stays silent for a second after its work was called off."""
-        answers = [answer for each in turns.values() for answer in each]
         _, left = ray.wait(answers, num_returns=len(answers), timeout=min(1.0, self.patience))
         return bool(left)
 
     def _follow_loads(self, loads: Array) -> int:
         new, moves = relayout(self.layout, loads)
-        if not new.enough(range(len(new.owned))):
-            raise PacelineError("the new loads cannot cover the rows of this matrix; plan more redundancy")
         self._move(new, moves)
         return sum(len(blocks) for blocks in moves.place)
 
@@ -346,7 +329,7 @@ class CodedMatrix:
             self._drop(placed, moves.place)
             raise
         self._drop(range(len(self.actors)), moves.drop)
-        self.layout, self.sufficient = new, {}
+        self.layout = new
 
     def _settle(self, n: int, answer: Any) -> None:
         try:

@@ -23,9 +23,9 @@ class Pieces:
     what it has of the round, and ``ask`` has it deliver that after what it was sent.
     """
 
-    def __init__(self, workers: int, sender: Any, coordinator: Coordinator) -> None:
+    def __init__(self, sender: Any, coordinator: Coordinator) -> None:
         self._sender, self._coordinator = sender, coordinator
-        self._costs = np.full(workers, FIRST_COST)
+        self._costs = np.full(coordinator.workers, FIRST_COST)
         self._sharing: SharedRound | None = None
         self._version = -1
         self._tasks: dict[int, Task] = {}
@@ -33,15 +33,15 @@ class Pieces:
         self._number = 0  # of portions, counted downwards: apart from tasks
         self.record: PieceRecord | None = None  # of the newest complete round
 
-    def begin(self, task: Task, samples: Indices, now: float) -> None:
-        """A worker takes part in the round, with these samples for its plan."""
+    def begin(self, task: Task, now: float) -> None:
+        """A worker takes part in the round, with its task's samples for its plan."""
         if self._sharing is None or self._version != task.version:
             piece_plan = self._coordinator.balancer.piece_plan(task.version)
             assert piece_plan is not None
             self._sharing, self._version, self._tasks = SharedRound(piece_plan, self._costs), task.version, {}
             self._portions = {}
         self._tasks[task.worker] = task
-        self._send(task.worker, self._sharing.begin(task.worker, samples, now))
+        self._send(task.worker, self._sharing.begin(task.worker, task.taken, now))
 
     def lose(self, worker: int, now: float) -> None:
         """The worker is gone; the others do what it had."""

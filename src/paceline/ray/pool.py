@@ -14,9 +14,8 @@ import ray
 
 from paceline.costs import Array
 from paceline.errors import PacelineError
-from paceline.ray.start import controlled, signals_as_they_are
+from paceline.ray.start import START_SECONDS, Closing, controlled, signals_as_they_are
 
-START_SECONDS = 120.0  # that all workers may take to start
 ProductDelay = Callable[[str, str, int, int], float]
 
 
@@ -29,12 +28,11 @@ class BlockWorker:
         self.cancelled: dict[str, int] = {}
         self.changed = threading.Condition()
 
-    def place(self, key: str, indices: Sequence[int], blocks: Array) -> int:
-        """Keep blocks of a matrix, in memory of their own; returns how many of it are here."""
+    def place(self, key: str, indices: Sequence[int], blocks: Array) -> None:
+        """Keep blocks of a matrix, in memory of their own."""
         mine = self.blocks.setdefault(key, {})
         for i, block in zip(indices, blocks, strict=True):
             mine[i] = np.array(block)
-        return len(mine)
 
     def drop(self, key: str, indices: Sequence[int] | None = None) -> None:
         """Forget blocks of a matrix, all if none is named."""
@@ -43,10 +41,6 @@ class BlockWorker:
             return
         for i in indices:
             self.blocks[key].pop(i, None)
-
-    def held(self) -> list[str]:
-        """Keys of the matrices with blocks here."""
-        return [key for key, mine in self.blocks.items() if mine]
 
     def multiply(self, key: str, turn: int, indices: Sequence[int], x: Array) -> tuple[Array, float] | None:
         """Products of the blocks with x, stacked, and the seconds they took; None if cancelled."""
@@ -63,12 +57,14 @@ class BlockWorker:
                     return None
         return products, time.perf_counter() - begin
 
+    @ray.method(concurrency_group="control")
     def cancel(self, key: str, turn: int) -> None:
         """Leave undone what is asked for up to this turn of a matrix."""
         with self.changed:
             self.cancelled[key] = max(self.cancelled.get(key, -1), turn)
             self.changed.notify_all()
 
+    @ray.method(concurrency_group="control")
     def process(self) -> int:
         """The process number, once the actor is up."""
         return os.getpid()
@@ -77,7 +73,7 @@ class BlockWorker:
         return self.cancelled.get(key, -1) >= turn
 
 
-class WorkerPool:
+class WorkerPool(Closing):
     """Workers by name, each a Ray actor.
 
     workers: names as in the plan. cpus: CPUs that Ray sets aside for each; 0 to start more workers than CPUs.
@@ -126,9 +122,3 @@ class WorkerPool:
         for each in self.actors.values():
             ray.kill(each)
         self.actors = {}
-
-    def __enter__(self) -> WorkerPool:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()

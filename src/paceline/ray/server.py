@@ -25,12 +25,11 @@ from paceline.paramserver.engine import Answer, Arrive, Join, Leave, Moved, Star
 from paceline.paramserver.samples import SampleSource
 from paceline.ray.pieces import Pieces
 from paceline.ray.shards import Arrived, Shards
-from paceline.ray.start import connect
+from paceline.ray.start import Closing, connect
 from paceline.ray.worker import Crew, Delay, Program, Report, said
 from paceline.rounds import Indices, Vector
 
 LOOK_SECONDS = 0.25  # at most between two looks at deadlines, joiners and commands
-SMALL_BYTES = 2**15  # a gradient of less comes in the same message as its report
 
 
 class _Sent(NamedTuple):
@@ -39,9 +38,10 @@ class _Sent(NamedTuple):
     task: Task
     actor: Any
     parts: list[Any]  # refs, one a server actor
+    report: Any  # its ref
 
 
-class Server:
+class Server(Closing):
     """One run; use it in a ``with`` statement, which ends the actors.
 
     program: see ``train``. pool: the samples. on_update: gets each ``Update``.
@@ -65,7 +65,6 @@ class Server:
         give_up: float = 4.0,
         floor: float = 1.0,
         replace: bool = False,
-        start_seconds: float = 120.0,
         state: dict[str, Any] | None = None,
     ) -> None:
         self.config, self.pool = config, pool
@@ -73,13 +72,13 @@ class Server:
         self._give_up, self._floor, self._replace = give_up, floor, replace
         self._commands: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
         self._wanted = 0  # workers to be started as soon as there is a place
-        self._pending: dict[Any, _Sent] = {}  # by the ref of its report
-        self._moving: dict[Any, tuple[_Sent, Report]] = {}  # by the refs of parts on their way here
+        self._pending: dict[Any, _Sent] = {}  # by each ref of what is not on this node yet
         self._here: dict[int, Arrived] = {}  # by task
         self.buffers: Vector | None = None
         self._coordinator = Coordinator(self, config, pool, self._updated, shares=True)
-        self._round = Pieces(config.workers, self, self._coordinator)
-        self.updates = self._before = 0 if state is None else int(state["version"])
+        self._round = Pieces(self, self._coordinator)
+        before = state or {}
+        self.updates = self._before = int(before.get("version", 0))
         self._ours = connect(address, config.workers + 1)
         self._crew: Crew
         self.shards: Shards
@@ -87,7 +86,7 @@ class Server:
             pieces = 4 if config.mode == "push-interrupt" else 1
             self._crew = Crew(config.workers, program, pieces, delay, cpus)
             self._actors, self.processes = self._crew.actors, self._crew.processes
-            self._launch(start_seconds, state, shards)
+            self._launch(before, shards)
         except BaseException:
             self.close()
             raise
@@ -105,7 +104,7 @@ class Server:
             now = self._now()
             if seconds is not None and now > seconds:
                 break
-            if not self._pending and not self._moving and not self._crew.starting:
+            if not self._pending and not self._crew.starting:
                 raise WorkerError(
                     f"no worker is left after update {self.updates}; go on from the last checkpoint"
                 )
@@ -147,38 +146,27 @@ class Server:
         if self._ours:
             ray.shutdown()
 
-    def __enter__(self) -> Server:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
     # What the coordinator calls.
 
     def compute(self, task: Task) -> None:
         """Send a task to its worker."""
-        samples = self.pool.indices(task.taken)
         if task.shared:
-            self._round.begin(task, samples, self._now())
+            self._round.begin(task, self._now())
             return
-        refs = (
-            self._actors[task.worker]
-            .compute.options(num_returns=len(self.shards) + 1)
-            .remote(task.number, self._before + task.version, samples, *self.shards.refs)
-        )
-        self._pending[refs[-1]] = _Sent(task, self._actors[task.worker], refs[:-1])
+        method = self._actors[task.worker].compute.options(num_returns=len(self.shards) + 1)
+        version = self._before + task.version
+        self._await(task, method.remote(task.number, version, task.taken, *self.shards.refs))
 
     def send(self, task: Task, samples: Indices) -> None:
         """Have a task's worker add the gradient of these samples to what it has of a shared round."""
-        actor = self._actors[task.worker]
-        ref = actor.piece.remote(task.number, self._before + task.version, samples, *self.shards.refs)
-        self._pending[ref] = _Sent(task, actor, [])
+        version = self._before + task.version
+        method = self._actors[task.worker].piece
+        self._await(task, [method.remote(task.number, version, samples, *self.shards.refs)])
 
     def ask(self, task: Task) -> None:
         """Have a worker deliver, after what it was sent; the task has the samples whose gradient that is."""
-        actor, parts = self._actors[task.worker], len(self.shards)
-        refs = actor.deliver.options(num_returns=parts + 1).remote(task.number, parts)
-        self._pending[refs[-1]] = _Sent(task, actor, refs[:-1])
+        method = self._actors[task.worker].deliver.options(num_returns=len(self.shards) + 1)
+        self._await(task, method.remote(task.number, len(self.shards)))
 
     def cancel(self, tasks: list[Task]) -> None:
         """Tell the workers that are still at it, and forget the gradients."""
@@ -199,15 +187,19 @@ class Server:
         loss = np.average([each.loss for each in arrived], weights=[each.samples for each in arrived])
         return Moved(float(loss), norm2, variance)
 
+    def _await(self, task: Task, refs: list[Any]) -> None:
+        sent = _Sent(task, self._actors[task.worker], refs[:-1], refs[-1])
+        self._pending.update(dict.fromkeys(refs, sent))
+
     def _updated(self, update: Update) -> None:
         update.within = self._round.record
         update.step += self._before
         self.updates = update.version
         self.on_update(update)
 
-    def _launch(self, start_seconds: float, state: dict[str, Any] | None, shards: int) -> None:
-        size = self._crew.start(start_seconds)
-        values = state["values"] if state is not None else self._crew.ask("first", [0])[0]
+    def _launch(self, state: dict[str, Any], shards: int) -> None:
+        size = self._crew.start()
+        values = state["values"] if state else self._crew.ask("first", [0])[0]
         if len(values) != size:
             raise PacelineError(
                 f"the checkpoint has {len(values)} parameters, the model {size}; it is another model's"
@@ -216,18 +208,17 @@ class Server:
             values,
             self.config.momentum,
             self._coordinator.statistics,
-            velocity=None if state is None else state["velocity"],
+            velocity=state.get("velocity"),
             version=self.updates,
             count=shards,
         )
         if self._coordinator.balancer.policy.needs_machines:
             self._coordinator.set_machines(sizes(self._crew.ask("machine", range(self.config.workers))))
-        self._small = values.nbytes / len(self.shards) < SMALL_BYTES
-        self.buffers = None if state is None else state.get("buffers")
+        self.buffers = state.get("buffers")
 
     def _wait(self, now: float) -> None:
         """Wait for the next thing that happens, and take in all that has."""
-        watched = [*self._pending, *self._moving, *self._crew.starting]
+        watched = [*self._pending, *self._crew.starting]
         due = min(self._coordinator.due(self._give_up, self._floor).values(), default=math.inf)
         timeout = min(max(min(due, self._round.due()) - now, 0.0), LOOK_SECONDS)
         ready, rest = ray.wait(watched, num_returns=1, timeout=timeout)
@@ -237,20 +228,17 @@ class Server:
             if ref in self._crew.starting:
                 if (rank := self._crew.welcome(ref)) is not None:
                     self._coordinator.handle(Join(self._now(), rank))
-            elif ref in self._moving:  # a part of a gradient is on this node, or lost
-                sent, report = self._moving.pop(ref)
-                if not any(part in self._moving for part in sent.parts):
-                    self._keep(sent, report)
             else:
-                self._take(ref)
+                sent = self._pending.pop(ref)
+                if not any(each in self._pending for each in (*sent.parts, sent.report)):
+                    self._take(sent)
             if self.pool.finished():
                 break
 
-    def _take(self, ref: Any) -> None:
-        """A task has ended, one way or another."""
-        sent = self._pending.pop(ref)
+    def _take(self, sent: _Sent) -> None:
+        """A task has ended, one way or another, and all that it gave is on this node, or lost."""
         try:
-            report: Report = ray.get(ref)
+            report: Report = ray.get(sent.report)
         except RayActorError:
             self._gone(sent)
             return
@@ -266,18 +254,7 @@ class Server:
                 f"the loss became {report.loss:g} after update {self.updates}; lower the learning rate (--lr) or "
                 "look for bad values in the data"
             )
-        if report.cancelled or self._small or not sent.parts or not self._awaited(sent):
-            self._deliver(sent, report, None)
-            return
-        _, away = ray.wait(sent.parts, num_returns=len(sent.parts), timeout=0)
-        if away:
-            self._moving.update(dict.fromkeys(away, (sent, report)))
-        else:
-            self._keep(sent, report)
-
-    def _keep(self, sent: _Sent, report: Report) -> None:
-        """Hold on to a gradient that is on this node, without copying it."""
-        try:
+        try:  # to hold on to the gradient, without copying it
             kept = ray.get(sent.parts) if self._awaited(sent) else None
         except RayError:
             self._lost_on_the_way(sent)
@@ -327,8 +304,6 @@ class Server:
 
     def _lost_on_the_way(self, sent: _Sent) -> None:
         """A gradient was computed and is gone, with its node or its node's memory."""
-        for part in sent.parts:
-            self._moving.pop(part, None)
         if self._awaited(sent):
             self._coordinator.handle(Leave(self._now(), sent.task.worker, "lost"))
         self._take_back(sent)  # should its worker be dead, too, that is said of its next task

@@ -61,8 +61,7 @@ class Shard:
     def update(
         self,
         held: list[int],
-        samples: list[int],
-        weights: list[float],
+        of: list[tuple[int, float]],
         batch: float | None,
         rate: float,
         *gradients: Vector,
@@ -70,14 +69,14 @@ class Shard:
         """Move by the gradients held and these; the new parameters, and this part's share of norm2 and variance.
 
         held: the tasks whose gradients should be in the sum; none begins a new sum. Where others are in it,
-        nothing is done: (None, None).
+        nothing is done: (None, None). of: samples and weight of each gradient given.
         """
         if self._held != held:
             if held:
                 return None, None
             self._sum.clear()
         self._held = []
-        for gradient, count, weight in zip(gradients, samples, weights, strict=True):
+        for gradient, (count, weight) in zip(gradients, of, strict=True):
             self._sum.add(Part(gradient, 0.0, count, weight))
         found = self._sum.take(batch)
         self._parameters.move(found.step, rate)
@@ -146,11 +145,10 @@ class Shards:
         held = self._held if plain.issuperset(self._held) else []
         self._held = []
         asked = [self._ask(index, held, parts, batch, rate) for index in range(len(self))]
+        for index, statistics in enumerate(self._get([statistics for _, statistics in asked])):
+            if statistics is None:  # a gradient that was to be held had been lost on its way
+                asked[index] = self._ask(index, [], parts, batch, rate)
         found = self._get([statistics for _, statistics in asked])
-        again = [index for index, statistics in enumerate(found) if statistics is None]
-        for index in again:  # a gradient that was to be held had been lost on its way
-            asked[index] = self._ask(index, [], parts, batch, rate)
-        found = self._get([statistics for _, statistics in asked]) if again else found
         self.refs = [values for values, _ in asked]
         self.version += 1
         norm2, variance = np.sum(found, axis=0)
@@ -172,18 +170,8 @@ class Shards:
         self, index: int, held: list[int], parts: Sequence[Arrived], batch: float | None, rate: float
     ) -> Any:
         rest = [part for part in parts if part.number not in held]
-        return (
-            self.actors[index]
-            .update.options(num_returns=2)
-            .remote(
-                held,
-                [part.samples for part in rest],
-                [part.weight for part in rest],
-                batch,
-                rate,
-                *(part.refs[index] for part in rest),
-            )
-        )
+        of, refs = [(part.samples, part.weight) for part in rest], [part.refs[index] for part in rest]
+        return self.actors[index].update.options(num_returns=2).remote(held, of, batch, rate, *refs)
 
     def _get(self, refs: Sequence[Any]) -> list[Any]:
         try:

@@ -11,19 +11,22 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
 import ray
 
 from paceline.errors import PacelineError
 
-ANSWER_SECONDS = 10.0
-# Ray itself tries for minutes, and cannot be told to stop: so another process tries first. The empty line says
-# that it has come as far as to ask.
+ANSWER_SECONDS = 20.0
+START_SECONDS = 120.0  # that all workers may take to start
+# Ray itself tries for minutes, and cannot be told to stop: so another process tries first. A version of Ray that
+# cannot be asked like that shows when it is joined.
 ASK = """
 import sys
-from ray._raylet import GcsClient
-print(flush=True)
+try:
+    from ray._raylet import GcsClient
+except ImportError:
+    sys.exit()
 GcsClient(address=sys.argv[1])
 """
 
@@ -55,15 +58,24 @@ def connect(address: str | None, cpus: int) -> bool:
     return True
 
 
+class Closing:
+    """Is closed at the end of a ``with`` statement."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End what was started."""
+
+
 def controlled(kind: type) -> Any:
-    """The class as Ray's actor, with ``cancel`` and ``process`` on a thread of their own, so that they pass a
+    """The class as Ray's actor, whose methods of the group "control" have a thread of their own, so that they pass a
     computation.
     """
-    methods = {
-        name: ray.method(concurrency_group="control")(getattr(kind, name)) for name in ("cancel", "process")
-    }
-    actor = type(kind.__name__, (kind,), methods)
-    return ray.remote(concurrency_groups={"control": 1})(actor)  # type: ignore[call-overload]
+    return ray.remote(concurrency_groups={"control": 1})(kind)  # type: ignore[call-overload]
 
 
 @contextlib.contextmanager
@@ -84,26 +96,12 @@ def _ask(address: str) -> None:
         raise PacelineError(f"--address {address}: expected HOST:PORT of a Ray cluster's head, or auto")
     try:
         socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS).close()
-        answers = _ray_answers(address)
-    except (OSError, OverflowError):
+        command = [sys.executable, "-c", ASK, address]
+        answers = not subprocess.run(command, capture_output=True, timeout=ANSWER_SECONDS).returncode
+    except (OSError, OverflowError, subprocess.TimeoutExpired):
         answers = False
     if not answers:
         raise PacelineError(
             f"no Ray cluster answers at {address} within {ANSWER_SECONDS:g} s; start one there with ray start "
             "--head, or leave out --address to use this machine"
         )
-
-
-def _ray_answers(address: str) -> bool:
-    """Whether what listens there is a Ray cluster's head."""
-    command = [sys.executable, "-c", ASK, address]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as asking:
-        try:
-            assert asking.stdout is not None
-            if not asking.stdout.readline():
-                return True  # this version of Ray cannot be asked like that; joining it will show
-            return asking.wait(ANSWER_SECONDS) == 0
-        except subprocess.TimeoutExpired:
-            return False
-        finally:
-            asking.kill()

@@ -16,7 +16,7 @@ from ray.exceptions import RayError
 from paceline.errors import PacelineError, WorkerError
 from paceline.machines import Machine, measure
 from paceline.paramserver.aggregate import Part, Sum
-from paceline.ray.start import controlled
+from paceline.ray.start import START_SECONDS, controlled
 from paceline.rounds import Indices, Vector
 
 Gradient = Callable[[Vector, Indices], tuple[Vector, float]]
@@ -55,6 +55,7 @@ class Worker:
         """The parameters that the program begins with."""
         return self._first
 
+    @ray.method(concurrency_group="control")
     def process(self) -> tuple[int, int]:
         """Number of parameters, and the process, once the worker is up."""
         return len(self._first), os.getpid()
@@ -101,6 +102,7 @@ class Worker:
         report = Report(found.loss, buffers=buffers() if buffers else None)
         return (*np.array_split(found.step, parts), report)
 
+    @ray.method(concurrency_group="control")
     def cancel(self, number: int) -> None:
         """Leave undone what is asked for up to this task."""
         with self._changed:
@@ -130,18 +132,18 @@ class Crew:
         self.starting: dict[Any, tuple[int, Any]] = {}
         self.processes: dict[int, int] = {}
 
-    def start(self, seconds: float) -> int:
+    def start(self) -> int:
         """Start all and wait for them; how many parameters their model has.
 
         Raises WorkerError if one fails, PacelineError if some do not come up in time.
         """
         first = {self._actor(place): place for place in range(self._places)}
-        ready, late = ray.wait(list(first), num_returns=len(first), timeout=seconds)
+        ready, late = ray.wait(list(first), num_returns=len(first), timeout=START_SECONDS)
         up = [self._up(first[ref], ref) for ref in ready]
         if late:
             raise PacelineError(
-                f"{len(late)} of {self._places} workers did not start in {seconds:g} s; look at the Ray cluster's "
-                "free CPUs and memory"
+                f"{len(late)} of {self._places} workers did not start in {START_SECONDS:g} s; look at the Ray "
+                "cluster's free CPUs and memory"
             )
         return up[0]
 

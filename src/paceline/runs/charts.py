@@ -32,7 +32,7 @@ def round_seconds(window: Window) -> str:
     end = top(window.lengths, window.ideal)
     beyond = int((window.lengths > end).sum())
     cut = f"; {plural(beyond, 'round')} went beyond the scale" if beyond else ""
-    x, known = _middles(window.edges), ~np.isnan(window.seconds.mean)
+    x, known = window.middles, ~np.isnan(window.seconds.mean)
     real = thinned(window, "measured", "c0", x, window.seconds)
     average = "" if real.low is None else " (average, and from the fastest to the slowest)"
     return draw.curves(
@@ -71,7 +71,7 @@ def _each(window: Window, title: str, says: str, values: Array, y_axis: Axis, te
 
     values: shape (buckets, n). text: the words of one of them.
     """
-    x, rows = _middles(window.edges), window.rows(BANDS)
+    x, rows = window.middles, window.rows(BANDS)
     series = [draw.Line(f"worker {i}", f"c{place}", x, values[:, i]) for place, i in enumerate(rows)]
     if window.workers > len(rows):
         band = np.fmin.reduce(values, axis=1), np.fmax.reduce(values, axis=1)
@@ -107,14 +107,11 @@ def losses(runs: Sequence[tuple[str, Window]]) -> str:
 
 def rounds(named: Sequence[tuple[str, Window]]) -> str:
     """Time per round of several runs, a curve each."""
-    lines = [
-        thinned(window, name, f"c{i % BANDS}", _middles(window.edges), window.seconds)
-        for i, (name, window) in enumerate(named)
-    ]
-    series, spans = (
-        [line._replace(low=None, high=None) for line in lines],
-        [window.span for _, window in named],
-    )
+    series = []
+    for i, (name, window) in enumerate(named):
+        known = ~np.isnan(window.seconds.mean)
+        series.append(draw.Line(name, f"c{i % BANDS}", window.middles[known], window.seconds.mean[known]))
+    spans = [window.span for _, window in named]
     short = any(window.short for _, window in named)
     return draw.curves(
         "Time per round",
@@ -129,9 +126,7 @@ def rounds(named: Sequence[tuple[str, Window]]) -> str:
 
 def overview(window: Window) -> str:
     """The seconds of all rounds in a strip, to choose some of them from."""
-    x, real = _middles(window.edges), window.seconds
-    known = ~np.isnan(real.mean)
-    line = draw.Line("round", "c0", x[known], real.mean[known], real.low[known], real.high[known])
+    line = thinned(window, "round", "c0", window.middles, window.seconds)
     # Not marked as an axis of rounds: the live page zooms there by a brush of its own.
     return draw.strip(line, round_axis(window.span)._replace(rounds=False), top(window.lengths))
 
@@ -140,7 +135,7 @@ def gates(window: Window) -> list[str]:
     """How many an update waited for, how stale gradients were, how many went unused; for a server's runs."""
     if not window.server:
         return []
-    x, server = _middles(window.edges), window.server
+    x, server = window.middles, window.server
 
     def two(title: str, says: str, unit: str, least: float, one: draw.Line, other: draw.Line) -> str:
         y_axis = amount_axis(f"{unit} (number)", max(least, 1.1 * top(one.y, other.y)))
@@ -202,7 +197,6 @@ def time_spent(window: Window) -> str:
         parts = [("over", overhead[i] / whole), ("c0", compute[i] / whole), ("idle", wait[i] / whole)]
         bars.append((f"worker {i}", parts, f"waits {percent(wait[i] / whole)}"))
     some = "" if window.workers <= BARS else f" ({BARS} of the {window.workers:,} workers, by speed)"
-    extra = [("over", "overhead")] if overhead.sum() > 0 else []
     table = [
         (str(i), *(seconds(part[i]) for part in (compute, overhead, wait)), percent(wait[i] / whole, 1))
         for i in window.rows(ROWS)
@@ -212,7 +206,7 @@ def time_spent(window: Window) -> str:
         f"Each worker's seconds{_where(window) or ', all rounds together'}{some}. What a bar leaves "
         "free went into the exchange of gradients, the optimizer's step and the like.",
         draw.bars(bars),
-        draw.legend([("c0", "computing"), *extra, ("idle", "waiting")]),
+        _legend(overhead),
         table=draw.table(("worker", "computing", "overhead", "waiting", "waiting, of the time"), table),
     )
 
@@ -240,10 +234,6 @@ def _pace(ratio: float) -> str:
     return f" · {times(ratio)}" if ratio == ratio else ""
 
 
-def _middles(at: Array) -> Array:
-    return (at[:-1] + at[1:]) / 2
-
-
 def _round_tip(at: Array) -> Callable[[float], str]:
     tips = [
         f"Round {first:,}" if end - first == 1 else f"Rounds {first:,} to {end - 1:,}"
@@ -256,35 +246,48 @@ NAMED = 16  # up to this many are named in full
 SHOWN = 10  # rounds in a window
 
 
-def timeline(columns: Columns, start: int = 0, end: int | None = None) -> str:
+def timeline(columns: Columns, start: int, end: int) -> str:
     """Compute against wait, worker by worker, for the first, the middle and the last rounds of a stretch."""
-    end = len(columns) if end is None else end
     total, shown = end - start, min(SHOWN, end - start)
     starts = sorted({0, total - shown} | ({(total - shown) // 2} if total >= 3 * shown else set()))
     if total < 2 * shown:
         starts = [0]
         shown = min(total, 2 * SHOWN)
     starts = [start + offset for offset in starts]
-    lengths = [float(columns["seconds"][at : at + shown].sum()) for at in starts]
-    strips = []
-    for at in starts:
-        first, final = columns["round"][at], columns["round"][at + shown - 1]
-        panel = timeline_strip(columns, at, at + shown, max(lengths))
-        strips.append(f"<div><h4>Rounds {first:,.0f} to {final:,.0f}</h4>{panel}</div>")
+    numbers = columns["round"]
+    parts = [
+        (f"Rounds {numbers[at]:,.0f} to {numbers[at + shown - 1]:,.0f}", columns, at, at + shown)
+        for at in starts
+    ]
     some = "" if columns.workers <= ROWS else f"; {ROWS} of the {columns.workers:,} workers, by speed"
-    same = "All panels have one scale, so a shorter one is a faster one. " if len(strips) > 1 else ""
+    same = "All panels have one scale, so a shorter one is a faster one. " if len(parts) > 1 else ""
+    return strips("Compute and wait", f"{same}Each row is a worker; a line closes each round{some}.", parts)
+
+
+def strips(title: str, says: str, parts: Sequence[tuple[str, Columns, int, int]], what: str = "") -> str:
+    """Stretches of rounds on one scale of time: (name, columns, first place, the one after the last).
+
+    what: the heading of the names in the table, where they are those of runs.
+    """
+    sums = [columns.sums(start, end)[2] for _, columns, start, end in parts]
+    lengths = [float(columns["seconds"][start:end].sum()) for _, columns, start, end in parts]
+    panels = [
+        f"<div><h4>{draw.escape(name)}{f': {seconds(length)}' if what else ''}</h4>"
+        f"{_strip(columns, start, end, max(lengths))}</div>"
+        for (name, columns, start, end), length in zip(parts, lengths, strict=True)
+    ]
     return draw.figure(
-        "Compute and wait",
-        f"{same}Each row is a worker; a line closes each round{some}.",
-        f'<div class="strips">{"".join(strips)}</div>',
-        timeline_legend(bool(columns.sums(start, end)[2].sum() > 0)),
+        title,
+        says,
+        f'<div class="strips">{"".join(panels)}</div>',
+        _legend(np.concatenate(sums), ("bad", "the straggler")),
         wide=True,
-        table=timeline_table([("", columns, at, at + shown) for at in starts], ""),
+        table=_strips_table(parts, what),
     )
 
 
-def timeline_strip(columns: Columns, start: int, end: int, span: float) -> str:
-    """One panel of a timeline: the rounds from place ``start`` to ``end``, over ``span`` seconds."""
+def _strip(columns: Columns, start: int, end: int, span: float) -> str:
+    """The rounds from place ``start`` to ``end``, over ``span`` seconds."""
     run, rows = columns.part(start, end), columns.rows(ROWS)
     place = {worker: row for row, worker in enumerate(rows)}
     bars, clock = [], 0.0
@@ -306,16 +309,15 @@ def timeline_strip(columns: Columns, start: int, end: int, span: float) -> str:
     return draw.gantt(labels, bars, time_axis("time", span))
 
 
-def timeline_legend(overhead: bool) -> str:
-    """What the boxes are. overhead: whether there are any of it."""
-    extra = [("over", "overhead")] if overhead else []
-    return draw.legend([("c0", "computing"), ("bad", "the straggler"), *extra, ("idle", "waiting")])
+def _legend(overhead: Array, *more: tuple[str, str]) -> str:
+    """What the boxes are; overhead: its seconds, of which there may be none."""
+    extra = [("over", "overhead")] if overhead.sum() > 0 else []
+    return draw.legend([("c0", "computing"), *more, *extra, ("idle", "waiting")])
 
 
-def timeline_table(named: Sequence[tuple[str, Columns, int, int]], what: str) -> str:
-    """The rounds of some strips: (name of the run, its columns, first and last place). what: the names' heading."""
+def _strips_table(parts: Sequence[tuple[str, Columns, int, int]], what: str) -> str:
     rows = []
-    for name, columns, start, end in named:
+    for name, columns, start, end in parts:
         for t in range(start, end):
             compute, _, wait = (np.nan_to_num(values) for values in columns.sums(t, t + 1)[1:4])
             late, number = int(columns["late"][t]), f"{columns['round'][t]:,.0f}"

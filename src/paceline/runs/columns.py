@@ -15,12 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.runs.events import Happened, events
-from paceline.runs.run import Array, Run
-from paceline.runs.summary import LATE, chosen, ideal_seconds, known_speeds, last, slowness
+from paceline.runs.run import SCALARS, Array, Run
+from paceline.runs.summary import LATE, ideal_seconds, known_speeds, last, slowness
 
-RECORDED = ("round", "epoch", "time", "seconds", "batch", "loss")
 SERVER = ("quorum", "present", "staleness", "stalest", "dropped")  # what a parameter server's rounds add
-PLAIN = (*RECORDED, "ideal", "last", "late", *SERVER)
+PLAIN = (*SCALARS, "ideal", "last", "late", *SERVER)
 EACH = ("loads", "compute", "overhead", "wait")
 BANDS = 8  # up to this many workers are drawn in full
 LIMIT = 300  # buckets of a curve
@@ -61,7 +60,7 @@ class Window:
     """Rounds ``start`` to ``end`` (as places in the record) in at most about ``LIMIT`` buckets.
 
     span: the first round's number, and the last one's and 1.
-    edges: round numbers between which the buckets lie, shape (buckets + 1,).
+    edges, middles: round numbers between which and about which the buckets lie, shapes (buckets + 1,), (buckets,).
     whole: whether these are all rounds so far.
     short: rounds of fewer samples than usual, as the last one of an epoch often is; uneven: whether the run has any.
     seconds, loss: thinned, seconds without the short rounds. ideal (without these, too), time (at a bucket's end),
@@ -83,6 +82,7 @@ class Window:
         self.span = float(rounds[0]), float(rounds[-1])
         at = edges(start, end, LIMIT)
         self.edges = rounds[at - start]
+        self.middles = (self.edges[:-1] + self.edges[1:]) / 2
         fewer, seconds = short(columns["batch"]), columns["seconds"][start:end]
         here = fewer[start:end] if not fewer[start:end].all() else np.zeros(end - start, bool)
         self.short, self.uneven = int(here.sum()), bool(fewer.any())
@@ -91,7 +91,7 @@ class Window:
         self.ideal = thin(np.where(here, np.nan, columns["ideal"][start:end]), at - start).mean
         self.loss = thin(columns["loss"][start:end], at - start)
         self.lengths, self.elapsed = seconds[~here], float(seconds.sum())
-        loads, compute, overhead, _, there = np.moveaxis(np.diff(columns.totals[at], axis=0), 1, 0)
+        loads, compute, overhead, _, there = np.moveaxis(columns.sums(at[:-1], at[1:]), 1, 0)
         self.loads = _over(loads, there)
         self.portions = _over(np.where(there > 0, loads, np.nan), loads.sum(axis=1, keepdims=True))
         self.pace = _over(compute - overhead, loads)
@@ -121,7 +121,10 @@ class Columns:
         self._each = Growing(len(EACH), 0)
         self._sums = Growing(len(EACH) + 1, 0, start=0.0)  # EACH, and how often each worker was there
         self._speeds = np.zeros(0)
-        self._rows: tuple[int, dict[int, list[int]]] = (0, {})
+        self._judged, self._order = (
+            0,
+            np.zeros(0, np.int64),
+        )  # rounds by which workers were put in order, and that
 
     @classmethod
     def of(cls, run: Run) -> Columns:
@@ -146,7 +149,7 @@ class Columns:
             self._each.widen(run.workers, np.nan)
             self._sums.widen(run.workers, 0.0)
             self._speeds = np.pad(self._speeds, (0, run.workers - self.workers), constant_values=np.nan)
-            self.workers, self._rows = run.workers, (0, {})
+            self.workers, self._judged = run.workers, 0
         more = ((0, 0), (0, self.workers - run.workers))
         padded: dict[str, Any] = {
             name: np.pad(getattr(run, name), more, constant_values=np.nan) for name in EACH
@@ -158,7 +161,7 @@ class Columns:
             "last": who,
             "late": np.where(_behind(run), who, -1),
         }
-        found |= {name: getattr(run, name) for name in RECORDED} | self._of_server(run)
+        found |= {name: getattr(run, name) for name in SCALARS} | self._of_server(run)
         self._plain.extend(np.stack([found[name] for name in PLAIN], axis=1))
         self._speeds = known_speeds(run, self._speeds)[-1]
         each = np.stack(list(padded.values()), axis=1)
@@ -168,19 +171,14 @@ class Columns:
         self._events += run.extras.get("events") or [None] * len(run.round)
         self.happened += events(run)
 
-    @property
-    def totals(self) -> Array:
-        """The sums of all rounds before each round, and of all rounds, shape (T + 1, 5, n)."""
-        return self._sums.values
-
-    def sums(self, start: int, end: int) -> Array:
-        """Loads, seconds computed, of overhead and waited, and rounds present, of each worker: shape (5, n)."""
-        sums: Array = self.totals[end] - self.totals[start]
+    def sums(self, start: int | NDArray[np.int64], end: int | NDArray[np.int64]) -> Array:
+        """Loads, seconds computed, of overhead and waited, and rounds present, of each worker: shape (..., 5, n)."""
+        sums: Array = self._sums.values[end] - self._sums.values[start]
         return sums
 
     def part(self, start: int, end: int) -> Run:
         """Some of the rounds as a record, without copying: good until the next ``extend``."""
-        plain: dict[str, Any] = {name: self[name][start:end] for name in RECORDED}
+        plain: dict[str, Any] = {name: self[name][start:end] for name in SCALARS}
         plain |= {name: plain[name].astype(np.int64) for name in ("round", "epoch")}
         values = self._each.values[start:end]
         each: dict[str, Any] = {name: values[:, i] for i, name in enumerate(EACH)}
@@ -200,13 +198,15 @@ class Columns:
         return Window(self, start, len(self) if end is None else end, recent)
 
     def rows(self, limit: int) -> list[int]:
-        """All workers, or ``limit`` from the slowest to the fastest; chosen again when the record has doubled."""
-        if len(self) >= 2 * self._rows[0]:
-            self._rows = (len(self), {})
-        count, known = self._rows
-        if limit not in known:
-            known[limit] = chosen(self.part(max(count - RECENT, 0), count), limit)
-        return known[limit]
+        """All workers, or ``limit`` from the slowest to the fastest, by rank; chosen again when the record has
+        doubled."""
+        if self.workers <= limit:
+            return list(range(self.workers))
+        if len(self) >= 2 * self._judged:
+            self._judged = len(self)
+            judged = self.part(max(len(self) - RECENT, 0), len(self))
+            self._order = np.argsort(np.nan_to_num(slowness(judged)), kind="stable")
+        return sorted(self._order[np.linspace(0, self.workers - 1, limit).astype(int)].tolist())
 
     def _of_server(self, run: Run) -> dict[str, Array]:
         """What a parameter server adds to the rounds; NaN if none does."""

@@ -89,8 +89,11 @@ def header(title: str, under: str, state: str = "") -> str:
     )
 
 
-def cards(entries: Sequence[tuple[str, str, str, float | None]]) -> str:
-    """Figures at a glance: (value, unit, what it is, and a share from 0 to 1 to show as a bar or None)."""
+Card = tuple[str, str, str, float | None]  # value, unit, what it is, and a share to show as a bar
+
+
+def cards(entries: Sequence[Card]) -> str:
+    """Figures at a glance; shares are from 0 to 1."""
     items = []
     for value, unit, name, share in entries:
         width = f"{100 * min(max(share or 0, 0), 1):.1f}%"
@@ -133,9 +136,9 @@ def render(run: Run) -> str:
     return page(f"{title} · Paceline", header(title + reach, told), body)
 
 
-def _cards(summary: dict[str, Any], final: float | None) -> list[tuple[str, str, str, float | None]]:
+def _cards(summary: dict[str, Any], final: float | None) -> list[Card]:
     bound, share = number(summary["bound_samples_per_second"]), summary["share_of_bound"]
-    entries: list[tuple[str, str, str, float | None]] = [
+    entries: list[Card] = [
         (number(summary["samples_per_second"]), "samples/s", f"of {bound} possible", None),
         (percent(share), "", "of the workers' combined speed", share),
         (percent(summary["idle_share"]), "", "of the workers' time spent waiting", summary["idle_share"]),
@@ -228,21 +231,9 @@ def _rates(named: list[tuple[str, Run]]) -> str:
 def _side_by_side(named: list[tuple[str, Columns]]) -> str:
     """The last rounds of every run on one scale of time."""
     shown = min(charts.SHOWN, *(len(columns) for _, columns in named))
-    lengths = [float(columns["seconds"][-shown:].sum()) for _, columns in named]
-    last = [(name, columns, len(columns) - shown, len(columns)) for name, columns in named]
-    strips = [
-        f"<div><h4>{draw.escape(name)}: {seconds(length)}</h4>"
-        f"{charts.timeline_strip(columns, start, end, max(lengths))}</div>"
-        for (name, columns, start, end), length in zip(last, lengths, strict=True)
-    ]
-    return draw.figure(
-        f"The last {plural(shown, 'round')} of each",
-        "One scale of time for all: the shorter, the faster.",
-        f'<div class="strips">{"".join(strips)}</div>',
-        charts.timeline_legend(any(columns.sums(start, end)[2].sum() > 0 for _, columns, start, end in last)),
-        wide=True,
-        table=charts.timeline_table(last, "run"),
-    )
+    parts = [(name, columns, len(columns) - shown, len(columns)) for name, columns in named]
+    says = "One scale of time for all: the shorter, the faster."
+    return charts.strips(f"The last {plural(shown, 'round')} of each", says, parts, "run")
 
 
 HEADS = ("run", "samples/s", "of bound", "waiting", "time", "mean loss", "accuracy", "loads")

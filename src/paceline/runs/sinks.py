@@ -14,7 +14,7 @@ import itertools
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -53,16 +53,12 @@ def scalars(
 class Sink:
     """Takes a run's rounds one after another; subclasses say where to. Made by ``sinks.create``.
 
-    place: the run's directory. config: what the run is.
+    place: the run's directory. config: what the run is. where: where the rounds go, for people.
     """
 
     place: Path
     config: dict[str, Any]
-
-    @property
-    def where(self) -> str:
-        """Where the rounds go, for people."""
-        return type(self).__name__
+    where: str = field(init=False)
 
     def round(self, *, round: int, **fields: Any) -> None:
         """Add one round: its number, and the fields that ``scalars`` takes."""
@@ -102,10 +98,7 @@ class MLflow(Sink):
         self._id = self._client.create_run(chosen, run_name=self.place.name).info.run_id
         for name, value in self.config.items():
             self._client.log_param(self._id, name, str(value)[:500])
-
-    @property
-    def where(self) -> str:
-        return f"MLflow, experiment {self.experiment}, run {self._id}"
+        self.where = f"MLflow, experiment {self.experiment}, run {self._id}"
 
     def close(self) -> None:
         self._client.set_terminated(self._id)
@@ -156,10 +149,7 @@ class Prometheus(Sink):
                 f"cannot serve metrics on {self.host}:{self.port}: {error.strerror}; choose another, or 0 for any"
             ) from error
         self.port = self._server.server_port
-
-    @property
-    def where(self) -> str:
-        return f"Prometheus: http://{self.host}:{self.port}/metrics"
+        self.where = f"Prometheus: http://{self.host}:{self.port}/metrics"
 
     def round(self, *, round: int, **fields: Any) -> None:
         def of(name: str, *worker: int) -> Any:
@@ -199,10 +189,7 @@ class TensorBoard(Sink):
         self.folder = self.folder or str(self.place / "tensorboard")
         board = package("torch.utils.tensorboard", "TensorBoard", "'paceline[torch,tensorboard]'")
         self._writer = board.SummaryWriter(self.folder)
-
-    @property
-    def where(self) -> str:
-        return f"TensorBoard: tensorboard --logdir {self.folder}"
+        self.where = f"TensorBoard: tensorboard --logdir {self.folder}"
 
     def close(self) -> None:
         self._writer.close()
@@ -226,10 +213,7 @@ class Trackio(Sink):
         self._run = package("trackio", "Trackio", "trackio").init(
             project=self.project, name=self.place.name, config=plain, embed=False
         )
-
-    @property
-    def where(self) -> str:
-        return f"Trackio, project {self.project}: trackio show --project {self.project}"
+        self.where = f"Trackio, project {self.project}: trackio show --project {self.project}"
 
     def close(self) -> None:
         self._run.finish()
@@ -259,10 +243,7 @@ class WeightsAndBiases(Trackio):
             config=self.config,
             settings=wandb.Settings(silent=True),
         )
-
-    @property
-    def where(self) -> str:
-        return f"Weights & Biases, project {self.project}, files in {self._run.dir}"
+        self.where = f"Weights & Biases, project {self.project}, files in {self._run.dir}"
 
 
 SINKS: dict[str, type[Sink]] = {

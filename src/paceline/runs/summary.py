@@ -248,14 +248,6 @@ def settled(run: Run, start: int = 0, end: int | None = None) -> int | None:
     return first if calm[first] and first < 0.75 * len(shares) else None
 
 
-def chosen(run: Run, limit: int) -> list[int]:
-    """All workers, or ``limit`` of them from the slowest to the fastest, in order of rank."""
-    if run.workers <= limit:
-        return list(range(run.workers))
-    order = np.argsort(np.nan_to_num(slowness(run)), kind="stable")
-    return sorted(int(i) for i in order[np.linspace(0, run.workers - 1, limit).astype(int)])
-
-
 def median(values: Array) -> Array:
     """Median down the first axis over what is known, NaN (and no warning) where nothing is."""
     empty = np.isnan(values).all(axis=0)

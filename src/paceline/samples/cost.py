@@ -36,15 +36,8 @@ class CostModel:
 
     def of(self, lengths: Array) -> Array:
         """Cost of each sample alone, without its launch; the shape of ``lengths``."""
-        costs: Array = self.linear * lengths
-        if self.quadratic:
-            costs = costs + self.quadratic * lengths**2
+        costs: Array = self.linear * lengths + self.quadratic * lengths**2
         return costs
-
-    @property
-    def alpha(self) -> float:
-        """The quadratic part beside the linear one: a sample costs in proportion to L + alpha L^2."""
-        return self.quadratic / self.linear if self.linear else np.inf
 
 
 @dataclass(frozen=True, eq=False)

@@ -36,8 +36,7 @@ class Room(NamedTuple):
 
     least, most: samples of each worker in the round, (n,) or a number; None for none and all.
     micro_batch: samples of a micro-batch at most, likewise. budget: length of a micro-batch at most, in the user's
-    unit:
-        the sum of its lengths, or its size times the longest where it is padded.
+        unit: the sum of its lengths, or its size times the longest where it is padded.
     micro_steps: every worker takes exactly so many micro-batches, some of them empty. in_step: all take as many.
     floor: a worker with anything to do has at least so many samples (batch norm needs 2).
     """
@@ -45,7 +44,7 @@ class Room(NamedTuple):
     least: ArrayLike | None = None
     most: ArrayLike | None = None
     micro_batch: ArrayLike | None = None
-    budget: float | None = None
+    budget: float = np.inf
     micro_steps: int | None = None
     in_step: bool = False
     floor: int = 1
@@ -57,11 +56,6 @@ class Room(NamedTuple):
             for given in (0 if self.least is None else self.least, self.most, self.micro_batch)
         )
         return least.astype(np.int64), most.astype(np.int64), micro.astype(np.int64)
-
-    @property
-    def longest(self) -> float:
-        """The budget, infinite if there is none."""
-        return np.inf if self.budget is None else float(self.budget)
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,12 +86,6 @@ class Deal:
         """Positions of this worker's samples among the round's, micro-batch after micro-batch."""
         return self.order[self.starts[worker] : self.starts[worker + 1]]
 
-    @property
-    def shares(self) -> Array:
-        """Each worker's part of the round's cost, (n,): what a policy sees instead of its part of the samples."""
-        shares: Array = self.costs / self.costs.sum()
-        return shares
-
 
 def deal(
     lengths: Array,
@@ -118,15 +106,14 @@ def deal(
     if room.micro_steps is not None:
         most = np.minimum(most, room.micro_steps * micro)
     least, most = limited(batch, pace, least, most)
-    budget = room.longest
+    budget = room.budget
     if batch and lengths.max() > budget:
         raise PacelineError(
             f"a sample of length {lengths.max():g} is longer than a micro-batch may be, "
             f"micro_batch_cost={budget:g}; raise it, or cut the sample"
         )
-    limits = Limits(
-        np.where(least > 0, np.maximum(least, room.floor), 0), most, micro, budget, room.micro_steps == 1
-    )
+    least = np.where(least > 0, np.maximum(least, room.floor), 0)
+    limits = Limits(least, most, micro, budget, room.micro_steps == 1)
     allowed, pace = pace, pace.copy()
 
     def divided() -> tuple[Counts, Counts, list[Counts]]:

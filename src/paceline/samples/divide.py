@@ -61,18 +61,19 @@ def longest_first(
 
 def _placed(sizes: Array, pace: Array, overhead: Array, least: Counts, most: Counts, tail: int) -> Counts:
     """The worker of each sample, the longest first, (B,); the last ``tail`` of them are taken one by one."""
-    batch, start = len(sizes), 0
+    batch, start, free = len(sizes), 0, np.zeros(len(pace), np.int64)
     state = _Ends(pace, overhead, most)
     chosen = np.empty(batch, np.int64)
     while batch - start > tail:
         last = min(batch - tail, start + max(8, int(MOST_OF_REST * (batch - start))))
         stop = start + int(np.searchsorted(-sizes[start:last], -ALIKE * sizes[start], side="right"))
         if stop - start < 8:
-            state.one_by_one(sizes[start:stop], chosen[start:stop])
+            state.one_by_one(sizes[start:stop], chosen[start:stop], free)
         else:
             state.block(sizes[start:stop], chosen[start:stop])
         start = stop
-    state.one_by_one(sizes[start:], chosen[start:], least)
+    owed = np.maximum(least - np.bincount(chosen[:start], minlength=len(pace)), 0)
+    state.one_by_one(sizes[start:], chosen[start:], owed)
     return chosen
 
 
@@ -112,13 +113,11 @@ class _Ends:
         self.pace = np.where(most > 0, pace, np.inf)
         self.ends = overhead.astype(float).copy()
         self.room = most.copy()
-        self.counts = np.zeros(len(pace), np.int64)
 
-    def one_by_one(self, sizes: Array, chosen: Counts, least: Counts | None = None) -> None:
-        """The rule itself. Writes the workers into ``chosen``; least: what each must have in the end."""
+    def one_by_one(self, sizes: Array, chosen: Counts, owed: Counts) -> None:
+        """The rule itself. Writes the workers into ``chosen``; owed: samples that each must be given."""
         pace, ends, room = self.pace, self.ends, self.room
         limited = bool(room.min() < len(sizes)) or not np.isfinite(pace).all()
-        owed = np.maximum((0 if least is None else least) - self.counts, 0)
         owing = int(owed.sum())
         candidate = np.empty(len(pace))
         left = len(sizes)
@@ -140,10 +139,8 @@ class _Ends:
                 if not room[worker]:
                     pace[worker] = np.inf
         chosen[:] = picked
-        counts = np.bincount(chosen, minlength=len(pace))
-        self.counts += counts
         if not limited:
-            self.room -= counts
+            self.room -= np.bincount(chosen, minlength=len(pace))
 
     def block(self, sizes: Array, chosen: Counts) -> None:
         """Nearly equal samples, all together: as many to each as if they were equal, spread over the block."""
@@ -157,6 +154,5 @@ class _Ends:
         chosen[:] = worker[np.argsort(place, kind="stable")]
         given = np.bincount(chosen, weights=sizes, minlength=len(counts))
         self.ends[has] += given[has] * self.pace[has]
-        self.counts += counts
         self.room -= counts
         self.pace[self.room <= 0] = np.inf

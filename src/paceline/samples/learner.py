@@ -25,7 +25,7 @@ import numpy as np
 
 from paceline.costs import Array
 from paceline.errors import PacelineError
-from paceline.samples.cost import CostModel, SampleCosts
+from paceline.samples.cost import CostModel, SampleCosts, cost_of
 
 __all__ = ["CostLearner"]
 
@@ -52,29 +52,23 @@ class CostFit(NamedTuple):
     """What is believed; n workers.
 
     sums: products of (linear, quadratic, launches, 1, seconds), each divided by the seconds, (n, 5, 5).
-    part: w. launch: of a micro-batch, in mean samples; each of shape (). overhead, pace: a_i, p_i, (n,), NaN
-    before a
-        worker's first round. scatter: relative variance of the seconds, (). strikes: rounds in a row that did not
-        fit, (n,).
-    launch_sd: by how much the launch may be wrong, one standard deviation, ().
+    part: w. launch: of a micro-batch, in mean samples. overhead, pace: a_i, p_i, (n,), NaN before a worker's first
+    round. scatter: relative variance of the seconds. strikes: rounds in a row that did not fit, (n,).
     """
 
     sums: Array
-    part: Array
-    launch: Array
+    part: float
+    launch: float
     overhead: Array
     pace: Array
-    scatter: Array
+    scatter: float
     strikes: Array
-    launch_sd: Array
 
 
 def start_fit(workers: int) -> CostFit:
     """Nothing known: costs are as given, and a launch costs nothing."""
-    nothing, unknown = np.zeros(workers), np.full(workers, np.nan)
-    zero = np.zeros(())
-    sums, scatter = np.zeros((workers, 5, 5)), np.array(SCATTER**2)
-    return CostFit(sums, zero, zero, unknown, unknown, scatter, nothing, zero + LAUNCH_SD)
+    sums, unknown = np.zeros((workers, 5, 5)), np.full(workers, np.nan)
+    return CostFit(sums, 0.0, 0.0, unknown, unknown, SCATTER**2, np.zeros(workers))
 
 
 def update_fit(fit: CostFit, parts: Array, seconds: Array, *, memory: float = MEMORY) -> CostFit:
@@ -91,7 +85,7 @@ def update_fit(fit: CostFit, parts: Array, seconds: Array, *, memory: float = ME
     rows[here, OVERHEAD], rows[here, SECONDS] = 1.0 / seconds[here], 1.0
 
     known = here & ~np.isnan(fit.pace)
-    costs = parts @ _direction(float(fit.part), float(fit.launch))[:3]
+    costs = parts @ _direction(fit.part, fit.launch)[:3]
     expected = np.where(known, fit.overhead + fit.pace * costs, np.where(here, seconds, 1.0))
     off = np.where(known, np.log(np.where(here, seconds, 1.0) / np.maximum(expected, 1e-300)), 0.0)
     limit = max(OUTLIER * float(np.sqrt(fit.scatter)), LEAST_OUTLIER)
@@ -108,23 +102,14 @@ def update_fit(fit: CostFit, parts: Array, seconds: Array, *, memory: float = ME
     scatter = fit.scatter
     if fits.any():
         mean = float((off[fits] ** 2).mean())
-        scatter = np.maximum(scatter + (1 - min(memory, MEMORY)) * 2 * (mean - scatter), LEAST_SCATTER**2)
+        scatter = max(scatter + (1 - min(memory, MEMORY)) * 2 * (mean - scatter), LEAST_SCATTER**2)
 
-    part, launch = float(fit.part), float(fit.launch)
+    part, launch = fit.part, fit.launch
     for _ in range(STEPS):
-        part, launch, launch_sd = _step(sums, part, launch, float(scatter))
-    overhead, pace = lines(sums, part, launch)
+        part, launch = _step(sums, part, launch, scatter)
     seen = sums[:, SECONDS, SECONDS] > 0
-    return CostFit(
-        sums,
-        np.array(part),
-        np.array(launch),
-        np.where(seen, overhead, np.nan),
-        np.where(seen, pace, np.nan),
-        np.asarray(scatter),
-        strikes,
-        np.array(launch_sd),
-    )
+    overhead, pace = (np.where(seen, each, np.nan) for each in lines(sums, part, launch))
+    return CostFit(sums, part, launch, overhead, pace, scatter, strikes)
 
 
 def lines(sums: Array, part: float, launch: float) -> tuple[Array, Array]:
@@ -150,8 +135,8 @@ def _direction(part: float, launch: float) -> Array:
     return np.array([1 - part, part, launch, 0.0, 0.0])
 
 
-def _step(sums: Array, part: float, launch: float, scatter: float) -> tuple[float, float, float]:
-    """One step of Gauss and Newton for w and launch; and by how much the launch may be wrong."""
+def _step(sums: Array, part: float, launch: float, scatter: float) -> tuple[float, float]:
+    """One step of Gauss and Newton for w and launch."""
     overhead, pace = lines(sums, part, launch)
     costs = _direction(part, launch)
     residual = np.zeros((len(sums), 5))
@@ -174,7 +159,7 @@ def _step(sums: Array, part: float, launch: float, scatter: float) -> tuple[floa
     prior = scatter / np.array([PART_SD, LAUNCH_SD]) ** 2
     now, matrix = np.array([part, launch]), curvature + np.diag(prior)
     now = _within(now, slope - prior * now, matrix)
-    return float(now[0]), float(now[1]), float(np.sqrt(scatter / matrix[1, 1]))
+    return float(now[0]), float(now[1])
 
 
 def _within(now: Array, slope: Array, matrix: Array) -> Array:
@@ -204,8 +189,7 @@ class Seen(NamedTuple):
 class CostLearner:
     """Learns the cost model of one job from its rounds; the same on every rank that takes in the same rounds.
 
-    costs: of the data set. workers: n. batch: samples of a full round. padded: a micro-batch costs its size times
-    its longest sample.
+    costs: of the data set. workers: n. batch: samples of a full round. padded: as of ``CostModel``.
     """
 
     def __init__(self, costs: SampleCosts, workers: int, batch: int, *, padded: bool = False) -> None:
@@ -221,13 +205,12 @@ class CostLearner:
 
     def model(self) -> CostModel:
         """The model to deal the next round by."""
-        measured = float(self.fit.launch)
-        launch: float | None = measured
+        launch: float | None = self.fit.launch
         if self.padded and self.rounds < SURE:
             part = TRIALS[min(self.rounds, len(TRIALS) - 1)]
             tried = None if part is None else part * self._batch / self._workers
-            launch = tried if tried is None or self.rounds < len(TRIALS) else max(measured, tried)
-        return self.costs.model(float(self.fit.part), launch, self.padded)
+            launch = tried if tried is None or self.rounds < len(TRIALS) else max(self.fit.launch, tried)
+        return self.costs.model(self.fit.part, launch, self.padded)
 
     def take(self, parts: Array, seconds: Array, known: Array | float = 0.0) -> bool:
         """Take in a round: ``Deal.parts``, (n, 3), and each worker's seconds, (n,), NaN if absent.
@@ -244,13 +227,11 @@ class CostLearner:
             return False
         earlier = [each.parts for each in self.seen]
         self.seen = [*self.seen, Seen(parts, seconds, np.zeros(self._workers) + known)]
-        now = (float(self.fit.part), float(self.fit.launch))
+        now = self.fit.part, self.fit.launch
+        models = self.costs.model(*now), self.costs.model(*self.told)
         # Where nothing was run, it costs nothing by any model.
         with np.errstate(divide="ignore", invalid="ignore"):
-            apart = [
-                np.abs(np.log((each @ self._weights(*now)) / (each @ self._weights(*self.told))))
-                for each in earlier
-            ]
+            apart = [np.abs(np.log(np.divide(*(cost_of(by, each) for by in models)))) for each in earlier]
         if not np.any(np.array(apart) > RETOLD):
             return False
         self.told = now
@@ -258,11 +239,7 @@ class CostLearner:
 
     def cost(self, parts: Array) -> Array:
         """What each worker ran, as is known now, (n,), in mean samples."""
-        costs: Array = parts @ self._weights(float(self.fit.part), float(self.fit.launch))
-        return costs
-
-    def _weights(self, part: float, launch: float) -> Array:
-        return np.array([(1 - part) / self.costs.mean, part / self.costs.mean_square, launch])
+        return cost_of(self.costs.model(self.fit.part, self.fit.launch), parts)
 
     def state_dict(self, models: dict[int, CostModel]) -> dict[str, Any]:
         """As plain lists and numbers, with the models by the rounds from which they hold."""
@@ -274,31 +251,25 @@ class CostLearner:
             "models": {step: list(astuple(model)) for step, model in models.items()},
         }
 
-    def stored(self, state: Any) -> CostLearner:
-        """Another that goes on from a stored state. Raises PacelineError for what is no such state."""
-        made = CostLearner(self.costs, self._workers, self._batch, padded=self.padded)
-        n = self._workers
+    def stored(self, state: Any, step: int) -> tuple[CostLearner, dict[int, CostModel]]:
+        """Another that goes on from a stored state, and its models, one of which holds for round ``step``. Raises
+        PacelineError for what is no such state."""
+        made, n = CostLearner(self.costs, self._workers, self._batch, padded=self.padded), self._workers
         try:
-            made.fit = CostFit(*(np.array(leaf, dtype=float) for leaf in state["fit"]))
+            fit = [np.array(leaf, dtype=float) for leaf in state["fit"][: len(CostFit._fields)]]
+            made.fit = CostFit(*(leaf if leaf.ndim else float(leaf) for leaf in fit))  # type: ignore[arg-type]
             made.rounds, made.told = int(state["rounds"]), (float(state["told"][0]), float(state["told"][1]))
             made.seen = [Seen(*(np.array(part, dtype=float) for part in each)) for each in state["seen"]]
-            right = all([part.shape for part in each] == [(n, 3), (n,), (n,)] for each in made.seen) and [
-                leaf.shape for leaf in made.fit
-            ] == [leaf.shape for leaf in start_fit(n)]
-        except (KeyError, IndexError, TypeError, ValueError):
+            models = {int(first): CostModel(*model) for first, model in state["models"].items()}
+            right = (
+                all([part.shape for part in each] == [(n, 3), (n,), (n,)] for each in made.seen)
+                and [leaf.shape for leaf in fit] == [np.shape(leaf) for leaf in start_fit(n)]
+                and all(np.isfinite(model.linear + model.quadratic) for model in models.values())
+            )
+        except (AttributeError, KeyError, IndexError, TypeError, ValueError):
             right = False
         if not right:
             raise PacelineError(f"the stored cost model is none of {n} workers; begin without it")
-        return made
-
-    @staticmethod
-    def models(state: Any, step: int) -> dict[int, CostModel]:
-        """The stored models, one of which holds for round ``step``. Raises PacelineError as ``learned``."""
-        try:
-            found = {int(first): CostModel(*model) for first, model in state["models"].items()}
-            right = all(np.isfinite(model.linear + model.quadratic) for model in found.values())
-        except (AttributeError, KeyError, TypeError, ValueError):
-            found, right = {}, False
-        if not right or not any(first <= step for first in found):
+        if not any(first <= step for first in models):
             raise PacelineError(f"the stored cost models hold none for round {step}; begin without them")
-        return found
+        return made, models

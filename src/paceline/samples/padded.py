@@ -50,11 +50,12 @@ def sorted_runs(
     """
     quickest = np.argsort(pace, kind="stable")
     orders = [quickest] if pace.min() == pace.max() else [quickest, quickest[::-1]]
-    seconds, workers, sizes = _Cutting(costs, lengths, launch, pace, overhead, limits, orders[0]).best()
+    cutting, workers = _Cutting(costs, lengths, launch, limits), quickest
+    seconds, sizes = cutting.best(pace, overhead, workers)
     for order in orders[1:]:
-        other = _Cutting(costs, lengths, launch, pace, overhead, limits, order).best(seconds)
-        if other[0] < seconds:
-            workers, sizes = other[1:]
+        sooner, others = cutting.best(pace, overhead, order, seconds)
+        if sooner < seconds:
+            workers, sizes = order, others
     if left := len(costs) - sum(int(each.sum()) for each in sizes):
         raise PacelineError(
             f"the limits of a micro-batch leave {left} of the round's {len(costs)} samples without a place; raise "
@@ -67,44 +68,38 @@ def best_cuts(costs: Array, lengths: Array, launch: float, micro_batch: int, bud
     """Sizes of the micro-batches that cost least, of samples that stand by falling length, as ``sorted_runs``."""
     alone, many = np.zeros(1, np.int64), len(costs)
     limits = Limits(alone, alone + many, alone + micro_batch, budget)
-    cutting = _Cutting(costs, lengths, launch, np.ones(1), np.zeros(1), limits, alone)
-    return cutting.cuts(0, np.inf, many, micro_batch)
+    return _Cutting(costs, lengths, launch, limits).cuts(0, np.inf, many, micro_batch)
 
 
 class _Cutting:
-    """One order of the workers along the sorted samples."""
+    """The sorted samples, and where runs of them may be cut."""
 
-    def __init__(
-        self,
-        costs: Array,
-        lengths: Array,
-        launch: float,
-        pace: Array,
-        overhead: Array,
-        limits: Limits,
-        workers: Counts,
-    ) -> None:
+    def __init__(self, costs: Array, lengths: Array, launch: float, limits: Limits) -> None:
         self.batch = len(costs)
         self.costs: list[float] = costs.tolist()
-        self.launch, self.limits, self.workers = launch, limits, workers
-        self.pace, self.overhead = pace[workers], overhead[workers]
+        self.launch, self.limits = launch, limits
         with np.errstate(over="ignore"):
-            self.budgeted = (
-                np.minimum(np.floor(limits.budget / lengths), self.batch).astype(np.int64).tolist()
-            )
+            fit = np.minimum(np.floor(limits.budget / lengths), self.batch)
+        self.budgeted: list[int] = fit.astype(np.int64).tolist()
         step = max(1, min(self.batch // PLACES, int(limits.micro_batch.min()), min(self.budgeted)))
         self.places = list(range(step, self.batch, step))
         self.step = step
-        least = np.minimum(limits.least[workers], self.batch)
-        self.least = least.tolist()
-        self.later = (least[::-1].cumsum()[::-1] - least).tolist()  # what those who come after must have
 
-    def best(self, beat: float = np.inf) -> tuple[float, Counts, list[Counts]]:
-        """The time at which the last ends, and the runs; infinite if it is not before ``beat``."""
-        speeds = np.where(np.isfinite(self.pace), 1.0 / self.pace, 0.0)
+    def best(
+        self, pace: Array, overhead: Array, workers: Counts, beat: float = np.inf
+    ) -> tuple[float, list[Counts]]:
+        """The time at which the last ends, infinite if it is not before ``beat``, and each worker's micro-batches.
+
+        workers: the order in which their runs follow each other."""
+        limits, pace, overhead = self.limits, pace[workers], overhead[workers]
+        least = np.minimum(limits.least[workers], self.batch)
+        later = least[::-1].cumsum()[::-1] - least  # what those who come after must have
+        given = pace, overhead, least, limits.most[workers], limits.micro_batch[workers], later
+        self.turns = list(zip(*(each.tolist() for each in given), strict=True))  # in that order
+        speeds = np.where(np.isfinite(pace), 1.0 / pace, 0.0)
         together = float(speeds.sum())
         before = self._before()
-        low = (before[-1] + float((self.overhead * speeds).sum())) / together
+        low = (before[-1] + float((overhead * speeds).sum())) / together
         high, runs, stride = np.inf, None, 1.0
         level = float(low if beat == np.inf else beat * (1 - CLOSE))
         while runs is None or high - low > CLOSE * high:
@@ -122,8 +117,7 @@ class _Cutting:
             else:  # what is left takes at least so much longer
                 level += stride * max((before[-1] - before[done]) / together, CLOSE * level)
                 level, stride = min(level, sys.float_info.max), 1.5 * stride
-        sizes = [np.array(runs[place], np.int64) for place in np.argsort(self.workers).tolist()]
-        return high, self.workers, sizes
+        return high, [np.array(runs[place], np.int64) for place in np.argsort(workers).tolist()]
 
     def _before(self) -> list[float]:
         """What the samples before each place cost at least: padded as in the best cuts of all of them."""
@@ -140,16 +134,12 @@ class _Cutting:
     def _sweep(self, level: float) -> list[list[int]]:
         """Each worker's micro-batches, in the order of the workers, if nobody is to end after ``level``."""
         start, cuts = 0, []
-        for place, worker in enumerate(self.workers.tolist()):
-            pace = float(self.pace[place])
-            may = min(int(self.limits.most[worker]), self.batch - start - self.later[place])
-            cap = int(self.limits.micro_batch[worker])
-            budget = (level - float(self.overhead[place])) / pace if np.isfinite(pace) else 0.0
-            mine: list[int] = []
-            if may > 0 and np.isfinite(pace):
-                mine = self.cuts(start, budget, may, cap)
-                if sum(mine) < self.least[place]:
-                    mine = self.cuts(start, np.inf, self.least[place], cap)
+        for pace, overhead, least, most, cap, later in self.turns:
+            may, mine = min(most, self.batch - start - later), list[int]()
+            if may > 0 and pace < np.inf:
+                mine = self.cuts(start, (level - overhead) / pace, may, cap)
+                if sum(mine) < least:
+                    mine = self.cuts(start, np.inf, least, cap)
             cuts.append(mine)
             start += sum(mine)
         return cuts
@@ -164,8 +154,7 @@ class _Cutting:
             size = min(most, cap, self.budgeted[start])
             return [took] if (took := int(min(size, budget / first))) > 0 else []
         costs, launch, budgeted = self.costs, self.launch, self.budgeted
-        # The best last beginning for each end, as a queue: (beginning, cost up to it, first end for which it is
-        # best).
+        # The best last beginning for each end, as a queue: (beginning, cost up to it, first end that it is best for).
         begins, spent, since = [start], [0.0], [float(start)]
         front = 0
         parents: dict[int, int] = {}
@@ -195,8 +184,7 @@ class _Cutting:
             if cost > budget:
                 break
             parents[at] = begin
-            # The new beginning takes over from the last in the queue where it is cheaper, or the last may go no
-            # further.
+            # The new beginning takes over from the last in the queue where it is cheaper, or that may go no further.
             value = cost - at * costs[at]
             while True:
                 last = begins[-1]

@@ -95,7 +95,7 @@ def sizes_of_micro_steps(
         return []
     if model.padded and model.launch is not None:
         sizes = best_cuts(model.of(lengths), lengths, model.launch, micro_batch, budget)
-        return [int(size) for size in at_least(np.array(sizes), floor)]
+        return at_least(np.array(sizes), floor).tolist()
     tokens = None if model.padded else np.concatenate(([0.0], np.cumsum(lengths)))
     sizes, start = [], 0
     while start < len(lengths):
@@ -108,7 +108,7 @@ def sizes_of_micro_steps(
         size = max(min(size, micro_batch), 1)
         sizes.append(size)
         start += size
-    return [int(size) for size in at_least(np.array(sizes), floor)]
+    return at_least(np.array(sizes), floor).tolist()
 
 
 def in_pieces(
@@ -121,7 +121,7 @@ def in_pieces(
     """
     n, batch = len(shares), len(lengths)
     _, most, micro = room.counts(n, batch)
-    budget = room.longest
+    budget = room.budget
     order = np.argsort(-lengths, kind="stable")
     ordered = lengths[order]
     before = _before(ordered, model, n, int(micro.max()), budget)
@@ -160,9 +160,8 @@ def in_pieces(
     starts, last = mine.starts, np.zeros(n)
     for worker in np.flatnonzero(kept).tolist():
         stop, size = int(starts[worker + 1]), int(kept[worker])
-        last[worker] = micro_cost(
-            model, batch_parts(mine.lengths[stop - size : stop], np.array([size]), model.padded)
-        )
+        parts = batch_parts(mine.lengths[stop - size : stop], np.array([size]), model.padded)
+        last[worker] = micro_cost(model, parts)
     without = replace(model, launch=None)
     whole = float(cost_of(without, mine.parts).sum()) + rest.left(0)
     return InPieces(mine, loads - kept, kept, last, rest, whole)

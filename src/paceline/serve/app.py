@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 import paceline
 from paceline.client import Part
@@ -26,10 +27,10 @@ from paceline.errors import PacelineError
 from paceline.live import app as live
 from paceline.serve import models, pages, server
 from paceline.serve.catalog import SPANS
-from paceline.serve.events import status_of
+from paceline.serve.events import STATUS, status_of
 from paceline.serve.jobs import Job
 from paceline.serve.models import Settings
-from paceline.serve.server import BODY_SECONDS, MOST_WAIT, USUAL_WAIT, Bounded, Quick
+from paceline.serve.server import BODY_SECONDS, MOST_WAIT, USUAL_WAIT, Bounded
 from paceline.serve.service import TICK, Service
 
 _log = logging.getLogger(__name__)
@@ -37,18 +38,13 @@ NAMED = 1000  # workers with figures of their own, over all jobs: beyond, a scra
 SAID = {
     400: "The body is no JSON.",
     401: "The token is missing or wrong.",
-    403: "It is not the worker's secret.",
-    404: "There is no such job or worker.",
     405: "Not here.",
     408: "The body did not arrive in time.",
-    409: "It does not fit the job's state.",
-    410: "The worker has left or was dropped.",
     413: "The body is too large.",
     415: "The body is of another type than application/json.",
     422: "A value is missing, unknown or out of range.",
     500: "A fault of the service: the state is as before.",
-    507: "The state cannot be stored; nothing was changed.",
-}
+} | {status: kind.__doc__ for kind, status in STATUS.items()}
 FIGURES: tuple[tuple[Any, str, str, Callable[[Job], float]], ...] = (  # of each job
     (CounterMetricFamily, "rounds", "Closed rounds.", lambda job: job.closed),
     (CounterMetricFamily, "reports", "Reports of all workers.", lambda job: job.reports),
@@ -61,12 +57,10 @@ Name = Annotated[str, Path(pattern=models.NAME)]
 Wait = Annotated[
     float, Query(ge=0, le=MOST_WAIT, allow_inf_nan=False, description="Seconds to wait for a plan.")
 ]
-Secret = Annotated[
-    str,
-    Depends(
-        APIKeyHeader(name="X-Worker-Secret", auto_error=False, description="What the worker's join returned.")
-    ),
-]
+SECRET = APIKeyHeader(
+    name="X-Worker-Secret", auto_error=False, description="What the worker's join returned."
+)
+Secret = Annotated[str, Depends(SECRET)]
 
 
 def said(*statuses: int) -> Any:
@@ -136,16 +130,16 @@ def make(
 
     def run_of(request: Request) -> pathlib.Path | None:
         name = request.path_params["job"]
-        if not re.fullmatch(models.NAME, name) or not (service.runs / name).is_dir():
-            return None
-        return service.runs / name
+        run_dir = service.runs / name
+        return run_dir if re.fullmatch(models.NAME, name) and run_dir.is_dir() else None
 
     app.mount("/jobs/{job}", live(run_of))
     for kind in (PacelineError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _refused)
-    app.add_middleware(Quick, service=service)  # innermost
-    app.add_middleware(Bounded, token=token, seconds=body_seconds)
-    app.add_middleware(_Timed, registry=registry)
+    app.add_middleware(Bounded, service=service, token=token, seconds=body_seconds)  # innermost
+    text = "From a request to its answer, its wait for a plan included."
+    answers = Histogram("paceline_answer_seconds", text, ["route"], registry=registry, buckets=SPANS)
+    app.add_middleware(_timed, answers=answers)
     return app
 
 
@@ -196,22 +190,19 @@ def _workers(service: Service) -> APIRouter:
         job: Name, worker: Name, body: models.WorkerReport, secret: Secret, wait: Wait | None = None
     ) -> JSONResponse:
         """Report a round. With a wait, also ask for the next part: it comes along where it is planned by then."""
-        status, said = await server.report(service, job, worker, secret or "", body, wait)
-        return JSONResponse(said, status)
+        return await server.report(service, job, worker, secret or "", body, wait)
 
     @router.get("/{worker}/next", response_model=Part, responses=planned)
     async def next_part(job: Name, worker: Name, secret: Secret, wait: Wait = USUAL_WAIT) -> JSONResponse:
         """The worker's part of its next round: the same one until it is reported."""
-        status, said = await server.next_part(service, job, worker, secret or "", wait)
-        return JSONResponse(said, status)
+        return await server.next_part(service, job, worker, secret or "", wait)
 
     @router.post("/{worker}/next", response_model=Part, responses=planned)
     async def next_part_of_lengths(
         job: Name, worker: Name, body: models.Lengths, secret: Secret, wait: Wait = USUAL_WAIT
     ) -> JSONResponse:
         """The worker's part of a round whose samples have these lengths, in a job with a cost."""
-        status, said = await server.next_part(service, job, worker, secret or "", wait, body)
-        return JSONResponse(said, status)
+        return await server.next_part(service, job, worker, secret or "", wait, body)
 
     @router.delete("/{worker}", status_code=204, responses=said(403, 404, 409, 410, 507))
     async def leave(job: Name, worker: Name, secret: Secret) -> None:
@@ -230,24 +221,20 @@ async def _tick(service: Service) -> None:
             _log.exception("the deadlines cannot be looked at")
 
 
-class _Timed:
+def _timed(app: ASGIApp, answers: Histogram) -> ASGIApp:
     """Measures how long answers take, by route."""
 
-    def __init__(self, app: Any, registry: CollectorRegistry) -> None:
-        text = "From a request to its answer, its wait for a plan included."
-        name = "paceline_answer_seconds"
-        self._answers = Histogram(name, text, ["route"], registry=registry, buckets=SPANS)
-        self._app = app
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def timed(scope: Scope, receive: Receive, send: Send) -> None:
         begin = time.perf_counter()
         try:
-            await self._app(scope, receive, send)
+            await app(scope, receive, send)
         finally:
             # A mounted application without a route for the path has no name.
             name = getattr(scope.get("endpoint"), "__name__", None)
             if name is not None:
-                self._answers.labels(name).observe(time.perf_counter() - begin)
+                answers.labels(name).observe(time.perf_counter() - begin)
+
+    return timed
 
 
 class _Jobs(Collector):

@@ -6,11 +6,13 @@ What is stored of a job that is set aside is kept; it is named in the log and in
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import inspect
 import itertools
 import logging
 from collections import deque
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ import numpy as np
 
 import paceline
 from paceline import runs
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, saying
 from paceline.files import sweep
 from paceline.rounds import RoundResult
 from paceline.runs.run import CONFIG
@@ -61,7 +63,7 @@ class JobRuntime:
         if kept.wrong:
             raise PacelineError(kept.wrong)
         self.job = Job(Settings.stored(kept.settings))
-        self.rules = rules(self.job.balancer.policy)
+        self.rules = rules(type(self.job.balancer.policy))
         self.newest = 0.0  # the time of the newest call
         self.write: asyncio.Future[Any] | None = None  # of the newest call
         self.logged = self.done = self.stored = kept.through  # newest call handled, on disk, in a state
@@ -72,7 +74,7 @@ class JobRuntime:
                 self.job.load_state_dict(kept.state["job"])
             except Exception as error:
                 raise PacelineError(f"its state cannot be used ({_said(error)})") from error
-        self.first = self.job.oldest  # round that closes next
+        self.first = next(iter(self.job.open), self.job.settled)  # round that closes next
         for number, call in enumerate(kept.calls, kept.through + 1):
             try:
                 event = events.read(call)
@@ -90,10 +92,6 @@ class JobRuntime:
         """Wait until all that the job has come to is stored. Raises NotStored if it never will be."""
         if self.write is not None:
             await asyncio.shield(self.write)
-
-    def state(self) -> dict[str, Any]:
-        """What ``Kept.state`` is to be."""
-        return {"now": self.newest, "job": self.job.state_dict()}
 
     def told(self) -> JobState:
         """What the job and its workers are doing."""
@@ -143,7 +141,7 @@ class Record:
 
         first: the round that will be written first. settled: rounds of the job.
         """
-        try:
+        with self._trying(), saying(f"cannot rename {self.run_dir}", "do it by hand"):
             resume = None
             if (self.run_dir / CONFIG).exists():
                 sweep(self.run_dir)
@@ -157,10 +155,6 @@ class Record:
                 else:
                     resume = self._next = written
             self._recorder = runs.Recorder.create(self.run_dir, self._config, resume)
-        except OSError as error:
-            self.error = f"cannot rename {self.run_dir}: {error.strerror}; do it by hand"
-        except PacelineError as error:
-            self.error = str(error)
 
     def write(self, closed: RoundResult) -> None:
         """One round; one that is there already (from before a restart) is left as it is."""
@@ -169,7 +163,7 @@ class Record:
         if self._origin is None:
             self._origin = closed.ended - closed.seconds
         known = not np.isnan(closed.shares).any()
-        try:
+        with self._trying():
             self._recorder.round(
                 round=closed.step,
                 epoch=0,
@@ -182,26 +176,29 @@ class Record:
                 shares=np.round(closed.shares, 9) if known else None,
             )
             self._next = closed.step + 1
-        except PacelineError as error:
-            self.close(str(error))
 
     def finish(self) -> None:
         """Everybody is gone: leave a summary."""
         if self._recorder is not None and self._next:
-            try:
+            with self._trying():
                 self._recorder.finish()
-            except PacelineError as error:
-                self.close(str(error))
 
-    def close(self, error: str = "") -> None:
-        """End the record. error: why it cannot go on."""
+    def close(self) -> None:
+        """End the record."""
         recorder, self._recorder = self._recorder, None
         if recorder is not None:
-            self.error = error
             try:
                 recorder.close()
             except OSError as full:
                 self.error = self.error or str(full)
+
+    @contextlib.contextmanager
+    def _trying(self) -> Iterator[None]:
+        try:
+            yield
+        except PacelineError as error:
+            self.error = str(error)
+            self.close()
 
 
 class Catalog:
@@ -299,18 +296,13 @@ class Catalog:
             runtime.wake()
 
 
-def rules(policy: object) -> str:
+@cache
+def rules(kind: type[Any]) -> str:
     """Which rules decide: the package's version, and a digest of the code that turns reports into plans. It is the
     same only where the same reports give the same plans.
 
-    policy: the job's; its own code counts, wherever it is.
+    kind: the job's policy; its own code counts, wherever it is.
     """
-    kind: Any = type(policy)
-    return f"{paceline.__version__}+{_digest(kind)}"
-
-
-@cache
-def _digest(kind: type[Any]) -> str:
     here = Path(paceline.__file__).parent
     hashed = hashlib.blake2b(digest_size=6)
     for name in DECIDE:
@@ -320,7 +312,7 @@ def _digest(kind: type[Any]) -> str:
         hashed.update(inspect.getsource(kind).encode())
     except (OSError, TypeError):  # made at run time
         hashed.update(kind.__qualname__.encode())
-    return hashed.hexdigest()
+    return f"{paceline.__version__}+{hashed.hexdigest()}"
 
 
 def _said(error: Exception) -> str:

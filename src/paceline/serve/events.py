@@ -103,20 +103,12 @@ def read(call: Sequence[Any]) -> Event:
     return event._replace(report=Report(*event.report)) if isinstance(event, Reported) else event
 
 
-def told(event: Event) -> str:
-    """The event in a few words, without the secret."""
-    left_out = ("secret", "dealt")
-    said = (part for name, part in zip(event._fields[1:], event[1:], strict=True) if name not in left_out)
-    return f"at {event.now:.3f} s {type(event).__name__.lower()} {', '.join(str(part) for part in said)}".rstrip()
-
-
 class Left(NamedTuple):
-    """A worker is no longer there: it "left", was "silent" for some seconds, or was "replaced"."""
+    """A worker is no longer there. why: what it has done, or what was done with it, in the words of a sentence."""
 
     now: float
     name: str
     why: str
-    silent: float = 0.0
 
 
 class Ready(NamedTuple):
@@ -129,8 +121,6 @@ class Ready(NamedTuple):
 class Unlearned(NamedTuple):
     """The policy failed at a round that is over and learned nothing from it: its plans are those of before."""
 
-    now: float
-    round: int
     error: Exception
 
 
@@ -142,26 +132,26 @@ class NotFound(PacelineError):
 
 
 class Forbidden(PacelineError):
-    """The secret is not the worker's."""
+    """It is not the worker's secret."""
 
 
 class Conflict(PacelineError):
-    """It does not fit the state that the job is in."""
+    """It does not fit the job's state."""
 
 
 class Gone(PacelineError):
-    """The worker was there, and is no longer."""
+    """The worker has left or was dropped."""
 
 
 class NotStored(PacelineError):
-    """The state cannot be stored: nothing has been changed."""
+    """The state cannot be stored; nothing was changed."""
 
 
-class SetAside(PacelineError):
+class SetAside(Conflict):
     """The job cannot go on: what was stored of it is kept as it is, and no other job is concerned."""
 
 
-STATUS = {NotFound: 404, Forbidden: 403, Conflict: 409, SetAside: 409, Gone: 410, NotStored: 507}
+STATUS = {NotFound: 404, Forbidden: 403, Conflict: 409, Gone: 410, NotStored: 507}
 
 
 def status_of(error: PacelineError) -> int:

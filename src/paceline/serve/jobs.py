@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -24,30 +24,12 @@ from paceline.rounds import Array, RoundResult
 from paceline.samples import SampleCosts
 from paceline.serve import events
 from paceline.serve.events import Conflict, Effect, Report
-from paceline.serve.models import Lengths, Settings
+from paceline.serve.models import Lengths, Settings, Waiting
 from paceline.serve.places import MEMBERS, ROUNDS, Member, Members, OpenRound
 
 _log = logging.getLogger(__name__)
 QUICKEST = 1e-9  # seconds of a round with samples
 RECENT = 8  # rounds from which deadlines are made
-STORY = 20  # events that are told with an error
-
-
-class NextRound(NamedTuple):
-    """A round that can be handed out. loads: samples by place. dealt: which, if they cost differently."""
-
-    number: int
-    loads: list[int]
-    dealt: events.Dealt | None = None
-
-
-class LengthsWanted(NamedTuple):
-    """A round that can be handed out as soon as somebody says how long its samples are."""
-
-    number: int
-
-    def __str__(self) -> str:
-        return f"the lengths of round {self.number}'s samples are wanted"
 
 
 class Job:
@@ -67,38 +49,27 @@ class Job:
         self._unit: list[float] | None = None  # lengths of the first round, in which costs are counted
         self._mark: float | None = None  # when the last round closed; None if nobody has been there since
         self._planned: tuple[Any, list[int] | str] = None, ""  # for what, and the plan: asked for often
-        self._story: deque[events.Event] = deque(maxlen=STORY)
 
     def handle(self, event: events.Event) -> list[Effect]:
         """Take in what happened; what follows from it.
 
-        Raises a PacelineError for what is refused, and changes nothing then. Whatever is raised has a note with the
-        events before it, for the traceback in a log.
+        Raises a PacelineError for what is refused, and changes nothing then.
         """
         before = self.ready
-        try:
-            effects = self._handle(event)
-        except Exception as error:
-            story = "; ".join(map(events.told, self._story)) or "nothing"
-            error.add_note(f"{events.told(event)} came to this job after: {story}")
-            raise
-        self._story.append(event)
-        return effects if before or not self.ready else [*effects, events.Ready(event.now, self.settled)]
-
-    def _handle(self, event: events.Event) -> list[Effect]:
         match event:
             case events.Join():
-                return self._join(event)
+                effects = self._join(event)
             case events.Leave(now, name):
-                return self._leave(now, self.members.here(name), "left", "has left")
+                effects = self._leave(now, self.members.here(name), "has left")
             case events.Drop(now, name):
-                return self._drop(now, name)
+                effects = self._drop(now, name)
             case events.Settle():
-                return self._settle(event)
+                effects = self._settle(event)
             case events.Reported(now, name, report):
-                return self._report(now, name, report)
+                effects = self._report(now, name, report)
             case events.Resume(now):
-                return self._resume(now)
+                effects = self._resume(now)
+        return effects if before or not self.ready else [*effects, events.Ready(event.now, self.settled)]
 
     def _join(self, event: events.Join) -> list[Effect]:
         """The worker is in every round settled from now on. One that is in its place already keeps its part."""
@@ -109,7 +80,7 @@ class Job:
         if mine is not None and mine.present:
             if mine.place == place:
                 return [event]
-            effects += self._leave(now, mine, "replaced", "has taken another place")
+            effects += self._leave(now, mine, "has taken another place")
         self.members.join(now, name, secret, place)
         return [*effects, event]
 
@@ -120,11 +91,11 @@ class Job:
         where = f" in round {waits[0].number}" if waits else ""
         sentence = f"was dropped{where} after {silent:.1f} s of silence, and its share given to the others"
         self.drops += 1
-        return self._leave(now, member, "silent", sentence, silent)
+        return self._leave(now, member, sentence)
 
-    def next(self, name: str, lengths: Lengths | None = None) -> Part | NextRound | LengthsWanted | str:
-        """What a worker that asks is to do: run its part of a round; or have the next round handed out, which enters
-        as ``Settle``, and ask again; or wait, for what the sentence says.
+    def next(self, now: float, name: str, lengths: Lengths | None = None) -> Part | events.Settle | Waiting:
+        """What a worker that asks is to do: run its part of a round; or have the next round handed out by this event,
+        and ask again; or wait.
 
         lengths: of the samples of the round that it asks for, if they cost differently. Raises what is refused.
         """
@@ -147,25 +118,27 @@ class Job:
                 )
             return current.part(member.place)
         if self._may_settle and self.settings.cost is not None:
-            return LengthsWanted(self.settled) if lengths is None else self._deal(lengths)
+            # Another round may have been handed out, or taken back, since lengths were wanted.
+            if lengths is not None and lengths.round == self.settled:
+                return self._deal(now, lengths.lengths)
+            wanted = f"the lengths of round {self.settled}'s samples are wanted"
+            return Waiting(waiting=wanted, round=self.settled)
         if self._may_settle and not isinstance(loads := self._plan(), str):
-            return NextRound(self.settled, loads)
-        return self.waiting_for()
+            return events.Settle(now, self.settled, loads)
+        return Waiting(waiting=self.waiting_for())
 
-    def _deal(self, given: Lengths) -> NextRound | LengthsWanted | str:
+    def _deal(self, now: float, lengths: list[float]) -> events.Settle | Waiting:
         """The next round of these lengths for those present, or why there is none."""
-        if given.round != self.settled:  # handed out, or taken back, since the lengths were asked for
-            return LengthsWanted(self.settled)
         balancer = self.balancer
         if balancer.learner is None:  # nothing has been handed out
             balancer = self.settings.balancer()
-            balancer.learn(self.settings.learner(given.lengths), 0)
+            balancer.learn(self.settings.learner(lengths), 0)
         try:
-            found = balancer.deal(self.settled, np.array(given.lengths), self.members.mask)
+            found = balancer.deal(self.settled, np.array(lengths), self.members.mask)
         except PacelineError as error:
-            return f"the workers present cannot hold the batch: {error}"
-        dealt = events.Dealt(given.lengths, found.order.tolist(), [sizes.tolist() for sizes in found.sizes])
-        return NextRound(self.settled, found.loads.tolist(), dealt)
+            return Waiting(waiting=f"the workers present cannot hold the batch: {error}")
+        dealt = events.Dealt(lengths, found.order.tolist(), [sizes.tolist() for sizes in found.sizes])
+        return events.Settle(now, self.settled, found.loads.tolist(), dealt)
 
     @property
     def ready(self) -> bool:
@@ -186,18 +159,18 @@ class Job:
     def _plan(self) -> list[int] | str:
         """Samples by place of the next round for those present, or why there is no plan."""
         what = self.settled, self.closed, self.members.mask.tobytes()  # another one of these is another plan
-        if self._planned[0] != what:
-            self._planned = what, self._fresh_plan()
-        return self._planned[1]
-
-    def _fresh_plan(self) -> list[int] | str:
+        if self._planned[0] == what:
+            return self._planned[1]
+        plan: list[int] | str
         try:
-            return self.balancer.loads(self.settled, self.settings.batch, self.members.mask).tolist()
+            plan = self.balancer.loads(self.settled, self.settings.batch, self.members.mask).tolist()
         except PacelineError as error:
-            return f"the workers present cannot hold the batch: {error}"
+            plan = f"the workers present cannot hold the batch: {error}"
         except Exception as error:
             _log.exception("the policy %s makes no plan", self.settings.policy)
-            return f"the policy makes no plan for those present ({type(error).__name__}: {error})"
+            plan = f"the policy makes no plan for those present ({type(error).__name__}: {error})"
+        self._planned = what, plan
+        return plan
 
     def _settle(self, event: events.Settle) -> list[Effect]:
         now, round, loads, dealt = event
@@ -260,16 +233,10 @@ class Job:
 
     def silent(self, now: float) -> list[str]:
         """The workers whose deadline has passed."""
-        limit = self.limit()
-        names = []
-        for each in self.open.values():
-            if now > each.opened + limit:
-                for place in sorted(each.awaited):
-                    holder = self.members.holders[place]
-                    assert holder is not None
-                    if now > max(each.opened, holder.heard) + limit and holder.name not in names:
-                        names.append(holder.name)
-        return names
+        since, holders = now - self.limit(), self.members.holders
+        late = [each for each in self.open.values() if each.opened < since]
+        awaited = [holders[place] for each in late for place in sorted(each.awaited)]
+        return list(dict.fromkeys(each.name for each in awaited if each is not None and each.heard < since))
 
     def limit(self) -> float:
         """Seconds that a worker may be silent with a part of a round in its hands."""
@@ -297,11 +264,6 @@ class Job:
         return ""
 
     @property
-    def oldest(self) -> int:
-        """The round that closes next."""
-        return next(iter(self.open), self.settled)
-
-    @property
     def closing(self) -> bool:
         """Whether one more report closes a round."""
         return bool(self.open) and len(next(iter(self.open.values())).awaited) == 1
@@ -325,7 +287,7 @@ class Job:
         if self._unit is not None:
             self.balancer.learn(self.settings.learner(self._unit), self.settled)
         self.balancer.load_state_dict(state["balancer"], self.settled)
-        self.members = Members.of(self.settings.workers, MEMBERS.validate_python(state["members"]))
+        self.members = Members(self.settings.workers, MEMBERS.validate_python(state["members"]))
         self.open = {each.number: each for each in ROUNDS.validate_python(state["open"])}
         self._recent = deque(state["recent"], maxlen=RECENT)
         self._mark, self._planned = state["mark"], (None, "")
@@ -334,13 +296,11 @@ class Job:
         """The first round that waits for the worker."""
         return next((each for each in self.open.values() if member.place in each.awaited), None)
 
-    def _leave(
-        self, now: float, member: Member, why: str, sentence: str, silent: float = 0.0
-    ) -> list[Effect]:
-        self.members.leave(member, now, sentence)
+    def _leave(self, now: float, member: Member, why: str) -> list[Effect]:
+        self.members.leave(member, now, why)
         for each in self.open.values():
             each.awaited.discard(member.place)
-        effects = [events.Left(now, member.name, why, silent), *self._close(now)]
+        effects = [events.Left(now, member.name, why), *self._close(now)]
         if not self.members.count:
             self._mark = None
         return effects
@@ -377,7 +337,7 @@ class Job:
                     parts=round.parts(self.settings.cost == "padded"),
                 )
             except Exception as error:  # a fault of the policy is none of the workers'
-                effects.append(events.Unlearned(now, round.number, error))
+                effects.append(events.Unlearned(error))
         if round.reports:
             self._recent.append(round.longest)
         began = round.opened if self._mark is None else self._mark

@@ -14,16 +14,14 @@ from paceline.client import Part
 from paceline.errors import PacelineError
 from paceline.rounds import Cluster
 from paceline.samples import CostLearner, SampleCosts
-from paceline.serve.events import Report
 from paceline.tokens import LEAST
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 SECRET = rf"^[!-~]{{{LEAST},200}}$"
-MOST_SECONDS = 1e9
 MOST_WORKERS = 10_000
 MOST_BATCH = 2**31 - 1
 Count = Annotated[int, Field(ge=0, le=MOST_BATCH)]
-Seconds = Annotated[float, Field(ge=0, le=MOST_SECONDS)]
+Seconds = Annotated[float, Field(ge=0, le=1e9)]
 Pair = Annotated[list[Count | None], Field(min_length=2, max_length=2)]
 Portion = Annotated[float, Field(ge=0, le=1)]
 
@@ -169,10 +167,6 @@ class WorkerReport(Strict):
     overhead: Seconds = _told("The part of seconds that does not grow with samples.", 0.0)
     cpu: Portion | None = _told("Portion of its machine's processors that it can have.", None)
     memory: Portion | None = _told("Portion of its machine's memory that is free.", None)
-
-    def report(self) -> Report:
-        """As the job takes it."""
-        return Report(self.round, self.samples, self.seconds, self.overhead, self.cpu, self.memory)
 
 
 class Lengths(Strict):

@@ -4,6 +4,7 @@ report.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Annotated
@@ -40,11 +41,14 @@ class Member:
 class Members:
     """All workers that hold or held a place; at most one name a place is remembered."""
 
-    def __init__(self, places: int) -> None:
+    def __init__(self, places: int, kept: Sequence[Member] = ()) -> None:
         self.by_name: dict[str, Member] = {}
         self.holders: list[Member | None] = [None] * places
         self.mask: NDArray[np.bool_] = np.zeros(places, bool)  # who is present
-        self.count = 0
+        for member in kept:
+            self.by_name[member.name] = self.holders[member.place] = member
+            self.mask[member.place] = member.present
+        self.count = int(self.mask.sum())
 
     def known(self, name: str, secret: str) -> Member:
         """The worker, if that is its secret; also one that is gone."""
@@ -64,19 +68,18 @@ class Members:
             raise Gone(f"worker {name!r} {member.gone}: join again to take part from the next round on")
         return member
 
-    def join(self, now: float, name: str, secret: str, place: int) -> Member:
+    def join(self, now: float, name: str, secret: str, place: int) -> None:
         """Take a place that ``place`` gave."""
-        member = Member(name=name, place=place, secret=secret, heard=now)
-        before = self.holders[member.place]
+        before = self.holders[place]
         if before is not None:
             del self.by_name[before.name]
         mine = self.by_name.get(name)
         if mine is not None:
             self.holders[mine.place] = None
-        self.by_name[name] = self.holders[member.place] = member
-        self.mask[member.place] = True
+        member = Member(name=name, place=place, secret=secret, heard=now)
+        self.by_name[name] = self.holders[place] = member
+        self.mask[place] = True
         self.count += 1
-        return member
 
     def leave(self, member: Member, now: float, sentence: str) -> None:
         """No longer there; the name and the place are kept until somebody needs them."""
@@ -112,16 +115,6 @@ class Members:
                 f"all {len(self.holders)} places are taken: wait until somebody leaves, or make a job with more"
             )
         return min(gone, key=lambda holder: (holder.since, holder.place)).place
-
-    @classmethod
-    def of(cls, places: int, kept: list[Member]) -> Members:
-        """These workers in their places."""
-        members = cls(places)
-        for member in kept:
-            members.by_name[member.name] = members.holders[member.place] = member
-            members.mask[member.place] = member.present
-            members.count += member.present
-        return members
 
 
 @dataclass(kw_only=True)

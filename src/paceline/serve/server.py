@@ -2,9 +2,9 @@
 the token, and two of them go a short way; and what runs the service in this process until it is told to stop.
 
 ``Bounded`` lets bodies in that are small and arrive in time; whoever exceeds that is answered, and nothing more is
-kept. ``Quick`` answers the two requests of which workers send one in every round without FastAPI's routing and
-injection: that is half of the time of an answer, and 1,000 workers may ask in the same instant. Whatever is not
-plainly one of the two, or has a mistake in it, goes on to FastAPI, which says what is wrong and describes both.
+kept. It answers the two requests of which workers send one in every round without FastAPI's routing and injection:
+that is half of the time of an answer, and 1,000 workers may ask in the same instant. Whatever is not plainly one of
+the two, or has a mistake in it, goes on to FastAPI, which says what is wrong and describes both.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 import urllib.parse
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import Callable, Coroutine, Iterator
 from types import FrameType
 from typing import Any
 
@@ -25,6 +25,7 @@ import uvicorn
 from fastapi import FastAPI
 from pydantic import ValidationError
 from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from paceline import tokens
@@ -32,8 +33,7 @@ from paceline.client import Part
 from paceline.errors import PacelineError
 from paceline.files import allow_open
 from paceline.serve import models
-from paceline.serve.events import status_of
-from paceline.serve.jobs import LengthsWanted
+from paceline.serve.events import Report, status_of
 from paceline.serve.pages import FORM, asks_token
 from paceline.serve.service import Service
 
@@ -47,12 +47,7 @@ OPEN = ("/openapi.json", HEALTH)  # without the token: they name no job
 JSON = b"application/json"
 _NAME = models.NAME.strip("^$")
 _PATH = re.compile(rf"/v1/jobs/(?P<job>{_NAME})/workers/(?P<worker>{_NAME})/(?P<what>reports|next)")
-_WAIT = re.compile(rb"wait=([0-9]{1,9}(?:\.[0-9]{1,9})?)")
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Message, Receive, Send], Awaitable[None]]
-Answer = tuple[int, dict[str, Any]]  # status and body
+_WAIT = re.compile(rb"(?:wait=([0-9]{1,9}(?:\.[0-9]{1,9})?))?")
 
 
 class _Refused(Exception):
@@ -64,26 +59,38 @@ class _Refused(Exception):
 
 
 class Bounded:
-    """ASGI middleware: the app behind it gets whole bodies, and requests that may be made.
+    """ASGI middleware: the app behind it gets whole bodies, and requests that may be made and go no short way.
 
     token: the digest of the service's; None lets everybody in.
     """
 
-    def __init__(self, app: App, token: str | None, seconds: float = BODY_SECONDS) -> None:
-        self.app, self.token, self.seconds = app, token, seconds
+    def __init__(
+        self, app: ASGIApp, service: Service, token: str | None, seconds: float = BODY_SECONDS
+    ) -> None:
+        self.app, self.service, self.token, self.seconds = app, service, token, seconds
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            headers = dict(scope["headers"])
-            try:
-                self._admit(scope, headers)
-                receive = await self._whole(receive, headers)
-            except _Refused as refusal:
-                await _refuse(refusal, receive, send)
-                return
-        await self.app(scope, receive, send)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        try:
+            self._admit(scope, headers)
+            body = await self._whole(receive, headers)
+        except _Refused as refusal:
+            await _refuse(refusal, receive, send)
+            return
+        answer = self._quick(scope, headers, body)
+        if answer is None:
+            await self.app(scope, _before(body, receive), send)
+            return
+        try:
+            said = await answer
+        except PacelineError as error:
+            said = JSONResponse({"error": str(error)}, status_of(error))
+        await said(scope, receive, send)
 
-    def _admit(self, scope: Message, headers: dict[bytes, bytes]) -> None:
+    def _admit(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         """Raises _Refused for a request that may not be made."""
         if self.token is None:
             host = headers.get(b"host", b"")
@@ -107,11 +114,11 @@ class Bounded:
             401, "the token is missing or wrong: send the header Authorization: Bearer TOKEN", form=form
         )
 
-    async def _whole(self, receive: Receive, headers: dict[bytes, bytes]) -> Receive:
-        """What gives the body in one message. Raises _Refused if it is not as it should be."""
+    async def _whole(self, receive: Receive, headers: dict[bytes, bytes]) -> bytes:
+        """The body. Raises _Refused if it is not as it should be."""
         length = headers.get(b"content-length", b"0")
         if length == b"0" and b"transfer-encoding" not in headers:
-            return receive
+            return b""
         try:
             async with asyncio.timeout(self.seconds):
                 body = await _body(receive, length)
@@ -123,7 +130,26 @@ class Bounded:
             # Nor can a page elsewhere send this type without asking first.
             sentence = "the body is of another type: send the header Content-Type: application/json"
             raise _Refused(415, sentence, read=True)
-        return _before({"type": "http.request", "body": body, "more_body": False}, receive)
+        return body
+
+    def _quick(
+        self, scope: Scope, headers: dict[bytes, bytes], body: bytes
+    ) -> Coroutine[Any, Any, JSONResponse] | None:
+        """What answers one of the two requests; None for all others, and where there may be a mistake."""
+        asked, found = _PATH.fullmatch(scope["path"]), _WAIT.fullmatch(scope["query_string"])
+        wait = float(found[1]) if found and found[1] else None
+        if asked is None or found is None or (wait or 0.0) > MOST_WAIT:
+            return None
+        whose = asked["job"], asked["worker"], headers.get(b"x-worker-secret", b"").decode("latin-1")
+        if (scope["method"], asked["what"]) == ("GET", "next"):
+            scope["endpoint"] = next_part
+            return next_part(self.service, *whose, USUAL_WAIT if wait is None else wait)
+        if (scope["method"], asked["what"]) == ("POST", "reports"):
+            with contextlib.suppress(ValidationError):
+                told = models.WorkerReport.model_validate_json(body)
+                scope["endpoint"] = report
+                return report(self.service, *whose, told, wait)
+        return None
 
 
 async def _body(receive: Receive, length: bytes) -> bytes:
@@ -140,9 +166,9 @@ async def _body(receive: Receive, length: bytes) -> bytes:
     return b"".join(parts)
 
 
-def _before(message: Message, receive: Receive) -> Receive:
-    """This message, which was read already, then what follows."""
-    messages = [message]
+def _before(body: bytes, receive: Receive) -> Receive:
+    """Gives the body, which was read already, in one message, then what follows."""
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:
         return messages.pop() if messages else await receive()
@@ -171,30 +197,29 @@ async def _refuse(refusal: _Refused, receive: Receive, send: Send) -> None:
 
 async def report(
     service: Service, job: str, worker: str, secret: str, body: models.WorkerReport, wait: float | None
-) -> Answer:
+) -> JSONResponse:
     """A worker reports a round; with a wait, it also asks for its next part."""
-    await service.report(job, worker, secret, body.report())
-    if wait is None:
-        return 200, {"round": body.round, "next": None, "waiting": ""}
+    await service.report(job, worker, secret, Report(**vars(body)))
+    part: Part | models.Waiting = models.Waiting(waiting="")
     try:
-        part = await service.next(job, worker, secret, wait)
+        if wait is not None:
+            part = await service.next(job, worker, secret, wait)
     except PacelineError as error:
-        part = str(error)  # the worker may have left meanwhile, say: the report counts all the same
-    if isinstance(part, str | LengthsWanted):
-        return 200, {"round": body.round, "next": None, "waiting": str(part)}
-    return 200, {"round": body.round, "next": _said(part), "waiting": ""}
+        # The worker may have left meanwhile, say: the report counts all the same.
+        part = models.Waiting(waiting=str(error))
+    if isinstance(part, Part):
+        return JSONResponse({"round": body.round, "next": _said(part), "waiting": ""})
+    return JSONResponse({"round": body.round, "next": None, "waiting": part.waiting})
 
 
 async def next_part(
     service: Service, job: str, worker: str, secret: str, wait: float, lengths: models.Lengths | None = None
-) -> Answer:
+) -> JSONResponse:
     """A worker asks for its part of its next round."""
     part = await service.next(job, worker, secret, wait, lengths)
-    if isinstance(part, LengthsWanted):
-        return 202, {"waiting": str(part), "round": part.number}
-    if isinstance(part, str):
-        return 202, {"waiting": part}
-    return 200, _said(part)
+    if isinstance(part, Part):
+        return JSONResponse(_said(part))
+    return JSONResponse(part.model_dump(exclude_none=True), 202)
 
 
 def _said(part: Part) -> dict[str, Any]:
@@ -202,64 +227,9 @@ def _said(part: Part) -> dict[str, Any]:
     return {name: value for name in Part.__slots__ if (value := getattr(part, name)) is not None}
 
 
-class Quick:
-    """ASGI middleware behind ``Bounded``: answers the two requests, and hands all others on."""
-
-    def __init__(self, app: App, service: Service) -> None:
-        self._app, self._service = app, service
-
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        asked = _PATH.fullmatch(scope["path"]) if scope["type"] == "http" else None
-        wait = _wait(scope["query_string"]) if asked else -1.0
-        answer = None
-        if asked is not None and wait != -1.0:
-            job, worker, what = asked["job"], asked["worker"], (scope["method"], asked["what"])
-            given = next((value for name, value in scope["headers"] if name == b"x-worker-secret"), b"")
-            secret = given.decode("latin-1")
-            if what == ("GET", "next"):
-                scope["endpoint"] = next_part
-                answer = next_part(self._service, job, worker, secret, USUAL_WAIT if wait is None else wait)
-            elif what == ("POST", "reports"):
-                message = await receive()
-                receive = _before(message, receive)
-                if (body := _read(message)) is not None:
-                    scope["endpoint"] = report
-                    answer = report(self._service, job, worker, secret, body, wait)
-        if answer is None:
-            await self._app(scope, receive, send)
-            return
-        try:
-            status, said = await answer
-        except PacelineError as error:
-            status, said = status_of(error), {"error": str(error)}
-        await JSONResponse(said, status)(scope, receive, send)
-
-
-def _wait(query: bytes) -> float | None:
-    """Seconds to wait; None if nothing is said of it, -1 if something else is said."""
-    if not query:
-        return None
-    found = _WAIT.fullmatch(query)
-    seconds = float(found[1]) if found else -1.0
-    return seconds if seconds <= MOST_WAIT else -1.0
-
-
-def _read(message: Message) -> models.WorkerReport | None:
-    """The report in a whole body; None if there is none."""
-    if message["type"] != "http.request" or message.get("more_body", False):
-        return None
-    try:
-        return models.WorkerReport.model_validate_json(message.get("body", b""))
-    except ValidationError:
-        return None
-
-
 HEADER_BYTES = 64 * 1024
 HEADER_SECONDS = 10.0
-KEEP_ALIVE = 75  # seconds that a worker's connection may rest between two rounds
-BACKLOG = 2048
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-GRACE = 3  # seconds that requests under way have when the service stops
 
 
 def url(listening: socket.socket) -> str:
@@ -281,9 +251,8 @@ def run(app: FastAPI, service: Service, listening: socket.socket, ended: Callabl
         lifespan="on",
         log_level="warning",
         access_log=False,
-        timeout_keep_alive=KEEP_ALIVE,
-        timeout_graceful_shutdown=GRACE,
-        backlog=BACKLOG,
+        timeout_keep_alive=75,  # seconds that a worker's connection may rest between two rounds
+        timeout_graceful_shutdown=3,  # seconds that requests under way have when the service stops
         server_header=False,
     )
     allow_open(0, "the service")
@@ -306,10 +275,8 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Ends in order at the first of these signals, and then passes it on; one that is ignored stays so."""
-        before = {number: signal.getsignal(number) for number in ENDING}
-        before = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
-        for number in before:
-            signal.signal(number, self.handle_exit)
+        heard = [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, self.handle_exit) for number in heard}
         self.should_exit = self._ended()
         try:
             yield
@@ -327,7 +294,7 @@ class _Server(uvicorn.Server):
 class _Impatient(HttpToolsProtocol):
     """A connection that is cut off when its request's head takes too long or grows too large."""
 
-    _patience: asyncio.TimerHandle | None = None
+    _patience: asyncio.TimerHandle
     _head = 0  # bytes of the head so far; -1 while none is awaited
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -348,7 +315,7 @@ class _Impatient(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        if self._patience is None:
+        if self._head < 0:
             self._await_head()
 
     def on_headers_complete(self) -> None:
@@ -364,15 +331,8 @@ class _Impatient(HttpToolsProtocol):
 
     def _await_head(self) -> None:
         self._head = 0
-        self._patience = self.loop.call_later(HEADER_SECONDS, self._cut_off)
+        self._patience = self.loop.call_later(HEADER_SECONDS, self.transport.close)
 
     def _head_is_there(self) -> None:
         self._head = -1
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
-
-    def _cut_off(self) -> None:
-        self._patience = None
-        if not self.transport.is_closing():
-            self.transport.close()
+        self._patience.cancel()

@@ -24,8 +24,7 @@ from paceline.rounds import RoundResult
 from paceline.serve import events
 from paceline.serve import store as stored
 from paceline.serve.catalog import SPANS, Catalog, JobRuntime
-from paceline.serve.jobs import LengthsWanted, NextRound
-from paceline.serve.models import Lengths, Settings
+from paceline.serve.models import Lengths, Settings, Waiting
 from paceline.serve.store import Kept, Store
 
 STATE, RUNS = "service.sqlite", "runs"
@@ -116,7 +115,8 @@ class Service:
         """Store a job's whole state; the calls before are no longer needed."""
         runtime.stored = runtime.logged
         settings = runtime.job.settings.model_dump()
-        reached = stored.reached(runtime.name, settings, runtime.rules, runtime.logged, runtime.state())
+        state = {"now": runtime.newest, "job": runtime.job.state_dict()}
+        reached = stored.reached(runtime.name, settings, runtime.rules, runtime.logged, state)
         self.store.write(*reached, act=lambda: None)
 
     def complain(self, runtime: JobRuntime, what: str, error: Exception) -> None:
@@ -135,8 +135,6 @@ class Service:
             self.catalog.find(runtime.name)  # says why
             raise events.NotFound(f"job {runtime.name!r} has been deleted")
         runtime.done = number
-        if any(isinstance(each, events.Left | events.Settle | events.Ready) for each in effects):
-            runtime.wake()
         for effect in effects:
             self._observe(runtime, effect)
         if runtime.record is not None and not runtime.job.members.count:
@@ -144,11 +142,12 @@ class Service:
         return effects
 
     def _observe(self, runtime: JobRuntime, effect: events.Effect) -> None:
+        if isinstance(effect, events.Left | events.Settle | events.Ready):
+            runtime.wake()
         if isinstance(effect, events.Join):
             _log.info("job %r: worker %r joined in place %d", runtime.name, effect.name, effect.place)
         elif isinstance(effect, events.Left):
-            how = {"silent": f"was silent for {effect.silent:.1f} s", "replaced": "moved to another place"}
-            _log.info("job %r: worker %r %s", runtime.name, effect.name, how.get(effect.why, effect.why))
+            _log.info("job %r: worker %r %s", runtime.name, effect.name, effect.why)
         elif isinstance(effect, RoundResult):
             runtime.lately.append(effect)
             runtime.spans[bisect.bisect_left(SPANS, effect.seconds)] += 1
@@ -184,7 +183,6 @@ class Service:
             present = self.catalog.present(name, settings)
             if present is not None:
                 return present, False
-            self.check_open()
             runtime = JobRuntime(Kept(name, settings.model_dump()))
             made = stored.created(name, settings.model_dump(), runtime.rules)
             await self.change(made, act=lambda: self.catalog.running.update({name: runtime}))
@@ -224,7 +222,7 @@ class Service:
 
     async def next(
         self, job: str, name: str, secret: str, wait: float, lengths: Lengths | None = None
-    ) -> Part | LengthsWanted | str:
+    ) -> Part | Waiting:
         """The worker's part of its next round, after at most ``wait`` seconds; else what it waits for.
 
         lengths: of that round's samples, if they cost differently.
@@ -233,16 +231,16 @@ class Service:
         while True:
             async with self._found(job) as runtime:
                 runtime.job.members.known(name, secret)
-                answer, news = runtime.job.next(name, lengths), runtime.news
-                if isinstance(answer, NextRound):
-                    await self.enter(runtime, events.Settle(self.now(), *answer))
+                answer, news = runtime.job.next(self.now(), name, lengths), runtime.news
+                if isinstance(answer, events.Settle):
+                    await self.enter(runtime, answer)
                     continue
                 await runtime.on_disk()  # there may be news before it returns
-            if isinstance(answer, Part | LengthsWanted):
+            if isinstance(answer, Part) or answer.round is not None:
                 return answer
             left = until - self._clock()
             if left <= 0 or self.stopping:
-                return "the service is stopping" if self.stopping else answer
+                return Waiting(waiting="the service is stopping") if self.stopping else answer
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left):
                     await news.wait()

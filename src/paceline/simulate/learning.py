@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from paceline.data import datasets
 from paceline.errors import PacelineError
@@ -24,7 +25,7 @@ def server_config(scenario: Scenario, **options: Any) -> ServerConfig:
     """What the scenario's workers are coordinated by; options as in ``ServerConfig``.
 
     Raises PacelineError for what is unknown or excludes something else."""
-    kinds = [scenario.workers[kind] for kind in _classes(scenario)]
+    kinds = [scenario.workers[kind] for kind in np.atleast_2d(scenario.classes())[0]]
     return ServerConfig(
         scenario.size,
         scenario.global_batch,
@@ -47,15 +48,11 @@ class Learnt:
     def to_json(self) -> dict[str, Any]:
         """All figures."""
         columns = {"now": "ended", "loss": "loss", "quorum": "quorum", "rate": "rate", "samples": "batch"}
-        dropped: dict[str, int] = {}
-        for update in self.updates:
-            for what, count in update.dropped.items():
-                dropped[what] = dropped.get(what, 0) + count
         return self.settings | {
             "seconds": self.updates[-1].ended,
             "updates": len(self.updates),
             "gradients_used": sum(len(u.moved) for u in self.updates),
-            "gradients_dropped": dropped,
+            "gradients_dropped": dict(sum((u.dropped for u in self.updates), Counter())),
             "samples_dropped": sum(u.dropped_samples for u in self.updates),
             "test_loss": self.test_loss,
             "test_accuracy": self.test_accuracy,
@@ -91,7 +88,9 @@ def learn(
         raise PacelineError(f"{error.name} is not installed; install paceline[torch]") from error
     samples = datasets.load(data)
     learner = Images(samples, model, scenario.seed)
-    of = _classes(scenario)
+    of = np.atleast_2d(scenario.classes())[
+        0
+    ]  # of the first realization, as the rounds of a simulation have it
 
     def links(number: int) -> Array:
         return np.array([each.link.seconds(number) if each.link else 0.0 for each in scenario.workers])[of]
@@ -122,7 +121,7 @@ def learn(
             absent=np.flatnonzero(~scenario.members(0)[0]).tolist(),
             give_up=0.0,
             floor=scenario.give_up_seconds,
-            by_update=[_member(event) for event in scenario.events if event.kind != JOIN or event.round > 1],
+            by_update=_members(scenario.events),
         )
         updates, values = server.run(scenario.rounds, None, stop), server.parameters
     else:
@@ -136,26 +135,19 @@ def learn(
             "steps": local.steps.tolist(),
         }
     test_loss, accuracy = learner.test(values.values)
-    settings |= {
-        "sync": by.sync,
-        "backup": by.backup,
-        "policy": by.policy,
-        "mode": by.mode,
-        "data": data,
-        "model": model,
-        "scenario": scenario.name,
-        "seed": scenario.seed,
-    }
+    settings |= {name: getattr(by, name) for name in ("sync", "backup", "policy", "mode")}
+    settings |= {"data": data, "model": model, "scenario": scenario.name, "seed": scenario.seed}
     return Learnt(updates, test_loss, accuracy, settings)
 
 
-def _classes(scenario: Scenario) -> NDArray[np.int64]:
-    """Each worker's class in the first realization, as the rounds of a simulation have it; shape (n,)."""
-    return np.atleast_2d(scenario.classes())[0]
-
-
-def _member(event: Event) -> Member:
-    """A scenario's event, by the updates made before it."""
-    made = event.round - 1
-    back = made + event.rounds if event.kind == FREEZE else float("inf")
-    return Member(made, event.worker, event.kind if event.kind in (LEAVE, JOIN) else "freeze", back)
+def _members(events: Sequence[Event]) -> list[Member]:
+    """A scenario's events, by the updates made before each."""
+    found = []
+    for event in events:
+        made = event.round - 1
+        if made or event.kind != JOIN:  # else it is absent from the beginning
+            kind = event.kind if event.kind in (LEAVE, JOIN) else "freeze"
+            found.append(Member(made, event.worker, kind))
+        if event.kind == FREEZE:
+            found.append(Member(made + event.rounds, event.worker, "thaw"))
+    return found

@@ -22,6 +22,7 @@ from paceline.paramserver.engine import Task, Update
 from paceline.paramserver.samples import SampleSource
 from paceline.rounds import Array, Vector
 from paceline.simulate.server import Learner, RoundTrips
+from paceline.simulate.whatif import BULK
 from paceline.sync import intervals
 
 
@@ -46,12 +47,7 @@ class LocalSteps:
         members: Callable[[int], tuple[NDArray[np.bool_], NDArray[np.bool_]]] | None = None,
         give_up: float = 0.0,
     ) -> None:
-        for name, usual in (
-            ("sync", "bsp"),
-            ("backup", "everyone"),
-            ("mode", "push-wait"),
-            ("rate", "fixed"),
-        ):
+        for name, usual in (BULK | {"rate": "fixed"}).items():
             if (given := getattr(by, name)) != usual:
                 raise PacelineError(
                     f"--{name} {given} is of a parameter server, and with --every there is none; leave one out"
@@ -72,7 +68,7 @@ class LocalSteps:
         self.parameters = Parameters(learner.start())
         self.now, self.linked = 0.0, 0.0  # seconds: in all, and of links
         self.steps = np.zeros(by.workers, np.int64)  # that each worker has taken
-        self._velocity: Vector | None = None
+        self._velocity: Vector | float = 0.0
 
     def run(self, merges: int, stop: Callable[[Update], bool]) -> list[Update]:
         """Play until so many merges are made, or ``stop`` says so."""
@@ -87,7 +83,10 @@ class LocalSteps:
         seconds, shares = np.full(len(loads), np.nan), self._balancer.plan(index).shares
         parts, tasks, lost = list[Part](), list[Task](), 0
         for worker in np.flatnonzero(present & (loads > 0)).tolist():
-            cuts = self._cuts(worker, int(loads[worker]))
+            load, most = int(loads[worker]), self._most[worker]
+            # Steps of about as many samples as a step has, and no more than fit into the worker.
+            count = max(round(load / min(self._step, most)), -(-load // most), 1)
+            cuts = [load // count + (each < load % count) for each in range(count)]
             took = 0.0
             values, losses = self.parameters.values.copy(), list[float]()
             for number, size in enumerate(cuts, int(self.steps[worker])):
@@ -106,19 +105,27 @@ class LocalSteps:
             seconds[worker] = took
             loss = float(np.average(losses, weights=cuts))
             parts.append(Part(self.parameters.values - values, loss, int(loads[worker])))
-        found = aggregate(parts)
-        self._move(found.step)
+        found, outer = aggregate(parts), self._outer
+        change = found.step
+        if outer.nesterov:  # as torch.optim.SGD has it
+            self._velocity = outer.momentum * self._velocity + change
+            change = change + outer.momentum * self._velocity
+        self.parameters.move(change, outer.lr)
         here = present & ~stopped
         link = float(np.broadcast_to(self._links(index), here.shape)[here].max())
         longest = max(float(np.nanmax(seconds)), self._give_up if lost else 0.0)
         loads = np.where(np.isnan(seconds), 0, loads)
         self._balancer.report(index, loads, seconds)
-        self._resize(int(loads.sum()), longest, link)
+        samples = int(loads.sum())
+        if not isinstance(self._every, int) and longest > 0:
+            self._size = intervals.next_size(
+                self._every, self._by.global_batch, self._size, samples, longest, link
+            )
         self.now += longest + link
         self.linked += link
         return Update(
             step=index,
-            batch=int(loads.sum()),
+            batch=samples,
             ended=self.now,
             seconds=longest + link,
             quorum=len(parts),
@@ -137,26 +144,3 @@ class LocalSteps:
             shares=shares,
             moved=tasks,
         )
-
-    def _cuts(self, worker: int, load: int) -> list[int]:
-        """A load in steps of about as many samples as a step has, and no more than fit into the worker."""
-        size = min(self._step, self._most[worker])
-        count = max(round(load / size), -(-load // self._most[worker]), 1)
-        return [load // count + (each < load % count) for each in range(count)]
-
-    def _resize(self, samples: int, seconds: float, link: float) -> None:
-        """The next interval's samples, where it is not a number of steps."""
-        if isinstance(self._every, int) or not seconds > 0:
-            return
-        self._size = intervals.next_size(
-            self._every, self._by.global_batch, self._size, samples, seconds, link
-        )
-
-    def _move(self, change: Vector) -> None:
-        """A step of the outer optimizer, as torch.optim.SGD takes it."""
-        outer = self._outer
-        if outer.momentum:
-            before = self._velocity
-            self._velocity = change.copy() if before is None else outer.momentum * before + change
-            change = change + outer.momentum * self._velocity if outer.nesterov else self._velocity
-        self.parameters.move(change, outer.lr)

@@ -18,7 +18,6 @@ from paceline.rounds import Array, PiecePlan
 
 CLAIM_SECONDS = 2e-4  # two round trips to a store, as measured between processes of one machine
 CLAIMS = 20_000  # of a round, at most: they follow each other in time, so a million would take minutes
-AHEAD = 0.1  # of a piece that is left to run when the next one is claimed: this hides the time of the claim
 
 
 class PlayedRound(NamedTuple):
@@ -45,9 +44,8 @@ def play(
     piece_seconds: Array | float,
     knee: Array | float = 0.0,
     present: NDArray[np.bool_] | None = None,
-    most: int | None = None,
+    most: int = 2**62,
     unit: int = 1,
-    ahead: float = AHEAD,
     rng: np.random.Generator | None = None,
     unsteady: float = 0.0,
     missed: float = 0.0,
@@ -57,20 +55,17 @@ def play(
     slope: seconds per sample in this round. overhead: seconds of the round that do not grow with its load.
     piece_seconds: what each piece costs beyond its samples. knee: samples below which a piece takes no less.
     present: who claims. What the others were to run at once or last of all is claimed in its turn, ``missed``
-    seconds after the round began. most: samples of a piece at most. ahead: portion of a piece that is left to
-    run when the next one is claimed, which hides the claim.
+    seconds after the round began. most: samples of a piece at most.
     unsteady: sd of the logarithm of each piece's own pace.
 
     Raises PacelineError where the pieces are so small that a round would need more than ``CLAIMS``, and 20 a worker.
     """
     shape = loads.shape
+    present = np.ones(shape, bool) if present is None else present
     first, kept = rule.divide(piece_plan, loads, unit, most)
     pool = (loads - first - kept).sum(-1).astype(float)
-    orphaned = np.zeros_like(pool)
-    if present is not None:
-        orphaned = np.where(present, 0, first + kept).sum(-1).astype(float)
-        first, kept = np.where(present, first, 0), np.where(present, kept, 0)
-    rows = np.arange(shape[0])
+    orphaned = np.where(present, 0, first + kept).sum(-1).astype(float)
+    first, kept = np.where(present, first, 0), np.where(present, kept, 0)
     cost, knees = np.broadcast_to(piece_seconds, shape), np.broadcast_to(knee, shape)
 
     def seconds(samples: Counts, of: Array, per_piece: Array, least: Array) -> Array:
@@ -78,19 +73,12 @@ def play(
         return np.where(samples > 0, per_piece + pace * np.maximum(samples, least), 0.0)
 
     running = seconds(first, slope, cost, knees)
-    free = overhead + running
-    pace = np.where(first > 0, (running - cost) / np.where(first > 0, first, 1), 0.0)
-    done, pieces = first.astype(float), (first > 0).astype(np.int64)
-    if most is not None:  # a load beyond the memory is run in several
-        pieces = -(-first // most)
-        running = running + np.maximum(pieces - 1, 0) * cost
-        free = overhead + running
-    expected = piece_plan.speeds.copy()
-    if present is not None:
-        free, expected = np.where(present, free, np.inf), np.where(present, expected, 0.0)
-    told = ~np.isfinite(free)
+    pace = np.where(first > 0, (running - cost) / np.maximum(first, 1), 0.0)
+    done, pieces = first.astype(float), -(-first // most)  # a load beyond the memory is run in several
+    free = np.where(present, overhead + (running + np.maximum(pieces - 1, 0) * cost), np.inf)
+    expected, told = np.where(present, piece_plan.speeds, 0.0), ~present
+    known = expected.sum(-1) > 0
     claimed, took_claims = np.zeros(shape), np.zeros(shape)
-    known = (expected.sum(-1) > 0)[rows]
 
     def claim(pool: Array, batch: Array, measuring: bool) -> None:
         left, number = pool.copy(), 0
@@ -101,8 +89,7 @@ def play(
                     f"a round of {loads.sum(-1).max():,} samples comes to more than {number - 1:,} pieces; choose "
                     "larger pieces, or a policy that plans whole rounds"
                 )
-            who = np.argmin(free - ahead * running, axis=-1)
-            at = rows, who
+            at = np.arange(shape[0]), np.argmin(free, axis=-1)
             busy = free[at] - overhead[at] - pieces[at] * cost[at]
             measured = (done[at] > 0) & (busy > 0) & known & measuring
             expected[at] = np.where(measured, done[at] / np.where(measured, busy, 1.0), expected[at])
@@ -117,16 +104,13 @@ def play(
                 speed=expected[at],
                 together=expected.sum(-1),
                 workers=shape[-1],
-                most=np.inf if most is None else most,
+                most=most,
                 unit=unit,
             )
-            asking = np.maximum(CLAIM_SECONDS - ahead * running[at], 0.0)
             ran = seconds(samples, slope[at], cost[at], knees[at])
             claimed[at] += samples
             took_claims[at] += ran - np.where(samples > 0, cost[at], 0.0)
-            took = np.where(samples > 0, asking + ran, 0.0)
-            running[at] = np.where(samples > 0, took, running[at])
-            free[at] += took
+            free[at] += np.where(samples > 0, CLAIM_SECONDS + ran, 0.0)
             done[at] += samples
             pieces[at] += samples > 0
             left -= samples
@@ -134,12 +118,10 @@ def play(
     claim(pool, loads.sum(-1) - orphaned, True)
     free = free + seconds(kept, slope, cost, knees)
     done, pieces = done + kept, pieces + (kept > 0)
-    idle = np.zeros(shape)
-    if orphaned.any():
-        idle = np.where(np.isfinite(free) & (orphaned > 0)[:, None], np.maximum(missed - free, 0.0), 0.0)
-        free = free + idle
-        # With the wait in it, the time that a worker took is no measure of its speed.
-        claim(orphaned, loads.sum(-1), False)
+    idle = np.where(present & (orphaned > 0)[:, None], np.maximum(missed - free, 0.0), 0.0)
+    free = free + idle
+    # With the wait in it, the time that a worker took is no measure of its speed.
+    claim(orphaned, loads.sum(-1), False)
     expected_seconds = pace * claimed
     strayed = np.where(pace > 0, np.abs(took_claims - expected_seconds), 0.0)
     return PlayedRound(done.astype(np.int64), free, pieces, idle, expected_seconds, strayed)

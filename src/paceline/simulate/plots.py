@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, saying
 from paceline.rounds import Array
 from paceline.simulate.measures import band, estimate, regret
 from paceline.simulate.rounds import Outcome
@@ -17,19 +17,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-PANELS = 4  # workers' shares of so many policies side by side
-
-
 def draw(outcome: Outcome, folder: Path) -> list[Path]:
     """latency.png, regret.png, total.png and shares.png in ``folder``; their paths."""
-    try:
+    with saying(f"cannot make the folder {folder}", "choose another"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise PacelineError(f"cannot make the folder {folder}: {error.strerror}; choose another") from error
     makers = (("latency", latency), ("regret", cumulative_regret), ("total", total), ("shares", shares))
     paths = []
     for name, make in makers:
-        picture = figure(min(PANELS, len(outcome.policies))) if name == "shares" else figure()
+        # Workers' shares of four policies at most stand side by side.
+        picture = figure(min(4, len(outcome.policies))) if name == "shares" else figure()
         make(outcome, picture)
         paths.append(folder / f"{name}.png")
         picture.savefig(paths[-1], dpi=150)

@@ -6,6 +6,7 @@ What is kept grows with n x R and with T x R, never with T x R x n.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -34,9 +35,8 @@ class Moment(NamedTuple):
     costs: seconds of any load; impossible for who is not there.
     overhead: the part that does not grow with the load. slope: seconds per sample; both finite.
     knee: samples below which a load takes no less time.
-    present: who is there when the round begins.
-    stopped: who of them stops without notice before its end.
-    everybody: all are there and none stops.
+    present: who is there when the round begins. stopped: who of them stops without notice before its end; here: the
+    others.
     """
 
     costs: Cost
@@ -45,7 +45,7 @@ class Moment(NamedTuple):
     knee: Array
     present: NDArray[np.bool_]
     stopped: NDArray[np.bool_]
-    everybody: bool
+    here: NDArray[np.bool_]
 
 
 def moments(scenario: Scenario) -> Iterator[Moment]:
@@ -63,27 +63,23 @@ def moments(scenario: Scenario) -> Iterator[Moment]:
     limits = [scenario.global_batch if each.most is None else each.most for each in classes]
     most = np.broadcast_to(np.array(limits, float)[of], shape)
     saturating = bool(knee.any())
-    linked = any(each.link for each in classes)
     for index in range(scenario.rounds):
         with np.errstate(over="ignore", invalid="ignore"):  # said below
             slope, overhead = next(slopes), next(overheads)
             if noise.any():
                 slope = slope * np.exp(noise * noising.standard_normal(shape))
-            if linked:
-                transfer = [each.link.seconds(index) if each.link else 0.0 for each in classes]
-                overhead = overhead + np.array(transfer)[of]
+            transfer = [each.link.seconds(index) if each.link else 0.0 for each in classes]
+            overhead = overhead + np.array(transfer)[of]
         _check(slope, index, "seconds_per_sample", costs.LEAST)
         _check(overhead, index, "overhead", 0.0)
-        here, stops = scenario.members(index)
-        present = np.broadcast_to(here, shape) & ~np.isnan(slope) & ~np.isnan(overhead)
+        member, stops = scenario.members(index)
+        present = np.broadcast_to(member, shape) & ~np.isnan(slope) & ~np.isnan(overhead)
         stopped = present & stops
-        everybody = bool(present.all()) and not stopped.any()
-        if not everybody:
-            slope, overhead = np.where(present, slope, 1.0), np.where(present, overhead, 0.0)
+        slope, overhead = np.where(present, slope, 1.0), np.where(present, overhead, 0.0)
         cost: Cost = Saturating(slope, overhead, knee, most) if saturating else Linear(slope, overhead)
-        if not everybody:
-            cost = Only(cost, present & ~stopped)
-        yield Moment(cost, slope, overhead, knee, present, stopped, everybody)
+        if not (here := present & ~stopped).all():
+            cost = Only(cost, here)
+        yield Moment(cost, slope, overhead, knee, present, stopped, here)
 
 
 def _check(seconds: Array, index: int, name: str, least: float) -> None:
@@ -170,38 +166,41 @@ def run(
         if before is not None:
             path += np.sqrt(np.sum((best - before) ** 2, axis=-1))
         np.maximum(steepest, cluster.global_batch * moment.slope.max(-1), out=steepest)
-        whole_cluster &= moment.everybody
+        whole_cluster &= bool(moment.here.all())
         for player in players.values():
             player.round(t, moment, coming)
         if progress is not None:
             progress(t + 1, scenario.rounds)
-    played = {name: player.played() for name, player in players.items()}
+    played = {
+        name: each.played._replace(decide_seconds=each.decide_seconds) for name, each in players.items()
+    }
     return Outcome(scenario, played, oracle, path, steepest, whole_cluster)
 
 
 def _optimum(scenario: Scenario, cluster: Cluster, moment: Moment, batch: int) -> tuple[Array, Array]:
     """Seconds of the round at best, (R,), and the best fractions, (R, n)."""
-    least, most = bounds(cluster, moment.present & ~moment.stopped)
-    full = cluster.global_batch
-    loads = water_level(moment.costs, batch, least * batch, most * full).loads
+    least, most = bounds(cluster, moment.here)
+    loads = water_level(moment.costs, batch, least * batch, most * cluster.global_batch).loads
     shares = loads / batch
     if not scenario.fractional:
-        whole = whole_samples(moment.costs, batch, np.ceil(least * full - 1e-9), np.floor(most * full + 1e-9))
-        loads = whole.astype(float)
+        loads = _whole(moment.costs, cluster, moment.here, batch)
     # Not the water's level: an idle worker still has its overhead, which no division can avoid.
     return _latency(scenario, moment, _seconds(moment, loads)), shares
 
 
+def _whole(expected: Plan | Cost, cluster: Cluster, here: NDArray[np.bool_], batch: int) -> Array:
+    """Whole samples of each worker, as floats, within the limits of those that are here."""
+    least, most = (share * cluster.global_batch for share in bounds(cluster, here))
+    return whole_samples(expected, batch, np.ceil(least - 1e-9), np.floor(most + 1e-9)).astype(float)
+
+
 def _seconds(moment: Moment, loads: Array) -> Array:
     """Seconds of each worker, NaN for the absent and for who stopped."""
-    seconds = moment.costs.seconds(loads)
-    return seconds if moment.everybody else np.where(moment.present & ~moment.stopped, seconds, np.nan)
+    return np.where(moment.here, moment.costs.seconds(loads), np.nan)
 
 
 def _latency(scenario: Scenario, moment: Moment, seconds: Array) -> Array:
     """Seconds of the round, (R,), from those of each worker."""
-    if moment.everybody:
-        return seconds.max(-1)
     slowest = np.nanmax(seconds, axis=-1)  # nobody is told who stops, so nobody can avoid the wait
     return np.where(moment.stopped.any(-1), np.maximum(slowest, scenario.give_up_seconds), slowest)
 
@@ -214,87 +213,75 @@ class _Player:
         self._scenario, self._cluster, self._policy = scenario, cluster, policy
         began = time.perf_counter()
         plan, self._state = policy.init()
-        self._decide = time.perf_counter() - began
+        self.decide_seconds = time.perf_counter() - began
         delay = min(scenario.decision_delay, rounds)  # later than the last round is never
         self._plans = deque([plan] * (1 + (0 if policy.needs_upcoming else delay)))
         self._fit = None if scenario.known_overhead else overheads.start(cluster.shape)
-        # A plan, its batch, and its whole samples: many policies change theirs but now and then.
-        self._whole = np.empty(0), 0, np.empty(0)
         compute, overhead, wait = np.zeros((3, realizations))
         shares, first_shares, first_seconds = np.empty((3, rounds, workers))
         latency, steps = np.empty((2, rounds, realizations))
         parts = compute, overhead, wait, shares, first_shares, first_seconds
-        self._played = Played(latency, *parts, 0.0, steps if isinstance(policy, Dolbie) else None)
+        self.played = Played(latency, *parts, 0.0, steps if isinstance(policy, Dolbie) else None)
 
     def round(self, t: int, moment: Moment, coming: Moment | None) -> None:
         """Play round t, and let the policy decide on the next."""
-        plan = self._plans.popleft()
+        plan, batch = self._plans.popleft(), self._scenario.batch(t)
         if self._policy.needs_upcoming and t == 0:
-            plan = self._policy.plan(moment.costs, moment.present & ~moment.stopped)  # type: ignore[attr-defined]
-        batch = self._scenario.batch(t)
+            plan = self._policy.plan(moment.costs, moment.here)  # type: ignore[attr-defined]
         shares = self._ran(plan, moment, batch)
-        # Where the round is run in pieces: each worker's seconds beyond their samples, (R, n), and what they tell.
-        pieces: tuple[Array, PieceTimes] | None = None
+        overhead, costs, times = moment.overhead, moment.costs if self._fit is None else None, None
         if plan.piece_plan is None or np.all(plan.piece_plan.at_once >= 1):
             if moment.stopped.any():  # their samples are lost
                 shares = np.where(moment.stopped, 0.0, shares)
             seconds = _seconds(moment, shares * batch)
-        else:
-            shares, seconds, pieces = self._in_pieces(plan.piece_plan, moment, shares, batch)
+            if self._fit is not None:
+                self._fit = overheads.update(self._fit, shares * batch, seconds)
+                overhead = overheads.certain(self._fit)
+        else:  # loads that follow the speeds within the round tell nothing of overhead
+            shares, seconds, further, times = self._in_pieces(plan.piece_plan, moment, shares, batch)
+            overhead, costs = further if self._fit is not None else overhead + further, None
         self._record(t, moment, shares, seconds)
-        if self._played.steps is not None:
-            self._played.steps[t] = self._state.alpha[..., 0]
+        if self.played.steps is not None:
+            self.played.steps[t] = self._state.alpha[..., 0]
         if coming is not None:
-            happened = self._happened(moment, shares, seconds, batch, coming, pieces)
+            # Who knows what comes knows who comes, too.
+            here, upcoming = (coming.here, coming.costs) if self._policy.needs_upcoming else (None, None)
+            happened = Round(shares, seconds, batch, overhead, here, costs, upcoming, pieces=times)  # type: ignore[arg-type]
             began = time.perf_counter()
             plan, self._state = self._policy.step(self._state, happened)
-            self._decide += time.perf_counter() - began
+            self.decide_seconds += time.perf_counter() - began
             self._plans.append(plan)
-
-    def played(self) -> Played:
-        return self._played._replace(decide_seconds=self._decide)
 
     def _ran(self, plan: Plan, moment: Moment, batch: int) -> Array:
         """Shares that are really run: among those there, in whole samples where asked for."""
-        cluster, full = self._cluster, self._cluster.global_batch
-        shares = plan.shares
-        least, most = bounds(cluster, moment.present)
-        everybody = bool(moment.present.all())
-        if not everybody:
-            shares = among_present(cluster, moment.present, shares)
-        if not self._scenario.fractional or plan.piece_plan is not None:
-            if everybody and plan.costs is None:
-                if self._whole[1] != batch or not np.array_equal(self._whole[0], shares):
-                    loads = whole_samples(plan, batch, cluster.least, cluster.most)
-                    self._whole = shares, batch, loads / batch
-                return self._whole[2]
-            if not everybody:
-                costs = None if plan.costs is None else Only(plan.costs, moment.present)
-                plan = Plan(shares, costs=costs)
-            least, most = np.ceil(least * full - 1e-9), np.floor(most * full + 1e-9)
-            shares = whole_samples(plan, batch, least, most) / batch
-        return shares
+        if not moment.present.all():
+            costs = None if plan.costs is None else Only(plan.costs, moment.present)
+            shares = among_present(self._cluster, moment.present, plan.shares)
+            plan = dataclasses.replace(plan, shares=shares, costs=costs)
+        if self._scenario.fractional and plan.piece_plan is None:
+            return plan.shares
+        return _whole(plan, self._cluster, moment.present, batch) / batch
 
     def _in_pieces(
         self, piece_plan: PiecePlan, moment: Moment, shares: Array, batch: int
-    ) -> tuple[Array, Array, tuple[Array, PieceTimes]]:
-        """(shares run, seconds, its pieces) of a round whose work moves within it."""
-        here = moment.present & ~moment.stopped
+    ) -> tuple[Array, Array, Array, PieceTimes]:
+        """(shares run, seconds, those beyond the samples, what its pieces tell) of a round whose work moves."""
         loads = np.rint(shares * batch).astype(np.int64)
         piece = self._scenario.piece_seconds  # what it does cost, whatever the policy believes
         missed = self._scenario.give_up_seconds
-        ran = play(piece_plan, loads, moment.slope, moment.overhead, piece, moment.knee, here, missed=missed)
+        ran = play(
+            piece_plan, loads, moment.slope, moment.overhead, piece, moment.knee, moment.here, missed=missed
+        )
         # What a single piece costs is in the round's overhead, for this policy as for the others.
         further = np.maximum(ran.pieces - 1, 0) * piece + ran.idle
         seconds: Array = ran.seconds - np.where(ran.pieces > 0, piece, 0.0)
         times = PieceTimes(np.full_like(seconds, piece), ran.expected, ran.strayed)
-        seconds = seconds if moment.everybody else np.where(here, seconds, np.nan)
-        return ran.loads / batch, seconds, (further, times)
+        return ran.loads / batch, np.where(moment.here, seconds, np.nan), further, times
 
     def _record(self, t: int, moment: Moment, shares: Array, seconds: Array) -> None:
         latency = _latency(self._scenario, moment, seconds)
-        here, played = moment.present & ~moment.stopped, self._played
-        busy = seconds.sum(-1) if moment.everybody else np.nansum(seconds, axis=-1)
+        here, played = moment.here, self.played
+        busy = np.nansum(seconds, axis=-1)
         overhead = np.where(here, moment.overhead, 0.0).sum(-1)
         played.latency[t] = latency
         played.overhead[:] += overhead
@@ -303,27 +290,3 @@ class _Player:
         played.shares[t] = shares.mean(0)
         played.first_shares[t] = np.where(here[0], shares[0], np.nan)
         played.first_seconds[t] = seconds[0]
-
-    def _happened(
-        self,
-        moment: Moment,
-        shares: Array,
-        seconds: Array,
-        batch: int,
-        coming: Moment,
-        pieces: tuple[Array, PieceTimes] | None,
-    ) -> Round:
-        overhead, costs = moment.overhead, moment.costs
-        if pieces is not None:  # loads that follow the speeds within the round tell nothing of overhead
-            further, times = pieces
-            known = overhead + further if self._fit is None else further
-            return Round(shares, seconds, batch, known, pieces=times)
-        if self._fit is not None:
-            self._fit = overheads.update(self._fit, shares * batch, seconds)
-            overhead = overheads.certain(self._fit)
-        revealed = costs if self._fit is None else None
-        if not self._policy.needs_upcoming:
-            return Round(shares, seconds, batch, overhead, costs=revealed)
-        # Who knows what comes knows who comes, too.
-        present = coming.present & ~coming.stopped
-        return Round(shares, seconds, batch, overhead, present, revealed, coming.costs)

@@ -6,20 +6,21 @@ Usually read from a TOML file (``toml.read``); every field below is one there.
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from paceline import costs
+from paceline import costs, files
 from paceline.data.traces import Trace
-from paceline.errors import PacelineError, among
+from paceline.errors import PacelineError, among, saying
 from paceline.rounds import Array, Cluster, Machines
-from paceline.samples import CostModel, SampleCosts
-from paceline.simulate.timing import Constant, Replay, TimingModel
+from paceline.samples import SampleCosts
+from paceline.simulate.timing import Checked, Constant, Replay, TimingModel
 
 SAMPLES = 10**9  # of a round
 SIZES = 1e15  # of a machine, or of a link, in whatever unit; and one over it at least
@@ -30,17 +31,9 @@ SHARES = 10**8  # rounds times workers: 24 bytes each and policy
 LENGTH = 1e12  # of a sample
 
 
-def require(one: Any, names: tuple[str, ...], least: float, most: float) -> None:
-    """Raise PacelineError for the first of these fields that is out of range, as NaN is; None may be."""
-    for name in names:
-        value = getattr(one, name)
-        if value is not None and not least <= value <= most:
-            raise PacelineError(f"{name}={value:g}: expected {_short(least)} to {_short(most)}")
-
-
-def _short(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
-
+# What fields of several classes may be, as in ``timing``.
+Rounds = Annotated[int, 1, ROUNDS, f"1 to {ROUNDS:,}"]
+Size = Annotated[float, 1 / SIZES, SIZES, f"{1 / SIZES:g} to {SIZES:g}"]
 
 PIECE_SECONDS = 1e-3  # about what the torch engine takes for a piece beyond its samples
 LOGNORMAL, UNIFORM = DISTRIBUTIONS = ("lognormal", "uniform")
@@ -48,47 +41,37 @@ LEAVE, DIE, FREEZE, JOIN = KINDS = ("leave", "die", "freeze", "join")
 
 
 @dataclass(frozen=True)
-class Change:
+class Change(Checked):
     """A link's bandwidth from a round on.
 
     round: counted from 1. mbps: megabits per second.
     """
 
-    round: int
-    mbps: float
-
-    def __post_init__(self) -> None:
-        require(self, ("round",), 1, ROUNDS)
-        require(self, ("mbps",), 1 / SIZES, SIZES)
+    round: Rounds
+    mbps: Size
 
 
 @dataclass(frozen=True)
-class Link:
+class Link(Checked):
     """A worker's own link, whose time joins its overhead.
 
     megabytes: moved in each round, both ways together. mbps: megabits per second at the start.
     changes: other bandwidths from given rounds on.
     """
 
-    megabytes: float
-    mbps: float
+    megabytes: Annotated[float, 0, SIZES, f"0 to {SIZES:g}"]
+    mbps: Size
     changes: tuple[Change, ...] = ()
-
-    def __post_init__(self) -> None:
-        require(self, ("megabytes",), 0, SIZES)
-        require(self, ("mbps",), 1 / SIZES, SIZES)
 
     def seconds(self, index: int) -> float:
         """What the transfer takes in the round of that index, counted from 0."""
-        mbps = self.mbps
-        for change in sorted(self.changes, key=lambda change: change.round):
-            if change.round <= index + 1:
-                mbps = change.mbps
-        return 8 * self.megabytes / mbps
+        changes = sorted(self.changes, key=lambda change: change.round)
+        mbps = [self.mbps, *(change.mbps for change in changes if change.round <= index + 1)]
+        return 8 * self.megabytes / mbps[-1]
 
 
 @dataclass(frozen=True)
-class WorkerClass:
+class WorkerClass(Checked):
     """Workers of one kind.
 
     seconds_per_sample: how their pace varies: a number, or a table with the name of a timing model.
@@ -106,26 +89,23 @@ class WorkerClass:
     overhead: TimingModel = field(default_factory=lambda: Constant(0.0))
     name: str = "worker"
     _: KW_ONLY
-    count: int = 1
-    weight: float = 1.0
-    noise: float = 0.0
-    knee: float = 0.0
-    least: int = 0
+    count: Annotated[int, 1, CELLS, f"1 to {CELLS:,}"] = 1
+    weight: Size = 1.0
+    noise: Annotated[float, 0, SPREAD, f"0 to {SPREAD:g}"] = 0.0
+    knee: Annotated[float, 0, SAMPLES, f"0 to {SAMPLES:,}"] = 0.0
+    least: Annotated[int, 0, SAMPLES, f"0 to {SAMPLES:,}"] = 0
     most: int | None = None
     link: Link | None = None
-    cpus: float = 1.0
-    cores: float = 1.0
-    memory: float = 1.0
+    cpus: Size = 1.0
+    cores: Size = 1.0
+    memory: Size = 1.0
 
     def __post_init__(self) -> None:
-        require(self, ("count",), 1, CELLS)
+        super().__post_init__()
         source = self.seconds_per_sample
         if isinstance(source, Constant) and (wrong := costs.outside(source.seconds)).any():
             worst = np.asarray(source.seconds, float)[wrong].ravel()[0]
             raise PacelineError(f"seconds_per_sample={worst:g}: expected {costs.SPAN} seconds")
-        require(self, ("noise",), 0, SPREAD)
-        require(self, ("knee", "least"), 0, SAMPLES)
-        require(self, ("weight", "cpus", "cores", "memory"), 1 / SIZES, SIZES)
         for name in ("seconds_per_sample", "overhead"):
             source = getattr(self, name)
             if isinstance(source, Replay) and source.table.shape[1] != self.count:
@@ -140,7 +120,7 @@ class WorkerClass:
 
 
 @dataclass(frozen=True)
-class Event:
+class Event(Checked):
     """Something happens to a worker at the start of a round.
 
     round: counted from 1. worker: its rank, in the order of the classes.
@@ -150,20 +130,19 @@ class Event:
     rounds: how long a freeze lasts.
     """
 
-    round: int
-    worker: int
+    round: Rounds
+    worker: Annotated[int, 0, CELLS, f"0 to {CELLS:,}"]
     kind: str
-    rounds: int = 1
+    rounds: Rounds = 1
 
     def __post_init__(self) -> None:
-        require(self, ("round", "rounds"), 1, ROUNDS)
-        require(self, ("worker",), 0, CELLS)
+        super().__post_init__()
         if self.kind not in KINDS:
             raise PacelineError(f"kind={self.kind!r}: expected one of {among(self.kind, KINDS)}")
 
 
 @dataclass(frozen=True)
-class Samples:
+class Samples(Checked):
     """Samples of unlike lengths; a worker's ``seconds_per_sample`` is then that of a mean sample.
 
     distribution: "lognormal", of which ``mu`` and ``sigma`` are mean and deviation of the logarithm, or "uniform".
@@ -175,19 +154,20 @@ class Samples:
 
     distribution: str = LOGNORMAL
     _: KW_ONLY
-    mu: float = 5.0
-    sigma: float = 1.0
+    mu: Annotated[float, -25, 25, "-25 to 25"] = 5.0
+    sigma: Annotated[float, 0, 10, "0 to 10"] = 1.0
     least: float = 1.0
     most: float = 1e6
     file: Path | None = None
-    alpha: float = 0.0
+    alpha: Annotated[float, 0, 1e6, "0 to 1e+06"] = 0.0
     padded: bool = False
-    launch: float = 0.0
-    micro_batch: int | None = None
-    micro_batch_cost: float | None = None
-    micro_steps: int | None = None
+    launch: Annotated[float, 0, 1e6, "0 to 1e+06"] = 0.0
+    micro_batch: Annotated[int | None, 1, SAMPLES, f"1 to {SAMPLES:,}"] = None
+    micro_batch_cost: Annotated[float | None, 5e-324, math.inf, "a positive length"] = None
+    micro_steps: Annotated[int | None, 1, SAMPLES, f"1 to {SAMPLES:,}"] = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.distribution not in DISTRIBUTIONS:
             raise PacelineError(
                 f"distribution={self.distribution!r}: expected one of {', '.join(DISTRIBUTIONS)}, or a file"
@@ -196,21 +176,14 @@ class Samples:
             raise PacelineError(
                 f"least={self.least:g}, most={self.most:g}: expected 0 < least <= most <= {LENGTH:g}"
             )
-        require(self, ("mu",), -25, 25)
-        require(self, ("sigma",), 0, 10)
-        require(self, ("alpha", "launch"), 0, 1e6)
-        require(self, ("micro_batch", "micro_steps"), 1, SAMPLES)
-        if self.micro_batch_cost is not None and not self.micro_batch_cost > 0:
-            raise PacelineError(f"micro_batch_cost={self.micro_batch_cost:g}: expected a positive length")
 
     def costs(self, samples: int, rng: Generator) -> SampleCosts:
         """The lengths of a data set; of so many ``samples`` where they are drawn."""
         if self.file is not None:
+            with saying(f"cannot read the lengths {self.file}"):
+                written = files.read(self.file)
             try:
-                lengths = np.loadtxt(self.file, ndmin=1)
-            except OSError as error:
-                reason = error.strerror or "there is no such file"
-                raise PacelineError(f"cannot read the lengths {self.file}: {reason}") from None
+                lengths = np.loadtxt(written.decode().splitlines(), ndmin=1)
             except ValueError as error:
                 raise PacelineError(
                     f"{self.file} holds no lengths: {error}; expected a number on each line"
@@ -222,13 +195,9 @@ class Samples:
             drawn = rng.lognormal(self.mu, self.sigma, samples)
         return SampleCosts.checked(np.clip(np.rint(drawn), self.least, self.most), samples)
 
-    def truth(self, costs: SampleCosts) -> CostModel:
-        """What samples really cost."""
-        return costs.with_alpha(self.alpha, self.launch, self.padded)
-
 
 @dataclass(frozen=True)
-class Scenario:
+class Scenario(Checked):
     """A simulation of bulk-synchronous rounds.
 
     workers: the classes of workers. global_batch: samples in each round.
@@ -248,16 +217,16 @@ class Scenario:
 
     workers: tuple[WorkerClass, ...]
     _: KW_ONLY
-    global_batch: int = 256
-    rounds: int = 100
-    realizations: int = 1
-    seed: int = 0
-    draw: int = 0
+    global_batch: Annotated[int, 1, SAMPLES, f"1 to {SAMPLES:,}"] = 256
+    rounds: Rounds = 100
+    realizations: Rounds = 1
+    seed: Annotated[int, 0, math.inf, "0 or more"] = 0
+    draw: Annotated[int, 0, CELLS, f"0 to {CELLS:,}"] = 0
     fractional: bool = False
-    decision_delay: int = 0
+    decision_delay: Annotated[int, 0, ROUNDS, f"0 to {ROUNDS:,}"] = 0
     known_overhead: bool = True
-    give_up_seconds: float = 10.0
-    piece_seconds: float = PIECE_SECONDS
+    give_up_seconds: Annotated[float, 0, costs.MOST, f"{costs.SPAN_0} seconds"] = 10.0
+    piece_seconds: Annotated[float, costs.LEAST, costs.MOST, f"{costs.SPAN} seconds"] = PIECE_SECONDS
     batches: tuple[int, ...] = ()
     events: tuple[Event, ...] = ()
     samples: Samples | None = None
@@ -267,16 +236,7 @@ class Scenario:
     def __post_init__(self) -> None:
         if not self.workers:
             raise PacelineError("no workers: expected at least one [[workers]] table")
-        require(self, ("global_batch",), 1, SAMPLES)
-        require(self, ("rounds", "realizations"), 1, ROUNDS)
-        require(self, ("decision_delay",), 0, ROUNDS)
-        require(self, ("draw",), 0, CELLS)
-        if self.seed < 0:
-            raise PacelineError(f"seed={self.seed}: expected 0 or more")
-        for name, least in (("give_up_seconds", 0.0), ("piece_seconds", costs.LEAST)):
-            if costs.outside(value := getattr(self, name), least):
-                span = costs.SPAN if least else costs.SPAN_0
-                raise PacelineError(f"{name}={value:g}: expected {span} seconds")
+        super().__post_init__()
         for what, cells, most in (
             ("rounds of realizations", self.rounds * self.realizations, ROUNDS),
             ("workers of realizations", self.size * self.realizations, CELLS),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import count
 from typing import NamedTuple, Protocol
 
@@ -56,20 +57,20 @@ class RoundTrips:
         transfer: Callable[[int], Array] | None = None,
     ) -> None:
         first, second, third = np.random.default_rng((seed, 0x7219)).spawn(3)
-        self._overhead = _Table(overhead.stream((workers,), first))
-        self._pace = _Table((seconds_per_sample or Constant(0.0)).stream((workers,), second))
+        self._overhead = _rows(overhead.stream((workers,), first))
+        self._pace = _rows((seconds_per_sample or Constant(0.0)).stream((workers,), second))
         self._changes = sorted(changes)
         self._noise, self._knee = np.broadcast_to(noise, (workers,)), np.broadcast_to(knee, (workers,))
-        self._further = _Table(third.standard_normal(workers) for _ in count())
+        self._further = _rows(third.standard_normal(workers) for _ in count())
         self._transfer = transfer or (lambda number: np.zeros(workers))
 
     def seconds(self, worker: int, number: int, load: int, now: float) -> float:
         """What the worker's ``number``-th task (from 0) with ``load`` samples takes if begun at ``now``."""
         with np.errstate(over="ignore", invalid="ignore"):  # said below
-            pace = self._pace.row(number)[worker]
+            pace = self._pace(number)[worker]
             if self._noise[worker]:
-                pace = pace * np.exp(self._noise[worker] * self._further.row(number)[worker])
-            overhead = self._overhead.row(number)[worker] + self._transfer(number)[worker]
+                pace = pace * np.exp(self._noise[worker] * self._further(number)[worker])
+            overhead = self._overhead(number)[worker] + self._transfer(number)[worker]
             seconds = overhead + max(load, self._knee[worker]) * pace
         if np.isnan(seconds):
             raise PacelineError(
@@ -86,26 +87,24 @@ class RoundTrips:
         return float(seconds)
 
 
-class _Table:
-    """A stream's rows, drawn as far as they are asked for."""
+def _rows(stream: Iterator[Array]) -> Callable[[int], Array]:
+    """A stream's rows by their numbers, drawn as far as they are asked for."""
+    rows: list[Array] = []
 
-    def __init__(self, stream: Iterator[Array]) -> None:
-        self._stream, self._rows = stream, list[Array]()
-
-    def row(self, number: int) -> Array:
-        while len(self._rows) <= number:
-            row = next(self._stream, None)
-            if row is None:
+    def row(number: int) -> Array:
+        while len(rows) <= number:
+            if (drawn := next(stream, None)) is None:
                 raise PacelineError(
-                    f"the trace has {len(self._rows)} rounds and a worker begins its task {number + 1}; give a "
+                    f"the trace has {len(rows)} rounds and a worker begins its task {number + 1}; give a "
                     "longer trace, or ask for fewer updates"
                 )
-            self._rows.append(np.array(row))
-        return self._rows[number]
+            rows.append(np.array(drawn))
+        return rows[number]
+
+    return row
 
 
 FINISH, MEMBERS = 0, 1  # what ends at a moment counts before who comes or goes then
-THAW = "thaw"
 
 
 class Learner(Protocol):
@@ -121,22 +120,16 @@ class Learner(Protocol):
 
 
 class Member(NamedTuple):
-    """At ``at`` seconds a worker joins, leaves ("leave": says so) or stops without a word ("freeze").
+    """At ``at`` seconds a worker joins, leaves ("leave": says so), stops without a word ("freeze"), or works again
+    ("thaw").
 
-    A frozen worker is given up when its deadline has passed; from ``back`` on it works again. Given as
-    ``by_update`` of a server, both count updates made instead of seconds.
+    A frozen worker is given up when its deadline has passed. Given as ``by_update`` of a server, ``at`` counts
+    updates made.
     """
 
     at: float
     worker: int
     kind: str
-    back: float = float("inf")
-
-
-def _with_thaws(members: Sequence[Member]) -> list[Member]:
-    """These, and that the frozen ones work again."""
-    frozen = [member for member in members if member.kind == "freeze" and member.back < float("inf")]
-    return [*members, *(member._replace(at=member.back, kind=THAW) for member in frozen)]
 
 
 class Server:
@@ -166,21 +159,18 @@ class Server:
         self._learner, self._trips, self._pool = learner, trips, pool
         self._give_up, self._floor = give_up, floor
         self._coordinator = Coordinator(self, config, pool, self.updates.append)
-        self._heap: list[tuple[float, int, int, object]] = []
-        self._sequence = 0
+        self._heap: list[tuple[float, int, int, Callable[[], None]]] = []
+        self._sequence = count()
         self._reading: dict[int, Vector] = {}  # by task: the parameters it is computed at
         self._counts: dict[int, int] = {}
         self._ends: dict[int, Array] = {}  # by task: when each of its pieces is done
         self._frozen: set[int] = set()
-        self._stuck: dict[
-            int, tuple[Task, float]
-        ] = {}  # by worker: a task, the seconds left of it once it thaws
-        self._upcoming = deque(
-            sorted(_with_thaws(by_update), key=lambda member: (member.at, member.kind == THAW))
-        )
+        # By worker: a task, the seconds left of it once it thaws.
+        self._stuck: dict[int, tuple[Task, float]] = {}
+        self._upcoming = deque(sorted(by_update, key=lambda member: (member.at, member.kind == "thaw")))
         self._absent = set(absent)
-        for member in _with_thaws(members):
-            self._push(member.at, MEMBERS, member)
+        for member in members:
+            self._push(member.at, MEMBERS, partial(self._member, member))
 
     def run(
         self,
@@ -194,16 +184,11 @@ class Server:
         seen = 0
         self._catch_up()
         while self._heap:
-            now, _, _, event = heapq.heappop(self._heap)
+            now, _, _, happens = heapq.heappop(self._heap)
             if seconds is not None and now > seconds:
                 break
             self.now = now
-            if isinstance(event, Member):
-                self._member(event)
-            elif isinstance(event, Task):
-                self._finish(event)
-            elif isinstance(event, int):
-                self._check(event)
+            happens()
             self._catch_up()
             while seen < len(self.updates):
                 seen += 1
@@ -223,7 +208,7 @@ class Server:
             self._stuck[task.worker] = task, took
             self._watch(task)
         else:
-            self._push(self.now + took, FINISH, task)
+            self._push(self.now + took, FINISH, partial(self._finish, task))
 
     def _seconds(self, task: Task, number: int) -> float:
         """What the worker's ``number``-th task takes, up to the piece in which its time is over."""
@@ -275,7 +260,7 @@ class Server:
             if member.worker not in self._coordinator.present:
                 self._coordinator.handle(Join(self.now, member.worker, task))
             elif task is not None:
-                self._push(self.now + rest, FINISH, task)
+                self._push(self.now + rest, FINISH, partial(self._finish, task))
 
     def _catch_up(self) -> None:
         """What is due after as many updates as have been made; one of these may make the next."""
@@ -286,12 +271,11 @@ class Server:
         """Look again at a frozen worker's deadline."""
         deadline = self._coordinator.due(self._give_up, self._floor).get(task.worker)
         if deadline is not None:
-            self._push(max(deadline, self.now), MEMBERS, task.worker)
+            self._push(max(deadline, self.now), MEMBERS, partial(self._check, task.worker))
 
     def _check(self, worker: int) -> None:
         if worker in self._frozen and worker in self._coordinator.tasks:
             self._coordinator.handle(Leave(self.now, worker, "given up"))
 
-    def _push(self, at: float, priority: int, event: object) -> None:
-        heapq.heappush(self._heap, (at, priority, self._sequence, event))
-        self._sequence += 1
+    def _push(self, at: float, priority: int, happens: Callable[[], None]) -> None:
+        heapq.heappush(self._heap, (at, priority, next(self._sequence), happens))

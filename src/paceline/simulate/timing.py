@@ -8,8 +8,10 @@ one round.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
+from itertools import repeat
 from typing import Annotated, Any, Protocol, get_type_hints
 
 import numpy as np
@@ -28,7 +30,6 @@ SecondsOrNone = Annotated[Numbers, 0.0, costs.MOST, f"{costs.SPAN_0} seconds"]
 Chance = Annotated[Numbers, 0.0, 1.0, "a probability"]
 Spread = Annotated[Numbers, 0.0, MANY, "0 or more"]
 Positive = Annotated[Numbers, float(np.nextafter(0, 1)), MANY, "more than 0"]
-Correlation = Annotated[Numbers, -1 + 1e-16, 1 - 1e-16, "a number between -1 and 1"]
 
 
 class TimingModel(Protocol):
@@ -39,24 +40,29 @@ class TimingModel(Protocol):
         ...
 
 
-class _Checked:
-    """Refuses numbers that their fields may not hold."""
+_hints: Callable[[Any], dict[str, Any]] = cache(partial(get_type_hints, include_extras=True))
+
+
+class Checked:
+    """Refuses numbers that their fields may not hold; a field's annotation says from where to where, and in words.
+
+    None may be, where a field allows it. Raises PacelineError for the first that may not be, as NaN."""
 
     def __post_init__(self) -> None:
-        for name, hint in get_type_hints(type(self), include_extras=True).items():
-            least, most, words = hint.__metadata__
-            value = np.asarray(getattr(self, name), float)
-            self._require(name, (value >= least) & (value <= most), words)
+        for name, hint in _hints(type(self)).items():
+            if (span := getattr(hint, "__metadata__", None)) and (value := getattr(self, name)) is not None:
+                numbers = np.asarray(value)
+                self._require(name, (numbers >= span[0]) & (numbers <= span[1]), span[2])
 
     def _require(self, name: str, holds: Any, expected: str) -> None:
         if not np.all(holds):
             value = np.broadcast_to(getattr(self, name), np.shape(holds))[~holds].ravel()[0]
-            kind = next(key for key, each in MODELS.items() if each is type(self))
-            raise PacelineError(f"timing model {kind}: {name}={value:g}: expected {expected}")
+            kind = next((f"timing model {key}: " for key, each in MODELS.items() if each is type(self)), "")
+            raise PacelineError(f"{kind}{name}={value:g}: expected {expected}")
 
 
 @dataclass(frozen=True)
-class Constant(_Checked):
+class Constant(Checked):
     """The same in every round.
 
     seconds: what it takes.
@@ -65,13 +71,11 @@ class Constant(_Checked):
     seconds: SecondsOrNone
 
     def stream(self, shape: tuple[int, ...], rng: Generator) -> Iterator[Array]:
-        seconds = np.broadcast_to(np.asarray(self.seconds, float), shape)
-        while True:
-            yield seconds
+        return repeat(np.broadcast_to(np.asarray(self.seconds, float), shape))
 
 
 @dataclass(frozen=True)
-class Ar1(_Checked):
+class Ar1(Checked):
     """Slow drift: an autoregression of order 1 of the logarithm, in its stationary state from the start.
 
     mean: the median, about which it drifts. rho: correlation of one round with the next.
@@ -79,7 +83,7 @@ class Ar1(_Checked):
     """
 
     mean: Seconds
-    rho: Correlation = 0.9
+    rho: Annotated[Numbers, -1 + 1e-16, 1 - 1e-16, "a number between -1 and 1"] = 0.9
     sd: Spread = 0.05
 
     def stream(self, shape: tuple[int, ...], rng: Generator) -> Iterator[Array]:
@@ -94,7 +98,7 @@ class Ar1(_Checked):
 
 
 @dataclass(frozen=True)
-class OnOff(_Checked):
+class OnOff(Checked):
     """Competing load that comes and goes (a Markov chain of two states).
 
     seconds: without it. factor: with it, this many times as long.
@@ -116,7 +120,7 @@ class OnOff(_Checked):
 
 
 @dataclass(frozen=True)
-class Exponential(_Checked):
+class Exponential(Checked):
     """Exponentially distributed, drawn independently in each round.
 
     mean: its mean, beyond the shift. shift: seconds that it always takes.
@@ -131,7 +135,7 @@ class Exponential(_Checked):
 
 
 @dataclass(frozen=True)
-class Uniform(_Checked):
+class Uniform(Checked):
     """Uniformly distributed, drawn independently in each round.
 
     low, high: between these.
@@ -151,7 +155,7 @@ class Uniform(_Checked):
 
 
 @dataclass(frozen=True)
-class Pareto(_Checked):
+class Pareto(Checked):
     """Heavy-tailed, drawn independently in each round: sometimes very long.
 
     least: the shortest. shape: the smaller, the heavier the tail; the mean is infinite at 1 and below.
@@ -166,7 +170,7 @@ class Pareto(_Checked):
 
 
 @dataclass(frozen=True)
-class Lognormal(_Checked):
+class Lognormal(Checked):
     """Lognormally distributed, drawn independently in each round, and sometimes much longer.
 
     median: the middle one. sd: standard deviation of the logarithm.
@@ -194,19 +198,11 @@ class Replay:
     table: Array
 
     def stream(self, shape: tuple[int, ...], rng: Generator) -> Iterator[Array]:
-        for row in self.table:
-            yield np.broadcast_to(row, shape)
+        return (np.broadcast_to(row, shape) for row in self.table)
 
 
-MODELS: dict[str, type[Any]] = {
-    "constant": Constant,
-    "ar1": Ar1,
-    "onoff": OnOff,
-    "exponential": Exponential,
-    "uniform": Uniform,
-    "pareto": Pareto,
-    "lognormal": Lognormal,
-}
+KINDS = (Constant, Ar1, OnOff, Exponential, Uniform, Pareto, Lognormal)
+MODELS: dict[str, type[Any]] = {kind.__name__.lower(): kind for kind in KINDS}
 
 
 @dataclass(frozen=True, eq=False)
@@ -238,7 +234,11 @@ def assemble(models: Sequence[TimingModel], of: NDArray[np.int64]) -> TimingMode
         here = [i for i, model in enumerate(models) if type(model) is kind]
         mask = np.isin(of, here)
         if kind is Replay:
-            parts.append((_columns([(i, models[i]) for i in here], of), mask))
+            tables: list[Array] = [models[i].table for i in here]  # type: ignore[attr-defined]
+            table = np.full((min(map(len, tables)), of.shape[-1]), np.nan)
+            for index, each in zip(here, tables, strict=True):
+                table[:, of == index] = each[: len(table)]
+            parts.append((Replay(table), mask))
             continue
         typical = models[here[0]]
         values = {
@@ -249,11 +249,3 @@ def assemble(models: Sequence[TimingModel], of: NDArray[np.int64]) -> TimingMode
         }
         parts.append((kind(**values), mask))
     return parts[0][0] if len(parts) == 1 else Mixture(tuple(parts))
-
-
-def _columns(replays: Sequence[tuple[int, Any]], of: NDArray[np.int64]) -> Replay:
-    rounds = min(len(replay.table) for _, replay in replays)
-    table = np.full((rounds, of.shape[-1]), np.nan)
-    for index, replay in replays:
-        table[:, of == index] = replay.table[:rounds]
-    return Replay(table)

@@ -13,30 +13,28 @@ from typing import Any, Union
 
 from paceline import files
 from paceline.data import traces
-from paceline.errors import PacelineError, among
+from paceline.errors import PacelineError, among, saying
 from paceline.simulate.scenario import Scenario, from_trace
 from paceline.simulate.timing import MODELS, Constant, Replay, TimingModel
 
 LARGEST = 2**63 - 1  # of a whole number
 
 
-def read(path: str | os.PathLike[str]) -> Scenario:
-    """Read a scenario. Raises PacelineError, naming the file and the table, for whatever is wrong in it."""
+def read(path: str | os.PathLike[str], **fields: object) -> Scenario:
+    """Read a scenario. fields: in place of the file's.
+
+    Raises PacelineError, naming the file and the table, for whatever is wrong in it."""
     path = Path(path)
+    with saying(f"cannot read the scenario {path}", "expected a TOML file"):
+        written = files.read(path, files.SMALL)
     try:
-        content = tomllib.loads(files.read(path, files.SMALL).decode())
-    except OSError as error:
-        raise PacelineError(
-            f"cannot read the scenario {path}: {error.strerror}; expected a TOML file"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise PacelineError(f"{path} is no text; expected a TOML file") from error
+        content = tomllib.loads(written.decode())
     except (ValueError, RecursionError) as error:
         raise PacelineError(f"{path} is no TOML: {error}") from error
     try:
         if "workers" not in content:
             raise PacelineError("no workers: expected at least one [[workers]] table")
-        return _Reader(path.parent).table(Scenario, {"name": path.stem} | content, "")
+        return _Reader(path.parent).table(Scenario, {"name": path.stem} | content | fields, "")
     except PacelineError as error:
         raise PacelineError(f"{path}: {error}") from None
 
@@ -119,20 +117,17 @@ class _Reader:
         rest = {key: item for key, item in value.items() if key != "model"}
         model = value["model"]
         if model == "trace":
-            return self._replay(rest, path, name)
+            named = self.table(_Trace, rest, path)
+            trace = traces.read(named.file, gaps="absent")
+            table = trace.overhead if name == "overhead" else trace.seconds_per_sample
+            columns = list(range(table.shape[1]) if named.workers is None else named.workers)
+            if not columns or min(columns) < 0 or max(columns) >= table.shape[1]:
+                raise PacelineError(
+                    f"{path}.workers={columns!r}: expected a list of workers of the trace, 0 to {table.shape[1] - 1}"
+                )
+            return Replay(table[:, columns])
         if model not in MODELS:
             raise PacelineError(
                 f"{path}: unknown model {model!r}; expected one of {', '.join(MODELS)}, trace"
             )
         return self.table(MODELS[model], rest, path)
-
-    def _replay(self, content: Mapping[str, Any], path: str, name: str) -> Replay:
-        named = self.table(_Trace, content, path)
-        trace = traces.read(named.file, gaps="absent")
-        table = trace.overhead if name == "overhead" else trace.seconds_per_sample
-        columns = list(range(table.shape[1]) if named.workers is None else named.workers)
-        if not columns or min(columns) < 0 or max(columns) >= table.shape[1]:
-            raise PacelineError(
-                f"{path}.workers={columns!r}: expected a list of workers of the trace, 0 to {table.shape[1] - 1}"
-            )
-        return Replay(table[:, columns])

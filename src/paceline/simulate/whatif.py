@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import compress
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -186,23 +187,12 @@ def usable(record: Run) -> Run:
         notes.append(
             f"{plural(early, 'round')} ended before the slowest worker was done; here, every policy waits for it."
         )
-    per_round = {
-        name: getattr(record, name)[worked] for name in ("round", "epoch", "time", "batch", "loss", "shares")
-    }
-    return dataclasses.replace(
-        record,
-        **per_round,
-        seconds=seconds,
-        loads=loads,
-        compute=compute,
-        overhead=np.where(np.isnan(compute), np.nan, record.overhead[worked]),
-        wait=waits(seconds, compute),
-        extras={
-            name: [value for value, kept in zip(values, worked, strict=True) if kept]
-            for name, values in record.extras.items()
-        },
-        notes=notes,
-    )
+    columns = ((each.name, getattr(record, each.name)) for each in dataclasses.fields(record))
+    kept: dict[str, Any] = {name: each[worked] for name, each in columns if isinstance(each, np.ndarray)}
+    kept |= {"loads": loads, "compute": compute, "wait": waits(seconds, compute)}
+    kept["overhead"] = np.where(np.isnan(compute), np.nan, kept["overhead"])
+    extras = {name: list(compress(values, worked)) for name, values in record.extras.items()}
+    return dataclasses.replace(record, **kept, extras=extras, notes=notes)
 
 
 def of_record(record: Run) -> Scenario:
@@ -242,9 +232,7 @@ def paces(record: Run) -> tuple[Array, Array]:
     with np.errstate(divide="ignore", invalid="ignore"):
         pace = np.where(record.loads > 0, (record.compute - fixed) / record.loads, np.nan)
     known = carried(pace)
-    known = np.where(
-        np.isnan(known), carried(pace[::-1])[::-1], known
-    )  # before its first load: the first known
+    known = np.where(np.isnan(known), carried(pace[::-1])[::-1], known)  # before its first load: the first
     anybody = np.nanmean(known) if not np.isnan(known).all() else 1.0
     known = np.where(np.isnan(known), anybody, known)
     absent = np.isnan(record.compute)

@@ -20,11 +20,9 @@ from paceline.shares import water_level
 from paceline.simulate.scenario import Scenario
 from paceline.simulate.whatif import BULK, paces
 
-STEPS = 60  # of a bisection
 CLEAR = 0.02  # a gain of less is not told
 SURE = 2.0  # standard errors
 SLOW_LINK = 2.0  # times as long as over the fastest: a link of its own kind
-DRAWN = 64  # rounds of a scenario
 
 
 class Subset(NamedTuple):
@@ -44,18 +42,13 @@ def growth(exchange: float, workers: int) -> Array:
 
 
 def best(
-    pace: Array,
-    overhead: Array,
-    batch: float,
-    exchange: Array,
-    links: Array | None = None,
-    least: float = 1.0,
+    pace: Array, overhead: Array, batch: float, exchange: Array, links: Array | None = None
 ) -> list[Subset]:
     """The best subset of each size from 1 to n, all workers last.
 
     pace, overhead: seconds per sample, and beside the samples, (n,). exchange: seconds of a sum over k workers,
-    (n + 1,). links: how many times as long a sum takes with each worker in it, (n,): it goes at the slowest. least:
-    samples of each that takes part.
+    (n + 1,). links: how many times as long a sum takes with each worker in it, (n,): it goes at the slowest. Who
+    takes part has a sample at least.
     """
     slowness = np.ones(len(pace)) if links is None else np.asarray(links, float)
     found = []
@@ -64,35 +57,27 @@ def best(
         for slowest in np.unique(slowness):
             chosen = np.flatnonzero(slowness <= slowest)
             if len(chosen) >= k:
-                members = chosen[_quickest(pace[chosen], overhead[chosen], batch, k, least)]
-                each.append(of(members, pace, overhead, batch, exchange, slowness, least))
+                members = chosen[_quickest(pace[chosen], overhead[chosen], batch, k)]
+                each.append(of(members, pace, overhead, batch, exchange, slowness))
         found.append(min(each, key=lambda one: one.seconds))
     return found
 
 
-def of(
-    members: Indices,
-    pace: Array,
-    overhead: Array,
-    batch: float,
-    exchange: Array,
-    links: Array,
-    least: float = 1.0,
-) -> Subset:
+def of(members: Indices, pace: Array, overhead: Array, batch: float, exchange: Array, links: Array) -> Subset:
     """A given subset, as ``best`` has them."""
     level = float(water_level(Linear(pace[members], overhead[members]), batch).seconds)
-    level = max(level, float((overhead[members] + least * pace[members]).max()))
+    level = max(level, float((overhead[members] + pace[members]).max()))
     summed = float(exchange[len(members)] * links[members].max()) if len(members) > 1 else 0.0
     return Subset(tuple(sorted(int(i) for i in members)), level + summed, summed)
 
 
-def _quickest(pace: Array, overhead: Array, batch: float, k: int, least: float) -> Indices:
+def _quickest(pace: Array, overhead: Array, batch: float, k: int) -> Indices:
     """The k workers that end a batch soonest together."""
-    low, high = 0.0, float((overhead + (batch + least) * pace).max())
-    for _ in range(STEPS):
+    low, high = 0.0, float((overhead + (batch + 1) * pace).max())
+    for _ in range(60):  # of a bisection
         middle = (low + high) / 2
         amounts = np.sort((middle - overhead) / pace)[-k:]
-        low, high = (low, middle) if amounts[0] >= least and amounts.sum() >= batch else (middle, high)
+        low, high = (low, middle) if amounts[0] >= 1 and amounts.sum() >= batch else (middle, high)
     return np.argsort(-(high - overhead) / pace, kind="stable")[:k]
 
 
@@ -132,7 +117,7 @@ def of_scenario(scenario: Scenario) -> list[str]:
     for each in scenario.workers:
         for model in (each.seconds_per_sample, each.overhead):
             stream = model.stream((each.count,), rng)
-            columns.append(np.array([next(stream) for _ in range(min(scenario.rounds, DRAWN))]))
+            columns.append(np.array([next(stream) for _ in range(min(scenario.rounds, 64))]))
     pace, fixed = np.hstack(columns[::2]), np.hstack(columns[1::2])
     return [] if np.isnan(pace).any() else _told(pace, fixed, scenario.global_batch, 0.0)
 

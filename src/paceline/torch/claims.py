@@ -36,8 +36,7 @@ class Claims:
 
     unit: pieces are multiples of this many samples. largest: samples that fit into memory at once; most: that
     this rank may take in a round. cell: samples of every micro-step, 0 if micro-steps differ. shared: counts what
-    is claimed; by default what suits the process group. workers: how many ranks take part, which may change from
-    round to round.
+    is claimed; by default what suits the process group. workers: how many ranks take part in the running round.
 
     How much a piece holds is counted in samples, or by their cost if samples cost differently (``Piece.amount``).
     For each round: ``open``; for each piece ``begin``, ``halfway`` and ``done``; ``take`` between two of them;
@@ -62,25 +61,21 @@ class Claims:
         self.early = False
         self.claimed: Callable[[Claim], object] | None = None  # told of each claim
         self._answer: Claim | None = None
-        self._asked = False  # ahead of ``take``
         self._cost, self._wait, self._forward = piece_reports.FIRST_COST, 0.0, FORWARD
-        self._opened = 0  # rounds; one that was left is counted again when it is run again
-        self._told: int | None = None  # the newest speed that the others were told in this round
-        self._began = self._mark = self._half = self._waited = 0.0
-        self._sizes: list[int] = []
-        self._amounts: list[float] = []
-        self._parts = np.zeros(3)
-        self._seconds: list[float] = []
-        self._waits: list[float] = []
+        self._opened = -1  # rounds; one that was left is counted again when it is run again
+        self.open(0.0)
 
     def open(self, began: float) -> None:
         """A round begins."""
-        self._asked = False
+        self._asked = False  # ahead of ``take``
         self._opened += 1
-        self._told = None
+        self._told: int | None = None  # the newest speed that the others were told in this round
         self._began = self._mark = began
         self._half = self._waited = 0.0
-        self._sizes, self._amounts, self._seconds, self._waits = [], [], [], []
+        self._sizes: list[int] = []
+        self._amounts: list[float] = []
+        self._seconds: list[float] = []
+        self._waits: list[float] = []
         self._parts = np.zeros(3)
 
     def begin(self, piece: Piece) -> None:
@@ -129,20 +124,16 @@ class Claims:
         """What the other ranks should know of the round's pieces: the numbers of a ``piece_reports.ROW``.
 
         as_one: tell of one piece, where the round did not go as rounds do, and its pieces say nothing of the next."""
+        pure, parts = [a - b for a, b in zip(self._seconds, self._waits, strict=True)], self._parts.tolist()
         if as_one:
-            sizes, seconds, amounts = (
-                [sum(self._sizes)],
-                [sum(self._seconds) - sum(self._waits)],
-                [sum(self._amounts)],
-            )
-            return piece_reports.report(sizes, seconds, self._cost, amounts, self._parts.tolist())
-        pure = [seconds - wait for seconds, wait in zip(self._seconds, self._waits, strict=True)]
+            sizes, amounts = [sum(self._sizes)], [sum(self._amounts)]
+            return piece_reports.report(sizes, [sum(pure)], self._cost, amounts, parts)
         self._cost = piece_reports.cost(self._amounts, pure, self._cost)
         claimed = self._waits[1:-1]  # neither the first nor the last piece is claimed
         if claimed:
             self._wait += RECENT * (sum(claimed) / len(claimed) - self._wait)
         cost = self._cost + self._wait
-        return piece_reports.report(self._sizes, self._seconds, cost, self._amounts, self._parts.tolist())
+        return piece_reports.report(self._sizes, self._seconds, cost, self._amounts, parts)
 
     def close(self) -> None:
         self._calls.close()
@@ -213,9 +204,8 @@ class Claims:
         if costs is None:
             wanted = claim(piece_plan, rank, most=room, unit=self._unit, **known_now)
         else:
-            wanted = costs.samples(
-                count.samples, min(float(portion(piece_plan, rank, **known_now)), most), room
-            )
+            due = min(float(portion(piece_plan, rank, **known_now)), most)
+            wanted = costs.samples(count.samples, due, room)
         start = self._counter.add(self._opened, wanted).samples
         if start >= division.pool:
             return None

@@ -129,7 +129,8 @@ class NearbyCounter(Counter):
     quick = True
 
     def __init__(self, memory: Memory, seconds: float) -> None:
-        self._memory, self._seconds = memory, seconds
+        assert memory.file is not None
+        self._memory, self._file, self._seconds = memory, memory.file, seconds
 
     def add(self, step: int, samples: int = 0, told: int = 0, speed: int = 0) -> Count:
         at, content = step % ROUNDS * SLOT.size, self._memory.content
@@ -144,11 +145,6 @@ class NearbyCounter(Counter):
 
     def close(self) -> None:
         self._memory.close_file()
-
-    @property
-    def _file(self) -> int:
-        assert self._memory.file is not None
-        return self._memory.file
 
     def _lock(self) -> None:
         began, pause = 0.0, SOON_SECONDS
@@ -167,14 +163,9 @@ class NearbyCounter(Counter):
                 pause = min(2 * pause, LOOK_SECONDS)
 
 
-def shared() -> NearbyCounter | None:
-    """The counter of ranks that are all on one machine; None, for all of them, if they are not. Collective."""
-    found = memory.common(LENGTH)
-    return None if found is None else NearbyCounter(found, peers.timeout())
-
-
 def counter() -> Counter:
     """The counter that suits the process group. Collective."""
     if peers.ranks() == 1:
         return LocalCounter()
-    return shared() or StoreCounter()
+    found = memory.common(LENGTH)
+    return StoreCounter() if found is None else NearbyCounter(found, peers.timeout())

@@ -62,6 +62,8 @@ class Hosting:
 
     def __init__(self, loop: Any, reducer: Reducer) -> None:
         self._loop, self._reducer = loop, reducer
+        # Where the run stands, and the rounds that are left of its epoch.
+        self.progress: Progress = loop.progress
 
     @property
     def adapter(self) -> Host:
@@ -71,11 +73,6 @@ class Hosting:
     @adapter.setter
     def adapter(self, adapter: Host) -> None:
         self._loop.host = adapter
-
-    @property
-    def progress(self) -> Progress:
-        """Where the run stands, and the rounds that are left of its epoch."""
-        return self._loop.progress
 
     @property
     def first(self) -> bool:
@@ -90,8 +87,7 @@ class Hosting:
     def weight(
         self, loss: torch.Tensor | None = None, reduction: str = "mean", count: float | None = None
     ) -> float:
-        """What this micro-batch's gradient counts: multiply the loss by it. The loss, if it is given, is taken down
-        for the record."""
+        """What this micro-batch's gradient counts: multiply the loss by it. A loss that is given goes on record."""
         if loss is not None:
             check_loss(loss)
         return self._loop.passes.weight(loss, reduction, count)

@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -26,16 +25,16 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import psutil
 
 from paceline import tokens
 from paceline.errors import PacelineError, WorkerError
 from paceline.torch.elastic.gateway import LOOPBACK
-from paceline.torch.elastic.membership import DEAD_SECONDS, Where
+from paceline.torch.elastic.membership import Where
 from paceline.torch.elastic.nodes import NodeAgent
-from paceline.torch.elastic.supervisor import Supervisor
+from paceline.torch.elastic.supervisor import DEAD_SECONDS, Supervisor
 from paceline.torch.liveness.stall import last_words
 
 LOOK = 0.005  # seconds between two looks at the workers, and at a file
@@ -50,39 +49,39 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"paceline: {message}; see {self.prog} --help\n")
 
+    def number(self, option: str, default: float, least: float, told: str, most: float = math.inf) -> None:
+        """An option that is a whole number, or seconds, as its default is."""
+        expected = (
+            f"a whole number from {least} to {most}"
+            if most < math.inf
+            else f"a whole number of {least} or more"
+        )
+        if isinstance(default, float):
+            expected, most = f"seconds, {least:g} or more", LONGEST
+
+        def read(text: str) -> float:
+            with suppress(ValueError):
+                if least <= (number := type(default)(text)) <= most:
+                    return number
+            raise argparse.ArgumentTypeError(f"{text} was given; expected {expected}")
+
+        self.add_argument(option, type=read, default=default, help=told)
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the script; its exit status: 0 if a worker came to the end."""
-    whole = _number(int, 0, "a whole number of 0 or more")
     parser = _Parser("python -m paceline.torch.launcher", description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--workers",
-        type=_number(int, 1, "a whole number of 1 or more"),
-        default=2,
-        help="how many on this machine",
+    parser.number("--workers", 2, 1, "how many on this machine")
+    parser.number("--max-restarts", 3, 0, "workers started in place of lost ones")
+    silent = (
+        "seconds without a sign of life until a worker is lost; ten times as many where it has work (Linux)"
     )
-    parser.add_argument("--max-restarts", type=whole, default=3, help="workers started in place of lost ones")
-    parser.add_argument(
-        "--dead-after",
-        type=_number(float, 0.2, "seconds, 0.2 or more", LONGEST),
-        default=DEAD_SECONDS,
-        help="seconds without a sign of life until a worker is lost; ten times as many where it has work (Linux)",
-    )
-    parser.add_argument(
-        "--port",
-        type=_number(int, 0, f"a whole number from 0 to {PORTS}", PORTS),
-        default=0,
-        help="where the workers meet; 0 takes any",
-    )
-    parser.add_argument("--elsewhere", type=whole, default=0, help="how many workers are on other machines")
+    parser.number("--dead-after", DEAD_SECONDS, 0.2, silent)
+    parser.number("--port", 0, 0, "where the workers meet; 0 takes any", PORTS)
+    parser.number("--elsewhere", 0, 0, "how many workers are on other machines")
     parser.add_argument("--host", default="", help="this machine's address, as the others reach it")
-    parser.add_argument("--join", default="", metavar="HOST:PORT", help="the launcher of the first machine")
-    parser.add_argument(
-        "--patience",
-        type=_number(float, 0, "seconds, 0 or more", LONGEST),
-        default=PATIENCE,
-        help="with --join: seconds that the first may be away",
-    )
+    parser.add_argument("--join", type=_place, metavar="HOST:PORT", help="the launcher of the first machine")
+    parser.number("--patience", PATIENCE, 0.0, "with --join: seconds that the first may be away")
     parser.add_argument(
         "--token-file",
         type=Path,
@@ -102,19 +101,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     if asked.elsewhere and not (asked.host and asked.port):
         parser.error("--elsewhere needs --host and --port, by which the other machines reach this one")
-    if asked.join and not (
-        re.fullmatch(r".+:\d{1,5}", asked.join) and int(asked.join.rpartition(":")[2]) <= PORTS
-    ):
-        parser.error(
-            f"--join {asked.join}: expected HOST:PORT, as --host and --port of the first machine's launcher"
-        )
     command = [sys.executable, asked.script, *asked.arguments]
     try:
         _as_torchrun_says(asked)
-        first = asked.join.rpartition(":")[0]
-        token = _token(asked, first or asked.host or LOOPBACK)
-        network = interface(address_towards(first) if asked.join else asked.host or LOOPBACK)
-        return _run(asked, token, lambda where: Process(command, where, network))
+        token = _token(asked, asked.join[0] if asked.join else asked.host or LOOPBACK)
+        network = interface(address_towards(asked.join[0]) if asked.join else asked.host or LOOPBACK)
+        beside = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": network} | dict(os.environ)
+        return _run(asked, token, lambda where: Process(command, env=beside | where.environment()))
     except WorkerError as error:
         last_words(str(error))
         return 1
@@ -124,16 +117,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _number(kind: type, least: float, expected: str, most: float = math.inf) -> Callable[[str], Any]:
-    """Reads a number of this kind from ``least`` to ``most``."""
-
-    def read(text: str) -> Any:
-        with suppress(ValueError):
-            if least <= (number := kind(text)) <= most:
-                return number
-        raise argparse.ArgumentTypeError(f"{text} was given; expected {expected}")
-
-    return read
+def _place(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if host and port.isdecimal() and int(port) <= PORTS:
+        return host, int(port)
+    raise argparse.ArgumentTypeError(
+        f"{text} was given; expected HOST:PORT, as --host and --port of the first machine's launcher"
+    )
 
 
 def _run(asked: argparse.Namespace, token: str, start: Callable[[Where], Process]) -> int:
@@ -141,8 +131,8 @@ def _run(asked: argparse.Namespace, token: str, start: Callable[[Where], Process
     end of their round."""
     workers, dead = asked.workers, asked.dead_after
     if asked.join:
-        first, _, port = asked.join.rpartition(":")
-        agent = NodeAgent(first, int(port), workers, start, dead, asked.patience, last_words, token)
+        host, port = asked.join
+        agent = NodeAgent(host, port, workers, start, dead, asked.patience, last_words, token)
         signal.signal(signal.SIGTERM, lambda *_: agent.leave())
         return agent.run()
     places, host = workers + asked.elsewhere, asked.host or LOOPBACK
@@ -179,15 +169,16 @@ def _token(asked: argparse.Namespace, first: str) -> str:
 
 def _awaited(path: Path, seconds: float) -> str:
     """The token in a file that the launcher of the first machine may be about to write."""
-    until, told = time.monotonic() + seconds, False
-    while path.parent.is_dir() and (not path.exists() or (path.is_file() and not path.stat().st_size)):
-        if time.monotonic() >= until:
-            break
-        if not told:
-            told = True
-            last_words(
-                f"{path} does not exist yet; this machine joins when the first launcher has written the token"
-            )
+
+    def absent() -> bool:
+        return path.parent.is_dir() and (not path.exists() or (path.is_file() and not path.stat().st_size))
+
+    until = time.monotonic() + seconds
+    if seconds and absent():
+        last_words(
+            f"{path} does not exist yet; this machine joins when the first launcher has written the token"
+        )
+    while absent() and time.monotonic() < until:
         time.sleep(LOOK)
     if (token := tokens.read(path)) is None:
         raise PacelineError(f"{path} does not exist; copy the --token-file of the first machine to it")
@@ -202,27 +193,15 @@ def _as_torchrun_says(asked: argparse.Namespace) -> None:
     asked.port = asked.port or int(os.environ["MASTER_PORT"]) + 1
     asked.host = asked.host or address(os.environ["MASTER_ADDR"])
     asked.elsewhere = 0 if rank else (ranks - 1) * asked.workers
-    asked.join = f"{asked.host}:{asked.port}" if rank else ""
+    asked.join = (asked.host, asked.port) if rank else None
 
 
-class Process:
-    """A worker of the script. interface: of the network, by which it reaches the others."""
-
-    def __init__(self, command: Sequence[str], where: Where, interface: str) -> None:
-        beside = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": interface} | dict(os.environ)
-        self._process = subprocess.Popen(command, env=beside | where.environment())
-        self.pid = self._process.pid
-
-    def status(self) -> int | None:
-        return self._process.poll()
+class Process(subprocess.Popen[bytes]):
+    """A worker of the script."""
 
     def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    def leave(self) -> None:
-        with suppress(ProcessLookupError):
-            self._process.terminate()
+        super().kill()
+        self.wait()
 
 
 def watch(supervisor: Supervisor, asked_to_end: list[int]) -> int:
@@ -235,7 +214,7 @@ def watch(supervisor: Supervisor, asked_to_end: list[int]) -> int:
             if loss.lost or loss.words == "left":
                 last_words(f"worker {loss.place} {loss.words}")
             if not began and loss.words != "left":  # all are needed to begin
-                return 0 if not loss.lost and not supervisor.workers else 1
+                return int(loss.lost)
         for sentence in supervisor.news[told:]:
             last_words(sentence)
         told = len(supervisor.news)

@@ -19,12 +19,13 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.errors import PacelineError, meant, short
+from paceline import policies
+from paceline.errors import PacelineError, meant, refuse, short
 from paceline.rounds import Array
 from paceline.sync import intervals
 from paceline.torch import peers
 from paceline.torch.gradients.reducers import Reducer
-from paceline.torch.options import MEMORY, Options
+from paceline.torch.options import Options
 
 SENT, BLOCK = ("bf16", "int8"), 256  # how changes may be sent; numbers that share a scale
 KEPT = 2048  # sizes: loaders draw no more rounds ahead
@@ -96,45 +97,36 @@ def check(given: Options, model: torch.nn.Module, ranks: int) -> None:
             )
         return
     steps = isinstance(intervals.interval(given.every), int)
-    if given.merge is not None and not isinstance(given.merge, Merge):
-        raise PacelineError(f"merge={short(given.merge)}: expected a paceline.torch.Merge(...)")
-    wrapped = any(
+    merge = Merge() if given.merge is None else given.merge
+    if not isinstance(merge, Merge):
+        raise PacelineError(f"merge={short(merge)}: expected a paceline.torch.Merge(...)")
+    wrapped = ranks > 1 and any(
         isinstance(module, DistributedDataParallel) or hasattr(module, "set_requires_gradient_sync")
         for module in model.modules()
     )
     fits = "choose a global_batch whose part fits: each step has global_batch / ranks samples"
-    wrong = (
-        "weigh='hook' weighs what DDP sums, and each rank steps by itself; use weigh='loss'"
-        if given.weigh == "hook"
-        else f"micro_steps={given.micro_steps} is as many on all ranks; leave it out"
-        if given.micro_steps is not None
-        else f"micro_batch= cuts a step into passes, and each pass is a step here; leave it out, and {fits}"
-        if given.micro_batch is not None
-        else f"limits='memory' cuts a step into passes, and each pass is a step here; {fits}"
-        if given.limits == MEMORY
-        else "limits= are samples of an interval, whose size is found while training; set every= to a number of "
-        "steps, or leave limits= out"
-        if given.limits is not None and not steps
-        else f"Merge(send={given.merge.send!r}) rounds sums that nobody can take back if a rank is lost within them; "
-        "leave send= out under elastic=True"
-        if given.elastic and given.merge is not None and given.merge.send is not None
-        else "Merge(delay=1) goes on with sums that a lost rank would leave unfinished; leave delay= out under "
-        "elastic=True"
-        if given.elastic and given.merge is not None and given.merge.delay
-        else "deterministic=True fixes the sums of gradients, and none are summed; leave it out"
-        if given.deterministic
-        else "ranks take unlike numbers of steps, which DistributedDataParallel and fully_shard do not allow; hand "
-        "over the plain module, as in Pace(model, ...): Paceline itself merges its parameters"
-        if wrapped and ranks > 1
-        else ""
-    )
-    if wrong:
-        raise PacelineError(f"loop='local': {wrong}")
+    hook, fixed, cuts = given.weigh == "hook", given.micro_steps is not None, given.micro_batch is not None
+    memory, limits = isinstance(given.limits, str), given.limits is not None and not steps
+    reasons = {
+        "weigh='hook' weighs what DDP sums, and each rank steps by itself; use weigh='loss'": hook,
+        f"micro_steps={given.micro_steps} is as many on all ranks; leave it out": fixed,
+        f"micro_batch= cuts a step into passes, and each pass is a step here; leave it out, and {fits}": cuts,
+        f"limits='memory' cuts a step into passes, and each pass is a step here; {fits}": memory,
+        "limits= are samples of an interval, whose size is found while training; set every= to a number of steps, or "
+        "leave limits= out": limits,
+        f"Merge(send={merge.send!r}) rounds sums that nobody can take back if a rank is lost within them; leave "
+        "send= out under elastic=True": given.elastic and merge.send is not None,
+        "Merge(delay=1) goes on with sums that a lost rank would leave unfinished; leave delay= out under "
+        "elastic=True": given.elastic and merge.delay,
+        "deterministic=True fixes the sums of gradients, and none are summed; leave it out": given.deterministic,
+        "ranks take unlike numbers of steps, which DistributedDataParallel and fully_shard do not allow; hand over "
+        "the plain module, as in Pace(model, ...): Paceline itself merges its parameters": wrapped,
+    }
+    refuse("loop='local'", reasons)
 
 
 class Every:
-    """How many samples an interval has, by the round from which that holds; the same on every rank, since it is made
-    of what all ranks were told.
+    """How many samples an interval has, by the round from which that holds; the same on every rank, as all know it.
 
     every: as of ``intervals.interval``. batch: B, samples of a step of every rank. delay: as of ``Merge``.
     """
@@ -152,14 +144,12 @@ class Every:
 
     def size(self, step: int) -> int:
         """Samples of round ``step``."""
-        known = self._sizes.items()
-        return next((size for first, size in reversed(known) if first <= step), next(iter(known))[1])
+        return policies.in_force(self._sizes, max(step, next(iter(self._sizes))))
 
     def take(self, step: int, batch: int, seconds: float, links: Array) -> None:
         """From round ``step`` on go by an interval of ``batch`` samples, for which the slowest rank took ``seconds``.
 
-        links: seconds that each rank was in the newest merge, (n,), NaN if there was none: the last one to come has
-            waited for nobody."""
+        links: seconds of each rank in the newest merge, (n,), NaN if there was none: the last has not waited."""
         if self.fixed or not (seconds > 0 and batch > 0):
             return
         if not np.isnan(links).all():
@@ -183,10 +173,8 @@ class Every:
         """Go on with these sizes, unless they are chosen now."""
         sizes = state.get("sizes") if isinstance(state, dict) else None
         if not self.fixed and isinstance(sizes, dict) and sizes:
-            self._sizes, self._link = (
-                {int(step): int(size) for step, size in sizes.items()},
-                float(state["link"]),
-            )
+            self._sizes = {int(step): int(size) for step, size in sizes.items()}
+            self._link = float(state["link"])
 
 
 # What rounding has left out so far, for each tensor: of this rank's changes, and of the sums that it makes.

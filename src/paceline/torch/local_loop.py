@@ -45,11 +45,9 @@ class LocalPasses(Passes):
 
     gradients: LocalWeighing
 
-    def __init__(
-        self, parameters: list[torch.nn.Parameter], device: torch.device, reducer: Reducer, *others: Any
-    ) -> None:
-        super().__init__(parameters, device, reducer, *others)
-        self.gradients = LocalWeighing(parameters, device, reducer)
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.gradients = LocalWeighing(*given[:3])  # parameters, device, reducer
         self.stepped = False  # in the running micro-step
 
     def begin(self, piece: Piece, batch: Any) -> None:
@@ -81,11 +79,8 @@ class LocalPasses(Passes):
 
 def _refuse_wrapped(model: torch.nn.Module, *_: Any) -> None:
     """Before a forward pass: DDP around the model would sum its gradients in each of a rank's own steps."""
-    if (
-        DistributedDataParallel._active_ddp_module is not None
-        and torch.is_grad_enabled()
-        and dist.get_world_size() > 1
-    ):
+    wrapped = DistributedDataParallel._active_ddp_module is not None
+    if wrapped and torch.is_grad_enabled() and dist.get_world_size() > 1:
         raise PacelineError(
             "the model was called through DistributedDataParallel, and with loop='local' each rank steps by itself; "
             "expected the plain module that Pace was given: model(x) instead of ddp(x)"
@@ -111,10 +106,6 @@ class LocalLoop(Loop):
         if self.in_round:
             self.local.back()
         super().abandon()
-
-    @property
-    def behind(self) -> bool:  # type: ignore[override]
-        return self.terms.merge is not None and self.terms.merge.delay > 0
 
     def drawn_ahead(self, micro_steps: int = 0) -> None:
         super().drawn_ahead(micro_steps + self.behind)
@@ -144,8 +135,7 @@ class LocalLoop(Loop):
         if self.local.flights:
             raise PacelineError(
                 f"a checkpoint after interval {self.progress.rounds - 1}, whose changes are still on their way "
-                "(Merge(delay=1)); expected one if pace.merged, as at an epoch's end, or behind pace.flush() on all "
-                "ranks"
+                "(Merge(delay=1)); expected one if pace.merged, or behind pace.flush() on all ranks"
             )
         return super().state_dict()
 
@@ -195,9 +185,8 @@ class LocalLoop(Loop):
             return True
         if source.number is None:
             return not source.more()
-        return (
-            source.samples is not None and progress.samples_done + self.passes.piece.batch >= source.samples
-        )
+        done = progress.samples_done + self.passes.piece.batch
+        return source.samples is not None and done >= source.samples
 
     def _open(self, source: Source) -> object:
         self._source = source
@@ -207,6 +196,7 @@ class LocalLoop(Loop):
         assert self.terms.merge is not None
         if not self.terms.every.fixed:
             self._rounds.every = self.terms.every
+        self.behind = self.terms.merge.delay > 0
         self._rounds.one_by_one, self._meter.settle = self.behind, self.settle
         self._hook = model.register_forward_pre_hook(_refuse_wrapped)
         return Merges(model, self.terms.merge, self._reducer)
@@ -239,8 +229,7 @@ class LocalLoop(Loop):
         self._gradients.used()
 
     def _merge(self, micro_step: MicroStep, many: float, optimizers: list[Any]) -> bool:
-        """Behind a step over so many samples or the like: whether it was the interval's last, and is merged, or on
-        its way."""
+        """Behind a step over so many samples or the like: whether the interval is over, and merged or on its way."""
         local, reducer, piece, began = self.local, self._reducer, micro_step.piece, time.perf_counter()
         local.took(many)
         if piece.last or reducer.retrying:

@@ -26,7 +26,7 @@ import torch
 
 from paceline.errors import PacelineError
 from paceline.torch import peers
-from paceline.torch.gradients.reducers import Reducer
+from paceline.torch.gradients.reducers import Reducer, Sums
 from paceline.torch.gradients.steps import learning_rate
 from paceline.torch.liveness.calls import Calls
 from paceline.torch.local import Merge
@@ -39,9 +39,9 @@ APART = 1e-5
 COLUMNS = 1024  # elements of a tensor whose random numbers have a factor in common
 
 
-class Flats:
+class Flats(Sums):
     """What the ranks sum at a merge: all changes of a kind in one tensor, and a table with a row for each rank. Where
-    ranks may be lost it takes the place of ``elastic.buckets.Buckets``."""
+    ranks may be lost a ``Member`` sums them, after the step, in the place of gradients."""
 
     def __init__(self) -> None:
         self._rank, self._ranks = peers.rank(), peers.ranks()
@@ -61,32 +61,14 @@ class Flats:
         table[self._rank] = torch.tensor(row, dtype=torch.float64)
         self.own.append(table)
 
-    # -- as ``Buckets``, for sums that may fail ---------------------------------------------------------------
-
-    def begin(self, sum: Any) -> None:
-        """Nothing is summed before the step."""
-
-    def add(self) -> None:
-        """A backward pass is through."""
-
     def finish(self, sum: Any) -> list[Any]:
         """Start the sums of a copy, since one that fails leaves anything. What to wait for."""
         self._total = [flat.clone() for flat in self.own]
         return [sum(flat) for flat in self._total]
 
-    def used(self) -> list[bool]:
-        """Nothing that the other ranks need to be told."""
-        return []
-
     def apply(self, used: Sequence[bool], factor: float = 1.0) -> None:
         """All sums are there."""
         self.own = self._total
-
-    def drop(self) -> None:
-        """The round was left."""
-
-    def close(self) -> None:
-        """The model has no hooks."""
 
 
 def _kinds(values: Sequence[torch.Tensor]) -> dict[tuple[torch.dtype, torch.device], list[int]]:
@@ -246,13 +228,11 @@ class Merges:
                     f"loop='local': buffer {name} holds {now.numel()} whole numbers, and the steps of a rank change "
                     "it; of those a merge can make nothing: keep them in a floating tensor, which is averaged"
                 )
-        by = self._merge.by
-        weight = (
-            self._counted / batch if by == "samples" else self._taken if by == "steps" else self._taken > 0
-        )
-        row = [1.0, float(weight), *self._projection.of(self.base[:many]), learning_rate(optimizers)]
+        weights = {"samples": self._counted / batch, "steps": self._taken, "ranks": self._taken > 0}
+        weight = float(weights[self._merge.by])
+        row = [1.0, weight, *self._projection.of(self.base[:many]), learning_rate(optimizers)]
         begun = [*self._begun(), *self.base[many:]]
-        self.flats.fill(begun, self._values(), float(weight), [*row, *counters])
+        self.flats.fill(begun, self._values(), weight, [*row, *counters])
 
     @torch.no_grad()
     def send(self, whole: bool) -> None:
@@ -274,10 +254,9 @@ class Merges:
             self.apply(step - len(self.flights), flight.own)
         if before > len(self.flights) > 0:
             with torch.no_grad():
-                for parameter, *changes in zip(
-                    self._parameters, *(f.changes for f in self.flights), strict=True
-                ):
-                    parameter.sub_(sum(changes))
+                changes = zip(*(flight.changes for flight in self.flights), strict=True)
+                for parameter, own in zip(self._parameters, changes, strict=True):
+                    parameter.sub_(sum(own))
 
     @torch.no_grad()
     def apply(self, step: int, own: list[torch.Tensor]) -> None:
@@ -312,13 +291,9 @@ class Merges:
     def state_dict(self) -> dict[str, Any]:
         """The model as it was when the running interval began, or as it is between two, for a rank that joins."""
         values = [*self._values(), *(self._model.get_buffer(name) for name in self._wholes)]
-        began = (
-            {}
-            if self._start is None
-            else {
-                id(value): start for value, start in zip(values, [*self._start, *self._before], strict=True)
-            }
-        )
+        began: dict[int, torch.Tensor] = {}
+        if self._start is not None:
+            began = dict(zip(map(id, values), [*self._start, *self._before], strict=True))
         model = {
             name: began.get(id(value), value.detach() if isinstance(value, torch.Tensor) else value)
             for name, value in self._model.state_dict(keep_vars=True).items()
@@ -363,9 +338,8 @@ class Merges:
     def _check_buffers(self) -> None:
         """Raises PacelineError for buffers of the model's state that no merge knows of, or of another shape."""
         before = [*self.base[len(self._parameters) :], *self._before]
-        shapes = {
-            name: value.shape for name, value in zip([*self._floats, *self._wholes], before, strict=True)
-        }
+        names = [*self._floats, *self._wholes]
+        shapes = {name: value.shape for name, value in zip(names, before, strict=True)}
         kept = self._model.state_dict(keep_vars=True)
         for name, now in self._model.named_buffers():
             shape = shapes.get(name)

@@ -8,23 +8,20 @@ rounds these are, and commits each of them; where its sums fail, the loop runs w
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
-import numpy as np
 import torch
 
 from paceline.errors import PacelineError, WorkerError
-from paceline.rounds import RoundResult
 from paceline.torch import peers, waits
 from paceline.torch.gradients.reducers import Reducer
-from paceline.torch.gradients.steps import LearningRateWatch, Steps, learning_rate
+from paceline.torch.gradients.steps import Steps, learning_rate
 from paceline.torch.host import Host
 from paceline.torch.liveness.monitor import Alone
-from paceline.torch.measuring.open_rounds import OnNan, OpenRounds
+from paceline.torch.measuring.open_rounds import Listeners, OnNan, OpenRounds
 from paceline.torch.memory_limits import MemoryLimit, explain
 from paceline.torch.passes import NO_ROUND, MicroStep, Passes
 from paceline.torch.plan import Piece, Source
@@ -50,12 +47,7 @@ class Loop:
     behind = False  # a round begins before all ranks have told of the one before
 
     def __init__(
-        self,
-        model: torch.nn.Module,
-        reducer: Reducer,
-        terms: Terms,
-        listeners: list[Callable[[RoundResult], None]],
-        on_nan: OnNan,
+        self, model: torch.nn.Module, reducer: Reducer, terms: Terms, listeners: Listeners, on_nan: OnNan
     ) -> None:
         self.terms, self.host, self._reducer = terms, Host(), reducer
         self._running: object = None  # the iteration that is; hooks below ask for it, also if this fails
@@ -67,46 +59,46 @@ class Loop:
         self._meter = work.meter
         self.passes = self.PASSES(parameters, device, reducer, terms, self._meter, work.halfway, work.commit)
         self._gradients = self.passes.gradients
-        self._steps = Steps(
-            model, reducer.travels or terms.merge is not None, self._step_begins, self._step_ended
-        )
-        self._rates = LearningRateWatch()
-        if terms.merge is None:  # else ranks step by themselves
+        own = terms.merge is not None  # ranks step by themselves
+        self._steps = Steps(model, self.changes or own, self._step_begins, self._step_ended)
+        if not own:
             self._meter.rate = self._steps.rate
-        self.progress = Progress(terms.batch, terms.floor, terms.every.size, terms.every.fixed)
+        most = terms.every.most  # of an interval, or of all of them
+        self.progress = Progress(
+            terms.batch, terms.floor, (lambda step: most) if terms.every.fixed else terms.every.size
+        )
         self._rounds = OpenRounds(terms.balancer, self._meter, terms.moves_work, listeners, on_nan)
         if reducer.averages and not reducer.in_step and device.type == "cpu":
             self._rounds.beyond = []
         self.memory: MemoryLimit | None = None
-        self.watch_over(Alone())
-
         self._counts_epochs = True  # it is over a loader
         # The last micro-step of a loop that draws its own samples is over, and its step to come.
         self._own_end = self._failed = False
+        self._closing = ExitStack()
         self._left: MicroStep | None = None  # in whose middle the newest iteration was left
-        self._closing: Callable[[], None] = lambda: None
         self._carry = 0.0  # seconds of the last optimizer step, part of the next round's overhead
         self.local = self._steps_by_itself(model)
         reducer.begin(self)
 
     def watch_over(self, lookout: Alone) -> None:
-        """Let ``lookout`` know of the rounds, and name the ranks that are lost."""
-        self._lookout, self._meter.lost = lookout, lookout.known
-        lookout.explain, lookout.where = self.explain, self._where
+        """Let ``lookout`` know of the rounds, and name the ranks that are lost; refuse the program's collectives in
+        rounds that ranks run in unlike numbers of pieces, since some would hang in them."""
+        # Why nobody need wait for the other ranks any more, if one of them has told; it returns at once.
+        self.lost = self._meter.lost = lookout.known
+        self._lookout, lookout.explain = lookout, self.explain
+        lookout.where = lambda: self._meter.where(self.progress.rounds)
+        alike = self.ranks == 1 or self.changes or self.terms.in_step
+        if not alike and self.terms.fixed_micro_steps is None:
+            self._closing.callback(waits.refuse(self._within, self.terms.loop))
 
     def limited_by(self, memory: MemoryLimit) -> None:
         """Let ``memory`` say what fits into this rank's."""
         self.memory, self._meter.memory = memory, memory.told
         self._reducer.runs_again(self.passes.prepared)
 
-    def refuse_collectives(self) -> None:
-        """Refuse the program's collectives in rounds that ranks run in unlike numbers of pieces: some would hang."""
-        if self.ranks > 1 and self.terms.fixed_micro_steps is None and not self.terms.in_step:
-            self._closing = waits.refuse(self._within, self.terms.loop)
-
     def close(self) -> None:
         """Let go of the model; no more micro-steps."""
-        self._closing()
+        self._closing.close()
         self.work.close(self._failed)
         self.passes.close()
         self._steps.close()
@@ -146,8 +138,7 @@ class Loop:
             self.settle()
             return self.loss
         with self.named():
-            total, count = np.sum(peers.gather(self._meter.own_loss()), axis=0)
-        return float(total / (piece.batch if math.isnan(count) else count or math.nan))
+            return self._meter.loss_now(piece.batch)
 
     def drawn_ahead(self, micro_steps: int = 0) -> None:
         """A loader draws so many micro-steps ahead: plans take effect that much later."""
@@ -168,26 +159,32 @@ class Loop:
             self.name(error)
             raise
 
-    def lost(self) -> WorkerError | None:
-        """Why nobody need wait for the other ranks any more, if one of them has told; returns at once."""
-        return self._lookout.known()
-
     # -- one iteration ---------------------------------------------------------------------------------------
 
     def over(self, source: Source) -> Generator[Any]:
         """One iteration over ``source``, micro-step by micro-step."""
-        running = self._open(source)
+        running, passes, own = self._open(source), self.passes, source.number is None
+        plain = self.host.__class__ is Host  # which does nothing
         try:
             for batch, piece in self._reducer.micro_steps(self, source):
                 self._begin(piece, batch)
-                yield self.host.place(batch)
-                if source.number is None and piece.last and not source.more():
+                if plain:
+                    yield batch
+                else:
+                    self.host.micro_step_begins(passes.piece)
+                    yield self.host.place(batch)
+                if own and piece.last and not source.more():
                     if self.in_round:  # the loop steps the optimizer after its last micro-step
-                        self.passes.check_taken()
+                        passes.check_taken()
                         self._own_end = True
                     return
-                if self.passes.micro_step is not None or self._running is not running:
-                    self.end_micro_step(running)
+                if self._running is not running:
+                    raise PacelineError(
+                        "another loop over a loader of this Pace was begun within this one; expected one to end "
+                        "before the next begins: draw both batches from one loader, or make a Pace for each model"
+                    )
+                if passes.micro_step is not None:  # else the round was finished by step()
+                    self.end_micro_step()
             self.close_epoch()
         finally:
             source.end()
@@ -195,30 +192,23 @@ class Loop:
 
     def round_begins(self, workers: int | None = None) -> None:
         """A round's first batch is about to be loaded; its clock starts. workers: ranks that take part."""
-        began = time.perf_counter()
-        if self._meter.told and not self.behind:
+        began, meter, progress = time.perf_counter(), self._meter, self.progress
+        if meter.told and not self.behind:
             self.settle()
         if self._rounds.links_due:  # also on a rank that has settled by itself, for a checkpoint
             with self.named():
                 self._rounds.measure_links()
-        self._meter.start(self.progress.rounds, began, self._carry)
+        meter.start(progress.rounds, progress.epoch, began, self._carry)
         self._carry = 0.0
-        if not self._meter.light and self.work.claims is not None:
+        if self.work.claims is not None and not meter.light:
             self.work.begins(workers)
 
-    def end_micro_step(self, running: object = None) -> None:
+    def end_micro_step(self) -> None:
         """The loop's micro-step is over, and another may follow. Raises PacelineError if it left something out."""
-        if running is not None and self._running is not running:
-            raise PacelineError(
-                "another loop over a loader of this Pace was begun within this one; expected one to end before the "
-                "next begins: draw both batches from one loader, or make a Pace for each model"
-            )
-        if self.passes.micro_step is None:
-            return  # the round was finished by step()
         self.passes.check_taken()
         if self.last:
             self._end_round()
-        else:
+        elif self.in_round:
             self.work.over(self.passes.piece)
 
     def close_epoch(self) -> None:
@@ -228,21 +218,21 @@ class Loop:
 
     def settle(self) -> None:
         """Take in what the ranks reported of the round just finished, and plan from it."""
-        if self._meter.told:
-            with self.named():
-                self._rounds.settle()
+        with self.named():
+            self._rounds.settle()
 
     def settle_last(self) -> None:
         """``settle`` before the end, when nobody may be waited for long: another rank may have left otherwise."""
         until = time.monotonic() + LAST_SECONDS
         self._meter.lost = lambda: WorkerError("it is too late") if time.monotonic() > until else None
-        if self.in_round and not self._failed:
+        if self._failed:
+            return
+        if self.in_round:
             # A loop that draws its own samples has stepped after its last micro-step; else the rounds before count.
             self._end_round() if self._own_end and self._steps.taken else self.abandon()
             self._meter.tell()
         with suppress(WorkerError):
-            if self._meter.told and not self._failed:
-                self._rounds.settle()
+            self._rounds.settle()
 
     def flush(self) -> None:
         """``settle``, also what the ranks have not told yet. Collective."""
@@ -264,10 +254,7 @@ class Loop:
         return explain(error, self.passes, self._left, self._rounds.fits)
 
     def failed(self, error: BaseException) -> None:
-        """The loop ends with this error: tell the other ranks.
-
-        Raises a WorkerError that names the rank where the error only says that another one is lost.
-        """
+        """The loop ends with this error: tell the other ranks. Raises WorkerError as ``name`` does."""
         self._failed = True
         self._meter.close()
         self._reducer.close(failed=True)
@@ -297,7 +284,7 @@ class Loop:
         else:
             balancer.restart(step)
         self.progress.load(state)
-        self._rounds.restart(step)
+        self._meter.restart(step)
 
     # -- optimizer steps -------------------------------------------------------------------------------------
 
@@ -309,11 +296,11 @@ class Loop:
         if steps.taken:
             steps.check_once(optimizers)
         if micro_step is not None:
-            piece, complete = micro_step.piece, passes.complete
-            if not (complete and piece.first):
-                self._rates.watch(optimizers, piece.step, complete)
-            if not complete:
-                return False
+            piece = micro_step.piece
+            if not (micro_step.complete and piece.first):
+                steps.rates.watch(optimizers, piece.step, micro_step.complete)
+                if not micro_step.complete:
+                    return False
             if self._reducer.late:
                 steps.taken.extend(optimizers)
                 self.stepped(0.0)  # it was handed over
@@ -326,27 +313,29 @@ class Loop:
                 "with a GradScaler, several optimizers are stepped together: pace.step([first, second], scaler)"
             )
         # what is checked before a step that others take has been, and a plain host does not ask
-        seconds = steps.take(optimizers, scaler, heard=type(self.host) is not Host)
+        seconds = steps.take(optimizers, scaler, heard=self.host.__class__ is not Host)
         if passes.micro_step is None:  # a host may have told of the step
             self._carry += seconds
             self._gradients.used()
             return bool(optimizers)
-        if self._rounds.listeners and self._meter.running is not None:
+        if self._rounds.listeners:
             self._meter.running.learning_rate = learning_rate(optimizers)
         self.stepped(seconds)
         return True
 
     def stepped(self, seconds: float | None) -> None:
         """The round's optimizer step is done and took so long, or was left out on purpose (None)."""
-        passes, running = self.passes, self._meter.running
-        if running is None or passes.micro_step is None:
+        passes = self.passes
+        if (micro_step := passes.micro_step) is None:
             raise PacelineError(NO_ROUND)
-        piece = passes.micro_step.piece
-        running.ended = time.perf_counter()
+        piece, self._meter.running.ended = micro_step.piece, time.perf_counter()
         if seconds is not None:
             self._carry, self._steps.ever = seconds, True
         self._gradients.used()
-        self.progress.finish(piece.plan.batch if self._counts_epochs else 0)
+        progress = self.progress
+        progress.rounds += 1
+        if self._counts_epochs:
+            progress.samples_done += piece.plan.batch
         passes.micro_step, passes.over = None, piece
 
     # -- within ----------------------------------------------------------------------------------------------
@@ -376,20 +365,17 @@ class Loop:
 
     def _begin(self, piece: Piece, batch: Any) -> None:
         """A batch goes to the loop."""
-        first = self.passes.micro_step is None
+        passes, work = self.passes, self.work
+        first = passes.micro_step is None
         if piece.first is not first:
             piece = piece._replace(first=first)
-        if self.work.drops is not None:
-            piece = self.work.drops.begins(piece)
+        if work.drops is not None:
+            piece = work.drops.begins(piece)
         if first:
-            self._steps.taken = []
-            running = self._meter.running
-            assert running is not None
-            running.plan, running.epoch = piece.plan, self.progress.epoch
-        self.passes.begin(piece, batch)
-        if not (piece.last or self._meter.light) and self.work.claims is not None:
-            self.work.claims.begin(piece)
-        self.host.micro_step_begins(piece)
+            self._steps.taken, self._meter.running.plan = [], piece.plan
+        passes.begin(piece, batch)
+        if work.claims is not None and not (piece.last or self._meter.light):
+            work.claims.begin(piece)
 
     def _end_round(self) -> None:
         """The micro-step of a complete round is over, and pace.step() did not end it."""
@@ -414,17 +400,9 @@ class Loop:
                 self._meter.tell()
         self.host.iteration_over()
 
-    def _where(self) -> tuple[int, bool]:
-        """The round that this rank is in, and whether it has done its part of it. Called from a thread."""
-        running = self._meter.running
-        if running is None or running.ended:
-            return self.progress.rounds if running is None else running.step + 1, False
-        return running.step, running.reading is not None
-
     def _within(self) -> int | None:
         """The round of which this rank has not run all yet."""
-        within = self.in_round and not (self.passes.complete or self._meter.stopped)
-        return self.passes.piece.step if within else None
+        return self.passes.piece.step if self.in_round and not self._meter.stopped else None
 
     def _step_begins(self, optimizer: torch.optim.Optimizer, closure: bool) -> None:
         """Before any step of an optimizer that holds the model's parameters, whoever takes it."""

@@ -62,8 +62,7 @@ def find(where: Where | None, length: int, writes: bool = False) -> Memory | Non
 
 
 def common(length: int) -> Memory | None:
-    """Memory with its file that all ranks read and write; None, for all of them, if they are on several machines.
-    Collective."""
+    """Memory with its file that all ranks read and write; None if they are on several machines. Collective."""
     first = peers.rank() == 0
     own, place = make(length) if first else (None, None)
     where = peers.gather(place)[0]

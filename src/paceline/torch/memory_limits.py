@@ -71,9 +71,8 @@ def gauges(device: torch.device) -> list[Gauge]:
 
         held, most = partial(cuda.memory_allocated, device), partial(cuda.max_memory_allocated, device)
         return [Gauge(begin, held, most, free)]
-    found = [
-        Gauge(_forget, partial(status, "VmRSS"), partial(status, "VmHWM"), partial(_resident, _cgroups()))
-    ]
+    resident = partial(status, "VmRSS"), partial(status, "VmHWM")
+    found = [Gauge(_forget, *resident, partial(_resident, _cgroups()))]
     addresses = float(resource.getrlimit(resource.RLIMIT_AS)[0])
     if addresses != resource.RLIM_INFINITY:
         sizes = partial(status, "VmSize"), partial(status, "VmPeak")
@@ -215,11 +214,9 @@ class MemoryLimit:
         cuts = rows > self._floor and not self._whole and self._passes.cuts(batch)
         while start < rows or not rows:
             left = rows - start
-            size = (
-                min(self._size(left, each, piece.last and self._passes.gradients.sums), again)
-                if cuts
-                else left
-            )
+            size, sums = left, piece.last and self._passes.gradients.sums
+            if cuts:
+                size = min(self._size(left, each, sums), again)
             if size < rows:
                 self._passes.part(size, first=not start, more=size < left)
             try:
@@ -244,9 +241,8 @@ class MemoryLimit:
         most = max(int(self._find() / each), self._floor)
         proven = max(min(int(self._proven / each), most), self._floor)
         if left <= most:
-            size = (
-                left if not sums or left <= proven else left - proven
-            )  # what others wait for is to go through
+            # What others wait for is to go through.
+            size = left if not sums or left <= proven else left - proven
         else:
             size = most if most > proven else -(-left // -(-left // most))
         if size < left:
@@ -304,9 +300,8 @@ def _each(piece: Piece) -> float:
 
 def sentence(rank: int, piece: Piece, device: torch.device, samples: int | None = None) -> str:
     """Which rank ran out of memory where, with how many samples, and how many bytes it held."""
-    peak, room = min(
-        ((gauge.peak(), gauge.room()) for gauge in gauges(device)), key=lambda pair: pair[1] - pair[0]
-    )
+    pairs = [(gauge.peak(), gauge.room()) for gauge in gauges(device)]
+    peak, room = min(pairs, key=lambda pair: pair[1] - pair[0])
     many = piece.samples if samples is None else samples
     return (
         f"rank {rank} ran out of memory in round {piece.step} with {many} sample{'s' * (many != 1)} at once, "

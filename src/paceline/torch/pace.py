@@ -38,9 +38,8 @@ from paceline.torch.feed.loader import BalancedLoader
 from paceline.torch.feed.rounds import Sizes, iterate, run_round
 from paceline.torch.feed.streams import StreamLoader
 from paceline.torch.gradients.reducers import Reducer, reducer_of
-from paceline.torch.gradients.weighing import checked_count
 from paceline.torch.host import Hosting
-from paceline.torch.liveness.monitor import monitor
+from paceline.torch.liveness.monitor import Alone, monitor
 from paceline.torch.liveness.shutdown import leave_in_time
 from paceline.torch.liveness.stall import SECONDS, OnMissed
 from paceline.torch.local import Merge, Merging
@@ -50,7 +49,7 @@ from paceline.torch.measuring.audience import Audience, asked
 from paceline.torch.measuring.open_rounds import OnNan
 from paceline.torch.memory_limits import MemoryLimit
 from paceline.torch.options import Limits, Options
-from paceline.torch.passes import weighed
+from paceline.torch.passes import check_loss
 from paceline.torch.terms import agree
 
 
@@ -167,9 +166,8 @@ class Pace:
         if self.terms.merge is not None:
             facts |= {"loop": loop, "every": every}
         self._audience = Audience(listeners, facts, record=record, sinks=sinks, collect_every=collect_every)
-        if not elastic:  # last, since its threads run until it is closed
-            self.loop.watch_over(monitor(on_missed, patience))
-            self.loop.refuse_collectives()
+        # last, since its threads run until it is closed
+        self.loop.watch_over(Alone() if elastic else monitor(on_missed, patience))
 
     @property
     def global_batch(self) -> int:
@@ -307,12 +305,11 @@ class Pace:
         scaler: a torch GradScaler, by which the loss is scaled first; hand it to ``step``, too.
         """
         passes = self.loop.passes
-        passes.check_due(loss)
-        weight = passes.weight(loss, reduction, None if count is None else checked_count(count))
-        passes.begins(loss)
+        micro_step = passes.micro_step
+        if micro_step is None or micro_step.done or not isinstance(loss, torch.Tensor):
+            passes.refuse(loss)
+        loss = passes.weighted(loss, reduction, count)
         try:
-            if weight != 1.0:
-                loss = weighed(loss, weight)
             (loss if scaler is None else scaler.scale(loss)).backward()
         except LOST as error:
             self.loop.name(error)
@@ -325,10 +322,8 @@ class Pace:
         Behind ``pace.step`` it weighs the loss of a second model, of the same batch, whose gradients are averaged by
         a DistributedDataParallel of its own: ``pace.weighted(loss).backward()``, then its optimizer's step.
         """
-        weight = self.host.weight(loss, reduction, None if count is None else checked_count(count))
-        weighted = weighed(loss, weight)
-        self.loop.passes.begins(weighted)
-        return weighted
+        check_loss(loss)
+        return self.loop.passes.weighted(loss, reduction, count)
 
     def loads(self, step: int, batch: int) -> NDArray[np.int64]:
         """Samples of each rank in round ``step`` of ``batch`` samples as planned, shape (n,)."""
@@ -359,8 +354,7 @@ class Pace:
         optimizer: one, or several in a list; or call it once for each of them.
         scaler: a torch GradScaler, stepped and updated where given; several optimizers then go in one call.
         """
-        several = isinstance(optimizer, (list, tuple))
-        return self.loop.step(list(optimizer) if several else [optimizer], scaler)  # type: ignore[arg-type]
+        return self.loop.step([*optimizer] if isinstance(optimizer, (list, tuple)) else [optimizer], scaler)
 
     def register(self, *things: Any) -> None:
         """With elastic=True, call it just before the loop: with the optimizers, schedulers, GradScaler and whatever

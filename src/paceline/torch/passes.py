@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
 
 from paceline.errors import PacelineError, short
 from paceline.torch.gradients.reducers import Reducer, weigh_in_hook
-from paceline.torch.gradients.weighing import Weighing
+from paceline.torch.gradients.weighing import Weighing, checked_count
 from paceline.torch.measuring.measure import LastGradient
 from paceline.torch.measuring.meter import Meter
 from paceline.torch.plan import Piece
@@ -23,9 +24,10 @@ class MicroStep:
 
     told: tuple[torch.Tensor, float, float | None] | None = None  # on record: loss, part and count
     weighed = False  # its loss
-    begun = False  # its backward pass
+    begun = False  # its backward pass, under the hook
     prepared = False  # whatever backward pass comes next sums its gradients over the ranks
     done = more = False  # its backward pass; passes follow after this one
+    complete = False  # all gradients of its round are in, and an optimizer step is due
 
     def __init__(self, piece: Piece, whole: Piece, rows: int | None) -> None:
         self.piece = piece  # what its coming backward pass is of
@@ -130,7 +132,7 @@ class Passes:
             counted=meter.counted_by_all,
         )
         self._rows, self._hooks = RowCheck(), list[Any]()
-        self._last: LastGradient | None = None  # else ``ended`` is early enough
+        self._last: Any = None  # a ``LastGradient``; else ``ended`` is early enough
         if reducer.waits != "never" or self._by_hook:
             self._last = LastGradient(parameters, self._gradients_ready)
             self._hooks.append(self._last)
@@ -149,12 +151,13 @@ class Passes:
     @property
     def complete(self) -> bool:
         """True when the round's gradients are all in, and an optimizer step is due."""
-        micro_step = self.micro_step
-        return micro_step is not None and micro_step.done and self._meter.stopped and micro_step.piece.last
+        return self.micro_step is not None and self.micro_step.complete
 
     def begin(self, piece: Piece, batch: Any) -> None:
         """A batch goes to the loop."""
-        self.gradients.begin(piece)
+        gradients = self.gradients
+        if gradients.exact or gradients.entered is not None or not piece.last:
+            gradients.begin(piece)
         rows = self._rows.missing(batch, piece.samples) if piece.samples else None
         self.micro_step, self.over = MicroStep(piece, piece, rows), None
 
@@ -181,7 +184,7 @@ class Passes:
         """Whether the running pass can be taken back, and nobody else has a part of it."""
         micro_step = self.micro_step
         return micro_step is not None and not (
-            (micro_step.begun or micro_step.prepared) and micro_step.piece.last and self.gradients.sums
+            (micro_step.weighed or micro_step.prepared) and micro_step.piece.last and self.gradients.sums
         )
 
     def prepared(self) -> None:
@@ -202,12 +205,10 @@ class Passes:
                 self._meter.add_count(-count)
                 self.gradients.count_back(micro_step.piece.step, count)
 
-    def check_due(self, loss: Any) -> None:
-        """Raises PacelineError if the loss is no tensor, or a backward pass is not due."""
-        micro_step = self.micro_step
-        if micro_step is not None and not micro_step.done and isinstance(loss, torch.Tensor):
-            return
+    def refuse(self, loss: Any) -> NoReturn:
+        """Raises PacelineError, since the loss is no tensor, or a backward pass is not due."""
         check_loss(loss)
+        micro_step = self.micro_step
         if micro_step is None:
             raise PacelineError(
                 "pace.backward() was called outside of `for ... in pace.loader(...)`"
@@ -220,14 +221,17 @@ class Passes:
             "expected once: add the losses, and call it with the sum"
         )
 
-    def begins(self, loss: torch.Tensor) -> None:
-        """A backward pass through this loss follows at once, on this thread."""
-        last, micro_step = self._last, self.micro_step
-        if last is None or micro_step is None or not micro_step.piece.last:
-            return
+    def weighted(self, loss: torch.Tensor, reduction: str, count: Any) -> torch.Tensor:
+        """``loss`` times what it counts; zero if it counts for nothing, though a mean over nothing is NaN. The
+        backward pass through it follows at once, on this thread."""
+        weight = self.weight(loss, reduction, None if count is None else checked_count(count))
         # On a device a pass is through long before its gradients are, and hooks tell on which stream these will be.
-        if self._on_cpu and self._reducer.waits == "behind":
-            last.begins(loss)
+        behind, micro_step = self._on_cpu and self._reducer.waits == "behind", self.micro_step
+        if behind and micro_step is not None and micro_step.piece.last:
+            self._last.begins(loss, partial(self._meter.stop, micro_step.whole))
+        if weight:
+            return loss if weight == 1.0 else loss * weight
+        return torch.nan_to_num(loss) * 0.0
 
     def weight(self, loss: torch.Tensor | None, reduction: str, count: float | None) -> float:
         """What this micro-step's gradient counts; takes the loss, if given, down for the record."""
@@ -237,7 +241,7 @@ class Passes:
         piece = micro_step.piece
         many: float = piece.samples
         if count is not None:
-            many = count * (many > 0)
+            count = many = count * (many > 0)
             if not micro_step.weighed:
                 self._meter.add_count(many)
         elif micro_step.rows is not None and reduction == "mean":
@@ -248,42 +252,42 @@ class Passes:
             part = float(many > 0)
         else:
             raise PacelineError(f"reduction={reduction!r}: expected 'mean' or 'sum'")
+        gradients = self.gradients
         if loss is not None:
             self._meter.add_loss(loss, part)
-            if self.gradients.apart:
-                micro_step.told = loss.detach(), part, None if count is None else many
+            if gradients.apart:
+                micro_step.told = loss.detach(), part, count
         if not (piece.last or micro_step.more):
             self._halfway(micro_step.whole)
         if not self._by_hook:
-            self._reducer.check_sync(piece.last and not self.gradients.exact)
+            self._reducer.check_sync(piece.last and not gradients.exact)
         if not micro_step.weighed:
             micro_step.weighed = True
-            self.gradients.weigh(piece, None if count is None else many)
-        if self._by_hook:  # which weighs means
-            if count is not None and not many:
-                return 0.0
-            return 1.0 / max(many, 1) if reduction == "sum" else 1.0
-        micro_step.begun = True
-        return self.gradients.weight(piece, part)
+            gradients.weigh(piece, count)
+        if not self._by_hook:
+            return gradients.weight(piece, part)
+        if count == 0:  # the hook weighs means
+            return 0.0
+        return 1.0 / max(many, 1) if reduction == "sum" else 1.0
 
     def ended(self) -> None:
         """The backward pass of this micro-step is through."""
-        micro_step = self.micro_step
+        micro_step, gradients = self.micro_step, self.gradients
         if micro_step is None:
             raise PacelineError(NO_ROUND)
         piece = micro_step.piece
-        if not (micro_step.begun or self._by_hook):
+        if not (micro_step.weighed or self._by_hook):
             raise PacelineError(
                 f"round {piece.step}: pace.host.backward_done() was called before pace.host.weight(loss); expected "
                 "the loss to be multiplied by that weight first"
             )
         micro_step.done = True
-        if self.gradients.apart:
-            self.gradients.join()
-        if micro_step.more:
-            self.gradients.done(piece)
-            return
-        micro_step.piece = piece = micro_step.whole
+        if gradients.apart:
+            gradients.join()
+            if micro_step.more:
+                gradients.done(piece)
+                return
+            micro_step.piece = piece = micro_step.whole
         if self._commit is not None:
             micro_step.piece = piece = self._commit(piece)
         if piece.last:
@@ -291,7 +295,8 @@ class Passes:
                 self._last.ended()
             if not self._meter.stopped:  # for a graph in which no hooked parameter took part
                 self._meter.stop(piece)
-        self.gradients.done(piece)
+            micro_step.complete = True
+        gradients.done(piece)
 
     def check_taken(self) -> None:
         """Raises PacelineError if the micro-step is over, and its backward pass was left out."""
@@ -310,7 +315,7 @@ class Passes:
     def check_complete(self) -> None:
         """Raises PacelineError if a step is taken that is not due."""
         micro_step = self.micro_step
-        if micro_step is None or (micro_step.done and self._meter.stopped and micro_step.piece.last):
+        if micro_step is None or micro_step.complete:
             return
         step = micro_step.piece.step
         others = self._meter.stopped or (not micro_step.weighed and self.gradients.there())
@@ -377,9 +382,10 @@ class Passes:
         torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)
 
     def _backward_ended(self) -> None:
-        if self.micro_step is not None:
-            self.micro_step.done = True
-            self.gradients.gathered(self.micro_step.piece)
+        if (micro_step := self.micro_step) is not None:
+            micro_step.done = True
+            micro_step.complete = self._meter.stopped and micro_step.piece.last
+            self.gradients.gathered(micro_step.piece)
 
     def _gradients_ready(self) -> None:
         micro_step = self.micro_step
@@ -391,8 +397,3 @@ def check_loss(loss: Any) -> None:
     if not isinstance(loss, torch.Tensor):
         hint = "the entry that holds it" if isinstance(loss, dict) else "what the criterion returned"
         raise PacelineError(f"the loss is {short(loss)}; expected a tensor: hand over {hint}")
-
-
-def weighed(loss: torch.Tensor, weight: float) -> torch.Tensor:
-    """The loss times its weight; zero if it counts for nothing, though a mean over nothing is NaN."""
-    return loss * weight if weight else torch.nan_to_num(loss) * 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import math
 import os
@@ -26,7 +27,6 @@ _company: Any = None  # the ranks of a run where they are no process group, see 
 SENT, TIMES = 1 << 18, 2  # bytes there and back over a link that is measured, and how often
 MOST_LINKS = 64  # that are measured
 LONGEST = 1e7  # seconds; what a thread may be told to wait is limited, too
-_forks_let_alone = False
 _collected: list[bool] = []  # whether Python collected garbage when each fork that is under way began
 
 
@@ -137,10 +137,7 @@ def own_store(timeout: float, first: Mapping[str, str | bytes] | None = None) ->
         return store
 
     hosted = on_rank_0(begin)
-    address: list[tuple[str, int] | None] = [(host, hosted.port) if hosted is not None else None]
-    dist.broadcast_object_list(address, src=0)
-    there = address[0]
-    assert there is not None  # rank 0 has sent it
+    there = gather(None if hosted is None else (host, hosted.port))[0]
     return together(lambda: connect(there) if hosted is None else hosted)
 
 
@@ -180,16 +177,14 @@ def joined() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
+@functools.cache
 def let_forks_alone() -> None:
     """From now on a forked child, such as a DataLoader's worker, never collects what existed before the fork.
 
     The threads of stores and groups do not exist there. If the child's garbage collector finds one that the rank has
     let go of, the destructor waits for such a thread and ends the child with a segmentation fault.
     """
-    global _forks_let_alone
-    if not _forks_let_alone:
-        _forks_let_alone = True
-        os.register_at_fork(before=_stop_collecting, after_in_parent=_collect_on, after_in_child=_leave_alone)
+    os.register_at_fork(before=_stop_collecting, after_in_parent=_collect_on, after_in_child=_leave_alone)
 
 
 def _stop_collecting() -> None:

@@ -6,7 +6,7 @@ And what a checkpoint holds of that, checked before anything goes by it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -17,18 +17,9 @@ COUNTS = ("epoch", "samples_done", "rounds", "global_batch")
 LATER = ("loader", "samples")  # not in the states of older versions, and None if no loader was iterated
 
 
-def batches(samples: int, done: int, batch: int, floor: int = 1) -> Iterator[tuple[int, int]]:
-    """(first, size) of each remaining round of an epoch. Only the last may be short; fewer samples than ``floor``
-    cannot be a round of their own (batch norm needs 2) and join the one before."""
-    last = done + (rounds(samples, done, batch, floor) - 1) * batch
-    for first in range(done, last, batch):
-        yield first, batch
-    if last >= done:
-        yield last, samples - last
-
-
 def rounds(samples: int, done: int, batch: int, floor: int = 1) -> int:
-    """How many ``batches`` there are."""
+    """How many are left of an epoch. Only the last may be short; fewer samples than ``floor`` cannot be a round of
+    their own (batch norm needs 2) and join the one before."""
     left = max(samples - done, 0)
     full, rest = divmod(left, batch)
     return full + (rest > 0 if not full else rest >= floor)
@@ -37,15 +28,11 @@ def rounds(samples: int, done: int, batch: int, floor: int = 1) -> int:
 class Progress:
     """Counts rounds and epochs; the same on every rank, and whatever their number.
 
-    batch: B, samples of a step; floor: samples that a round needs at least; size: samples of each round by its
-        number, by default B; fixed: they are the same of all rounds.
+    batch: B, samples of a step. floor: samples that a round needs at least. size: of each round, by its number.
     """
 
-    def __init__(
-        self, batch: int, floor: int, size: Callable[[int], int] | None = None, fixed: bool = True
-    ) -> None:
-        self._batch, self._floor = batch, floor
-        self._fixed, self.size = fixed, size or (lambda step: batch)
+    def __init__(self, batch: int, floor: int, size: Callable[[int], int]) -> None:
+        self._batch, self._floor, self.size = batch, floor, size
         self.epoch = 0  # of the next or running iteration of the loader
         self.samples_done = 0  # of this epoch, over all ranks
         self.rounds = 0  # finished since the beginning, over all epochs
@@ -57,12 +44,14 @@ class Progress:
 
     def remaining(self) -> Iterator[tuple[int, int]]:
         """(first sample, size) of each round left in this epoch of the loader in use, as it stands when asked for."""
-        first, step = self.samples_done, self.rounds
-        if self._fixed:
-            yield from batches(self.samples, first, self.size(step), self._floor)
-            return
-        while first < self.samples:
-            _, size = next(batches(self.samples, first, self.size(step), self._floor))
+        first, step, samples, floor, size_of = (
+            *(self.samples_done, self.rounds, self.samples),
+            *(self._floor, self.size),
+        )
+        while (left := samples - first) > 0:
+            size = size_of(step)
+            if left - size < floor:  # what would be too little for a round joins this one
+                size = left
             yield first, size
             first, step = first + size, step + 1
 
@@ -113,11 +102,6 @@ class Progress:
             epoch, self._chosen = self._chosen, None
             self.choose(epoch)
 
-    def finish(self, samples: int) -> None:
-        """A round of so many samples is done."""
-        self.samples_done += samples
-        self.rounds += 1
-
     def state(self) -> dict[str, int | None]:
         """What ``load`` needs."""
         return {
@@ -131,8 +115,7 @@ class Progress:
         }
 
     def check(self, state: Any) -> int:
-        """The rounds that a state has behind it. Raises PacelineError if it is none, or its rounds were of another
-        size; changes nothing."""
+        """The rounds behind a state. Raises PacelineError if it is none, or of other rounds; changes nothing."""
         check_state(state)
         if state["global_batch"] != self._batch:
             raise PacelineError(
@@ -156,30 +139,21 @@ def check_state(state: Any) -> None:
         raise PacelineError(
             f"the state of Pace is {short(state)}; expected a dict, as Pace.state_dict() gives it"
         )
-    version = state.get("version")
-    if not _whole(version) or version != VERSION:
-        raise PacelineError(
-            f"the state of Pace has version={short(version)}; expected {VERSION}, which is what this version of "
-            "Paceline reads and writes"
-        )
+
+    def refuse(name: str, expected: str) -> NoReturn:
+        raise PacelineError(f"the state of Pace has {name}={short(state.get(name))}; expected {expected}")
+
+    if not _whole(state.get("version")) or state["version"] != VERSION:
+        refuse("version", f"{VERSION}, which is what this version of Paceline reads and writes")
     for name in (*COUNTS, *LATER):
         value: Any = state.get(name)
-        if name in LATER and value is None:
-            continue
         least = int(name == "global_batch")
-        if not _whole(value) or value < least:
-            raise PacelineError(
-                f"the state of Pace has {name}={short(value)}; expected a whole number of at least {least}"
-            )
+        if not (name in LATER and value is None) and not (_whole(value) and value >= least):
+            refuse(name, f"a whole number of at least {least}")
     if not isinstance(state.get("policy"), str):
-        raise PacelineError(
-            f"the state of Pace has policy={short(state.get('policy'))}; expected the name of a policy"
-        )
+        refuse("policy", "the name of a policy")
     if not isinstance(state.get("balancer"), dict):
-        raise PacelineError(
-            f"the state of Pace has balancer={short(state.get('balancer'))}; expected a dict, as "
-            "Balancer.state_dict() gives it"
-        )
+        refuse("balancer", "a dict, as Balancer.state_dict() gives it")
 
 
 def _whole(value: Any) -> bool:

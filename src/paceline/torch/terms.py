@@ -104,7 +104,12 @@ def agree(model: torch.nn.Module, given: Options, in_step: bool) -> Terms:
     least, most = least_and_most(limits, ranks, global_batch, floor)
     if fixed is not None:
         most = [min(m, fixed * (own or m)) for m, own in zip(most, peers.gather(micro_batch), strict=True)]
-        options.check_room(most, global_batch, given.loop)
+        if given.loop == "whole" and sum(most) < global_batch:
+            raise PacelineError(
+                f"micro_batch and limits leave room for {sum(most)} samples on {ranks} ranks, and the global batch "
+                f"has {global_batch}; in this loop each rank runs its part of a round at once: use loop='round' and "
+                "pace.round(batch, function), which accumulates, or a smaller global_batch"
+            )
     cluster = Cluster(ranks, global_batch, np.array(least, float), np.array(most, float), peers.machines())
     chosen = policies.create(policy, cluster) if isinstance(policy, str) else policy(cluster)
     name = policy if isinstance(policy, str) else type(chosen).__name__
@@ -115,13 +120,17 @@ def agree(model: torch.nn.Module, given: Options, in_step: bool) -> Terms:
         plans: Any = chosen.planner()
         chosen, name = plans, "level"
     balancer = Balancer(chosen, quantum=quantum, floor=floor)
-    facts = {
-        "global_batch": batch,
-        "policy": name,
-        "limits": given.limits if memory else (least, most),
-        "drop": given.drop,
-    }
-    for other in ("quantum", "micro_steps", "loop", "weigh", "deterministic", "collect_every", "every"):
+    facts = {"global_batch": batch, "policy": name, "limits": given.limits if memory else (least, most)}
+    for other in (
+        "quantum",
+        "micro_steps",
+        "loop",
+        "weigh",
+        "deterministic",
+        "collect_every",
+        "every",
+        "drop",
+    ):
         facts[other] = getattr(given, other)
     if given.merge is not None:
         facts["merge"] = str(given.merge)
@@ -132,8 +141,11 @@ def agree(model: torch.nn.Module, given: Options, in_step: bool) -> Terms:
     moves_work, fills = balancer.piece_plan(0) is not None, given.fills or norms
     given.check_drop(in_step, moves_work, next((p.device for p in model.parameters()), torch.device("cpu")))
     given.check_pieces(name, moves_work, in_step, fills)
-    if given.elastic:
-        options.check_joins(name, balancer.policy.trains)
+    if given.elastic and balancer.policy.trains:
+        raise PacelineError(
+            f"elastic=True: policy {name} decides beside the training, which a rank that joins cannot take part in "
+            "yet; use auto, level or another that does not train"
+        )
     unit, cell = micro_batch if own and micro_batch else quantum if quantum >= floor else floor, 0
     if given.deterministic:
         unit = cell = quantum if quantum > 1 else max(1, global_batch // CELLS)

@@ -19,7 +19,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -38,19 +37,11 @@ COLLECTIVES = (
 
 BUFFERS = "broadcast of buffers"  # DDP's, before a forward pass
 
-
-@dataclass(frozen=True, eq=False)
-class Listener:
-    """begins: called with the collective's name before this process waits, or may; it may raise. ends: after it."""
-
-    begins: Callable[[str], object]
-    ends: Callable[[], object]
-
-
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _PACELINE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
-_listeners: list[Listener] = []
+# By what ends each of them, see ``listen``.
+_listeners: dict[Callable[[], None], tuple[Callable[[str], object], Callable[[], object]]] = {}
 _replaced: list[tuple[Any, str, Any, Any]] = []  # owner, name, what was there, what is there now
 _threads: set[int] = set()  # that have listened
 _thread = threading.local()
@@ -58,19 +49,18 @@ _waited = 0.0  # seconds so far, while somebody listened
 
 
 def listen(begins: Callable[[str], object], ends: Callable[[], object]) -> Callable[[], None]:
-    """Tell of each wait of this thread, and of backward passes, until the function that is returned is called."""
-    listener = Listener(begins, ends)
+    """Tell of each wait of this thread, and of backward passes, until the function that is returned is called.
+
+    begins: called with the collective's name before this process waits, or may; it may raise. ends: after it."""
+
+    def stop() -> None:
+        if _listeners.pop(stop, None) is not None and not _listeners:
+            _put_back()
+
     _threads.add(threading.get_ident())
     if not _listeners and dist.is_available():
         _replace()
-    _listeners.append(listener)
-
-    def stop() -> None:
-        if listener in _listeners:
-            _listeners.remove(listener)
-            if not _listeners:
-                _put_back()
-
+    _listeners[stop] = begins, ends
     return stop
 
 
@@ -150,13 +140,13 @@ def _told(name: str, original: Any, arguments: tuple[Any, ...], named: dict[str,
     _thread.within = True
     began, told = time.perf_counter(), []
     try:
-        for listener in tuple(_listeners):
-            listener.begins(name)
-            told.append(listener)
+        for begins, ends in tuple(_listeners.values()):
+            begins(name)
+            told.append(ends)
         return original(*arguments, **named)
     finally:
-        for listener in told:
-            listener.ends()
+        for ends in told:
+            ends()
         _waited += time.perf_counter() - began
         _thread.within = False
 

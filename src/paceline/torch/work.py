@@ -50,7 +50,6 @@ class Drops:
         """A micro-step is about to begin; it as it is run, the last one if all behind it are dropped. Collective in
         the first of the round behind the warm-up."""
         running = self._meter.running
-        assert running is not None
         if piece.first:
             self._round_is_over()
             self._running, self._ends = running, []

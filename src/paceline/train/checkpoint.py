@@ -14,16 +14,15 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, saying
 from paceline.files import part_of, read, write_whole
 from paceline.torch import progress
 
 _log = logging.getLogger(__name__)
-T = TypeVar("T")
 MARK = b"paceline sha256 "
 DIGITS = 64
 CHECKPOINT = "checkpoint.pt"
@@ -43,20 +42,20 @@ def sound(content: bytes) -> bool:
     return end == MARK + _digest(body)
 
 
-class Checkpoints(Generic[T]):
+class Checkpoints:
     """The newest checkpoint of a run and the one before it.
 
     newest: the file; the older one stands beside it, as NAME-previous. decode: what the bytes hold; raises
     PacelineError for what it cannot use, and may raise anything for bytes that are damaged.
     """
 
-    def __init__(self, newest: Path, decode: Callable[[bytes], T]) -> None:
+    def __init__(self, newest: Path, decode: Callable[[bytes], dict[str, Any]]) -> None:
         self.newest, self._decode = newest, decode
         self.older = newest.with_name(f"{newest.stem}-previous{newest.suffix}")
         self._keeps: bool | None = None  # whether the newest is sound; None if nobody has looked
         self.note = ""  # a sentence on why ``load`` took the older one
 
-    def load(self) -> T | None:
+    def load(self) -> dict[str, Any] | None:
         """The newest, or the one before it where the newest is damaged or gone; None if there is neither.
 
         Raises PacelineError if there is something, and none of it can be used.
@@ -102,13 +101,11 @@ class Checkpoints(Generic[T]):
             raise PacelineError(f"cannot write {self.newest}: {error.strerror or error}") from error
         self._keeps = True
 
-    def _read(self, path: Path) -> T:
-        try:
+    def _read(self, path: Path) -> dict[str, Any]:
+        if not path.exists():
+            raise PacelineError(f"{path} does not exist")
+        with saying(f"cannot read {path}"):
             content = read(path, sys.maxsize)
-        except FileNotFoundError:
-            raise PacelineError(f"{path} does not exist") from None
-        except OSError as error:
-            raise PacelineError(f"cannot read {path}: {error.strerror or error}") from error
         if not sound(content):
             raise PacelineError(
                 f"{path} is damaged or is no checkpoint: its bytes are not those that were written"
@@ -121,7 +118,7 @@ class Checkpoints(Generic[T]):
             raise PacelineError(f"{path} is damaged or is no checkpoint ({type(error).__name__})") from error
 
 
-def of_run(run_dir: Path) -> Checkpoints[dict[str, Any]]:
+def of_run(run_dir: Path) -> Checkpoints:
     """The checkpoints of the engine "torch" in a run directory; ``load`` gives the state dicts that PARTS names."""
     return Checkpoints(run_dir / CHECKPOINT, decode)
 

@@ -11,7 +11,7 @@ from paceline import policies
 from paceline.balancer import Balancer
 from paceline.data import traces
 from paceline.data.datasets import Data
-from paceline.errors import PacelineError, meant
+from paceline.errors import PacelineError, expected
 from paceline.learners import models
 from paceline.paramserver.config import ServerConfig
 from paceline.rounds import Cluster
@@ -78,9 +78,8 @@ def survives(config: TrainConfig, joined: bool = False) -> bool:
 
 def warning(config: TrainConfig, joined: bool = False) -> str:
     """A sentence on why a lost worker ends the run, for a user who gave no option for it; else empty."""
-    if config.elastic is not None or config.workers == 1 or config.engine != "torch":
-        return ""
-    wrong = hindrance(config, joined)
+    asked = config.elastic is not None or config.workers == 1 or config.engine != "torch"
+    wrong = "" if asked else hindrance(config, joined)
     return f"A worker that is lost ends this run: {wrong}." if wrong else ""
 
 
@@ -99,30 +98,28 @@ def hindrance(config: TrainConfig, joined: bool = False) -> str:
 
 def _check_engine(config: TrainConfig) -> None:
     if config.engine not in ENGINES:
-        raise PacelineError(
-            f"engine {config.engine!r} is unknown; expected torch or ray{meant(config.engine, ENGINES)}"
-        )
+        raise PacelineError(f"engine {config.engine!r} is unknown{expected(config.engine, ENGINES)}")
     if config.engine == "ray":
         import paceline.ray  # noqa: F401 - which says so where Ray is not installed
 
         server(config).build(shared=True)
         if config.patience != TrainConfig.patience:
             raise PacelineError("--patience is for --engine torch; leave it out with --engine ray")
-        return
-    for name in ("sync", "backup", "mode", "rate", "address"):
+    else:
+        _check_left_out(config, "--engine ray", ("sync", "backup", "mode", "rate", "address"))
+
+
+def _check_left_out(config: TrainConfig, other: str, names: tuple[str, ...]) -> None:
+    for name in names:
         if getattr(config, name) != getattr(TrainConfig, name):
-            raise PacelineError(f"--{name} is for --engine ray; add it, or leave out --{name}")
+            raise PacelineError(f"--{name} is for {other}; add it, or leave out --{name}")
 
 
 def _check_loop(config: TrainConfig) -> None:
     if config.loop not in LOOPS:
-        raise PacelineError(
-            f"loop {config.loop!r} is unknown; expected round or local{meant(config.loop, LOOPS)}"
-        )
+        raise PacelineError(f"loop {config.loop!r} is unknown{expected(config.loop, LOOPS)}")
     if config.loop == "round":
-        for name in ("every", "outer"):
-            if getattr(config, name) is not None:
-                raise PacelineError(f"--{name} is for --loop local; add it, or leave out --{name}")
+        _check_left_out(config, "--loop local", ("every", "outer"))
         return
     wrong = (
         "--engine ray moves parameters by its own rules; use --engine torch"
@@ -148,24 +145,20 @@ def _check_slowdown(config: TrainConfig, data: Data) -> None:
     given = [f"--{dashed(name)}" for name in names if getattr(config, name) is not None]
     if len(given) > 1:
         raise PacelineError(f"{' and '.join(given)} were both given; expected one of them")
-    for option, values, least in (
-        ("--slowdown", config.slowdown, 1.0),
-        ("--slowdown-ms", config.slowdown_ms, 0.0),
-    ):
-        if values is None:
-            continue
-        if len(values) != config.workers:
-            raise PacelineError(
-                f"{option} has {len(values)} entries for {config.workers} workers; expected one for each"
-            )
-        for value in values:
-            if not least <= value <= SLOWEST:
-                raise PacelineError(
-                    f"{option} has the entry {value:g}; expected numbers of at least {least:g}, and at most "
-                    f"{SLOWEST:g}"
-                )
     if config.slowdown_trace is not None:
         _check_trace(config, config.slowdown_trace, data)
+    values, least = (config.slowdown_ms, 0.0) if config.slowdown is None else (config.slowdown, 1.0)
+    if values is None:
+        return
+    if len(values) != config.workers:
+        raise PacelineError(
+            f"{given[0]} has {len(values)} entries for {config.workers} workers; expected one for each"
+        )
+    for value in values:
+        if not least <= value <= SLOWEST:
+            raise PacelineError(
+                f"{given[0]} has the entry {value:g}; expected numbers of at least {least:g}, and at most {SLOWEST:g}"
+            )
 
 
 def _check_trace(config: TrainConfig, file: str, data: Data) -> None:

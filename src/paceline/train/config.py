@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import dataclasses
-import textwrap
 import types
 from dataclasses import dataclass
 from typing import Any, get_args, get_origin, get_type_hints
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, short
 
 MANY = 2**31 - 1
 # The panels of the command's help.
@@ -118,9 +117,8 @@ class TrainConfig:
         for name, value in kept.items():
             if not _fits(value, kinds[name]):
                 kind = cls.__dataclass_fields__[name].type
-                given = textwrap.shorten(repr(value), 60, placeholder="...")
                 raise PacelineError(
-                    f"{name}={given} in run.json: expected {kind}; put back the run's own file"
+                    f"{name}={short(value)} in run.json: expected {kind}; put back the run's own file"
                 )
         if isinstance(kept.get("limits"), list):
             kept["limits"] = [tuple(pair) for pair in kept["limits"]]

@@ -49,7 +49,6 @@ class Journal:
         self._notes: set[str] = set()
         self._ready = 0
         self.over = False  # all rounds are done, and the checkpoint of the last one is prepared
-        self._began = False
         self.faults = 0
 
     def lost(self, losses: Iterable[Loss]) -> None:
@@ -61,7 +60,7 @@ class Journal:
         that keeps this one waiting."""
         kind = event["type"]
         if kind == "ready":
-            if not self._began:
+            if self._record is None:
                 self._ready += 1
                 self._tell({"type": "starting", "ready": self._ready, "workers": self._config.workers})
         elif kind == "start":
@@ -166,8 +165,7 @@ class Journal:
             self._record.recorder.close()
 
     def _start(self, event: Event) -> None:
-        if not self._began:
-            self._began = True
+        if self._record is None:
             facts = self._config.as_dict() | {"engine": "torch"}
             keep = event["first"] if self._resume else None
             self._newest = event["first"] - 1

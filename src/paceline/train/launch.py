@@ -4,8 +4,8 @@ The workers are forked from a small server that has PyTorch loaded, so many star
 over a pipe of its own, and this process, which outlives them, puts it on record. Another pipe is open for as long as
 this process lives: a worker ends when it closes, so that none is left behind whatever becomes of this process.
 
-Whether the run survives the loss of a worker decides who keeps the workers: ``Supervisor``, which starts others in
-their place, or ``Needed``, for which the first loss is the end.
+If the run survives the loss of a worker, ``Supervisor`` starts others in their place. Else the workers are a process
+group, do not meet in its store, and count as one that has not begun: the first loss is the end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ import torch.distributed as dist
 
 from paceline.errors import PacelineError, WorkerError
 from paceline.torch.elastic.membership import Where
-from paceline.torch.elastic.supervisor import Loss, Supervisor
+from paceline.torch.elastic.nodes import WorkerProcess
+from paceline.torch.elastic.supervisor import Supervisor
 from paceline.torch.liveness.detector import FailureDetector
 from paceline.torch.liveness.shutdown import end_with
 from paceline.torch.liveness.stall import Missing
@@ -38,10 +39,8 @@ from paceline.train.config import TrainConfig
 from paceline.train.journal import Journal, how_to_go_on
 
 LOADED = ["torch", "torch.distributed", "torch._dynamo", "paceline.train.launch", "paceline.train.forked"]
-LOOPBACK = "127.0.0.1"
 LOOK = 0.02  # seconds between two looks at the workers, at most: the end of one is seen at once
 STOPPED_LOOK = 0.5  # the same, at whether one is stopped
-STOPPED_EVERY = 1.5  # seconds between two such looks, at most: more of them count for no more
 SIGNAL_SECONDS = 0.3  # a signal that ended a worker may have been meant for all: it gets here within them
 REASON_SECONDS = 1.0  # for the worker that is the reason why another fails to be noticed first
 TIMEOUT = timedelta(seconds=600)
@@ -72,22 +71,39 @@ def run(
     def start(where: Where) -> _Local:
         ours, theirs = context.Pipe(duplex=False)
         arguments = (config, run_dir, resume, lasting, where, theirs, life)
-        process = context.Process(target=_work, args=arguments, name=f"worker {where.place}")
-        process.start()
+        worker = _Local(target=_work, args=arguments, name=f"worker {where.place}")
+        worker.start()
+        worker.pipe = ours
         theirs.close()
-        workers[where.ident] = _Local(process, ours)
-        return workers[where.ident]
+        workers[where.ident] = worker
+        return worker
 
     with closing(Journal(config, run_dir, on_event, resume)) as journal:
         try:
             on_event({"type": "starting", "ready": 0, "workers": config.workers})
-            supervisor: Supervisor | Needed = (
-                Supervisor(config.workers, start, config.max_restarts, config.dead_after, port)
-                if lasting
-                else Needed(config.workers, start, port)
-            )
-            stopped = Stopped({ident: worker.pid for ident, worker in workers.items()}, config.patience)
-            _watch(supervisor, workers, journal, stopped, run_dir, interrupted)
+            supervisor = Supervisor(config.workers, start, config.max_restarts, config.dead_after, port)
+            stopped = FailureDetector(config.patience, STOPPED_LOOK)
+            while supervisor.workers:
+                if interrupted():  # and the exception was lost, as in an object's destruction
+                    raise KeyboardInterrupt
+                if not supervisor.running and stopped.due(now := time.monotonic()):
+                    check_stopped(stopped, workers, now, f"the run was ended; {how_to_go_on(run_dir)}")
+                talking = list(workers.items())
+                losses = supervisor.look()
+                journal.lost(losses)
+                for ident, worker in talking:
+                    for event in worker.said():
+                        journal.take(event, ident)
+                if journal.over:  # the last round: whoever joined would have nothing to do
+                    supervisor.restarts = 0
+                fatal = any(loss.failed or (loss.lost and not supervisor.running) for loss in losses)
+                if not journal.over and (fatal or not supervisor.workers):
+                    time.sleep(SIGNAL_SECONDS)  # a signal that ended them may have been meant for all
+                    if interrupted():
+                        raise KeyboardInterrupt
+                ours = [each.ident for each in supervisor.members] if lasting else [0]
+                journal.settle(ours, losses, supervisor.running)
+                wait([workers[ident].sentinel for ident in supervisor.workers], LOOK)
             return journal.end()
         finally:
             held.close()
@@ -96,6 +112,7 @@ def run(
                 worker.kill()
             for worker in workers.values():
                 worker.join()
+                worker.pipe.close()
 
 
 def join(config: TrainConfig, run_dir: Path, on_event: Told, resume: bool = False) -> dict[str, Any]:
@@ -111,127 +128,36 @@ def join(config: TrainConfig, run_dir: Path, on_event: Told, resume: bool = Fals
         return journal.end() if journal.over else {}
 
 
-class Needed:
-    """Keeps the workers of a run that needs each of them; what ``Supervisor`` is to a run that goes on without some.
+class _Local(ForkServerProcess):
+    """A worker process, and what it says. pipe: where it says that; set when it was started."""
 
-    Raises PacelineError if the port cannot be used.
-    """
+    pipe: Connection
 
-    running = False  # at no time can a worker be spared
-    restarts = 0
-
-    def __init__(self, places: int, start: Callable[[Where], _Local], port: int) -> None:
-        try:
-            self._store = dist.TCPStore(LOOPBACK, port, None, True, TIMEOUT, wait_for_workers=False)
-        except (RuntimeError, dist.DistError) as error:
-            raise PacelineError(
-                f"port {port} cannot be used on this machine; choose another, or 0 for any"
-            ) from error
-        meet = self._store.port
-        self.workers = {rank: start(Where(LOOPBACK, meet, rank, rank, places)) for rank in range(places)}
-
-    def look(self) -> list[Loss]:
-        """Who takes part no more since the last call; those that were killed first, as the reason of what follows."""
-        losses = []
-        for rank, worker in list(self.workers.items()):
-            if (status := worker.status()) is not None:
-                del self.workers[rank]
-                killed = f"was killed by {signal.Signals(-status).name}" if status < 0 else ""
-                words = killed or f"ended with status {status}"
-                losses.append(Loss(rank, rank, words, time.time(), status != 0, status > 0))
-        return sorted(losses, key=lambda loss: loss.failed)
-
-
-def _watch(
-    supervisor: Supervisor | Needed,
-    workers: Mapping[int, _Local],
-    journal: Journal,
-    stopped: Stopped,
-    run_dir: Path,
-    interrupted: Callable[[], bool],
-) -> None:
-    """Until the last worker has ended."""
-    looked = time.monotonic()
-    while supervisor.workers:
-        if interrupted():  # and the exception was lost, as in an object's destruction
-            raise KeyboardInterrupt
-        if not supervisor.running and time.monotonic() - looked >= STOPPED_LOOK:
-            looked = time.monotonic()
-            stopped.look(f"the run was ended; {how_to_go_on(run_dir)}")
-        talking = list(workers.items())
-        losses = supervisor.look()
-        journal.lost(losses)
-        for ident, worker in talking:
-            for event in worker.said():
-                journal.take(event, ident)
-        if journal.over:  # which is once, after the last round: whoever joined would have nothing to do
-            supervisor.restarts = 0
-        fatal = any(loss.failed or (loss.lost and not supervisor.running) for loss in losses)
-        if not journal.over and (fatal or not supervisor.workers):
-            time.sleep(SIGNAL_SECONDS)  # a signal that ended them may have been meant for all
-            if interrupted():
-                raise KeyboardInterrupt
-        ours = (
-            [0] if isinstance(supervisor, Needed) else [each.ident for each in supervisor.membership.members]
-        )
-        journal.settle(ours, losses, supervisor.running)
-        wait([workers[ident].sentinel for ident in supervisor.workers], LOOK)
-
-
-class _Local:
-    """A worker process, and what it says."""
-
-    def __init__(self, process: ForkServerProcess, pipe: Connection) -> None:
-        assert process.pid is not None
-        self._process, self._pipe, self.pid = process, pipe, process.pid
-
-    def status(self) -> int | None:
-        return None if self._process.is_alive() else self._process.exitcode or 0
-
-    def kill(self) -> None:
-        self._process.kill()  # also where it is stopped
-
-    def leave(self) -> None:
-        self._process.terminate()
-
-    @property
-    def sentinel(self) -> int:
-        """Readable as soon as the process has ended."""
-        return self._process.sentinel
-
-    def join(self) -> None:
-        """Until it is dead."""
-        self._process.join()
-        self._pipe.close()
+    def poll(self) -> int | None:
+        return self.exitcode
 
     def said(self) -> list[dict[str, Any]]:
         """Since the last call. A loader's child may hold the pipe open after its worker's death: its end is not
         waited for."""
         events = []
         with suppress(EOFError, OSError):  # it has ended
-            while self._pipe.poll():
-                events.append(self._pipe.recv())
+            while self.pipe.poll():
+                events.append(self.pipe.recv())
         return events
 
 
-class Stopped:
-    """Sees workers that are stopped, as by SIGSTOP, from outside, at any moment of their lives.
+def check_stopped(
+    detector: FailureDetector, workers: Mapping[int, WorkerProcess], now: float, advice: str
+) -> None:
+    """See from outside whether workers are stopped, as by SIGSTOP, at any moment of their lives.
 
-    pids: by rank. patience: seconds that one may be stopped.
-    """
-
-    def __init__(self, pids: Mapping[int, int], patience: float) -> None:
-        self._pids, self._detector = dict(pids), FailureDetector(patience, STOPPED_EVERY)
-
-    def look(self, advice: str) -> None:
-        """Raises WorkerError, with ``advice`` at its end, for a worker that has been stopped for too long."""
-        now = time.monotonic()
-        signs = {rank: None if _stands(pid) else now for rank, pid in self._pids.items()}
-        for rank, seconds in self._detector.silent(now, signs).items():
-            raise WorkerError(f"worker {rank} has been stopped, as by SIGSTOP, for {seconds:.0f} s; {advice}")
+    Raises WorkerError, with ``advice`` at its end, for one that has been so for as long as makes it silent."""
+    signs = {rank: None if _stands(worker.pid) else now for rank, worker in workers.items()}
+    for rank, seconds in detector.silent(now, signs).items():
+        raise WorkerError(f"worker {rank} has been stopped, as by SIGSTOP, for {seconds:.0f} s; {advice}")
 
 
-def _stands(pid: int) -> bool:
+def _stands(pid: int | None) -> bool:
     """Whether a process is stopped; one that has ended is not, which others see."""
     with suppress(psutil.Error):
         return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)

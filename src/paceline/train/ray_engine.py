@@ -55,7 +55,7 @@ def run(
     with Server(program, options, pool, address=config.address, delay=delay, state=state) as server:
         recorder = Recorder.create(run_dir, facts, resume=keep)
         try:
-            log = _Log(config, kept, recorder, server, pool, on_event, samples)
+            log = _Log(config, kept, recorder, server, pool, on_event)
             server.on_update = log
             first = server.updates
             on_event({"type": "start", "rounds": log.rounds, "first": first, "policy": config.policy})
@@ -91,28 +91,27 @@ class _Log:
     def __init__(
         self,
         config: TrainConfig,
-        kept: Checkpoints[dict[str, Any]],
+        kept: Checkpoints,
         recorder: Recorder,
         server: Any,
         pool: Epochs,
         on_event: Callable[[dict[str, Any]], None],
-        samples: int,
     ) -> None:
         self._config, self._kept, self._recorder = config, kept, recorder
-        self._server, self._pool, self._on_event, self._samples = server, pool, on_event, samples
+        self._server, self._pool, self._on_event = server, pool, on_event
         self._used = int(pool.uses.sum())
         self._saved = server.updates
         self.dropped: dict[str, int] = {}
         self.dropped_samples = 0
         self._usual: deque[float] = deque(maxlen=RECENT)
-        self.rounds = config.rounds(samples)
+        self.rounds = config.rounds(pool.samples)
 
     def __call__(self, update: Update) -> None:
         present = np.zeros(self._config.workers, bool)
         present[list(self._server.present())] = True
         there = present | (update.loads > 0)
         loads = [int(load) if here else None for load, here in zip(update.loads, there, strict=True)]
-        epoch = min(self._used // self._samples, self._pool.epochs - 1)
+        epoch = min(self._used // self._pool.samples, self._pool.epochs - 1)
         self._used += update.batch
         for what, count in update.dropped.items():
             self.dropped[what] = self.dropped.get(what, 0) + count
@@ -129,7 +128,7 @@ class _Log:
             **(update.within._asdict() if update.within is not None else {}),
             **self._events(update),
         )
-        left = self._pool.epochs * self._samples - self._used
+        left = self._pool.epochs * self._pool.samples - self._used
         ahead = -(-left // max(update.batch, 1))
         self.rounds = self._config.steps or update.version + ahead
         ends = max(self.rounds, update.version)
@@ -167,11 +166,11 @@ def done(config: TrainConfig, run_dir: Path, samples: int) -> tuple[int, bool] |
     return updates, int(arrays["uses"].sum()) >= config.epochs * samples
 
 
-def _checkpoints(run_dir: Path) -> Checkpoints[dict[str, Any]]:
+def _checkpoints(run_dir: Path) -> Checkpoints:
     return Checkpoints(run_dir / CHECKPOINT, _decode)
 
 
-def _go_on(kept: Checkpoints[dict[str, Any]], pool: Epochs) -> dict[str, Any] | None:
+def _go_on(kept: Checkpoints, pool: Epochs) -> dict[str, Any] | None:
     """The server's state, with the pool brought to where it was; None if there is no checkpoint."""
     arrays = kept.load()
     if arrays is None:

@@ -16,6 +16,7 @@ import torch
 
 from paceline.errors import PacelineError
 from paceline.torch.elastic.group import over
+from paceline.torch.gradients.reducers import Sums
 from paceline.torch.gradients.same_bits import ExactSum
 
 # How many hold some memory; a private name. If torch does not tell, the memory is not used again.
@@ -33,7 +34,6 @@ class Bucket:
         self._make()
 
     def _make(self) -> None:
-        """Other memory."""
         first, sizes = self.parameters[0], [p.numel() for p in self.parameters]
         self.flat = torch.empty(sum(sizes), dtype=first.dtype, device=first.device)
         self.views = [
@@ -61,9 +61,8 @@ class Bucket:
                 view.zero_()
 
 
-class Buckets:
-    """parameters: of the model, in its order. ``begin`` before a round's last backward pass, which sums what is
-    ready; then ``finish``; or ``finish`` alone. ``apply`` when all sums are there."""
+class Buckets(Sums):
+    """Gradients that are summed while the backward pass runs. parameters: of the model, in its order."""
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         self._parameters = list(parameters)
@@ -77,13 +76,9 @@ class Buckets:
         ]
 
     def begin(self, sum: Callable[[torch.Tensor], Any]) -> None:
-        """The coming backward pass is a round's last: ``sum`` starts a sum."""
         self._sum, self._next = sum, 0
         for bucket in self._buckets:
             bucket.waits = len(bucket.parameters)
-
-    def add(self) -> None:
-        """A backward pass is through; its gradients stay where they are."""
 
     def finish(self, sum: Callable[[torch.Tensor], Any]) -> list[Any]:
         """No more gradients will come: start what has not been started. What to wait for."""
@@ -95,11 +90,9 @@ class Buckets:
         return [bucket.work for bucket in self._buckets]
 
     def drop(self) -> None:
-        """The backward pass that was to be summed was left."""
         self._sum = None
 
     def used(self) -> list[bool]:
-        """Which parameters have a gradient of this rank's own."""
         return [p.grad is not None for p in self._parameters]
 
     def apply(self, used: Sequence[bool], factor: float = 1.0) -> None:
@@ -113,7 +106,6 @@ class Buckets:
                     parameter.grad = view.detach()  # another holder of the memory, as long as it is in use
 
     def close(self) -> None:
-        """Let go of the model."""
         for hook in self._hooks:
             hook.remove()
 
@@ -140,7 +132,7 @@ class Buckets:
         self._next += 1
 
 
-class ExactBuckets:
+class ExactBuckets(Sums):
     """As ``Buckets``, for sums of the same bits whoever runs what: whole numbers, which add without rounding.
 
     ``add`` after each backward pass takes the gradients from the parameters; the sum begins when the round's last one
@@ -151,11 +143,7 @@ class ExactBuckets:
         self._own = ExactSum(parameters)
         self._total: torch.Tensor | None = None
 
-    def begin(self, sum: Callable[[torch.Tensor], Any]) -> None:
-        """Nothing is summed before the backward pass is through."""
-
     def add(self) -> None:
-        """A backward pass is through."""
         self._own.add()
 
     def finish(self, sum: Callable[[torch.Tensor], Any]) -> list[Any]:
@@ -164,11 +152,9 @@ class ExactBuckets:
         return [sum(self._total)]
 
     def drop(self) -> None:
-        """What was gathered of the round does not count."""
         self._own.clear()
 
     def used(self) -> list[bool]:
-        """Which parameters have a gradient of this rank's own."""
         return self._own.used()
 
     def apply(self, used: Sequence[bool], factor: float = 1.0) -> None:
@@ -177,9 +163,6 @@ class ExactBuckets:
         self._own.give(self._total)
         if factor != 1.0:
             torch._foreach_mul_([p.grad for p in self._parameters if p.grad is not None], factor)
-
-    def close(self) -> None:
-        """The model has no hooks."""
 
 
 def _groups(parameters: Sequence[torch.nn.Parameter]) -> list[list[torch.nn.Parameter]]:

@@ -5,7 +5,7 @@ Who gets the gradients gets this, too, and so all that commit a round know the s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from paceline.errors import PacelineError, WorkerError
-from paceline.torch.elastic.recovery import Span
+from paceline.torch.elastic.recovery import Running
 from paceline.torch.measuring.exchange import Rows
 
 WHOLE = 1 << 40  # the samples' sums are modulo this, so that floats hold them however many ranks add to them
@@ -32,18 +32,16 @@ class CommitRecord(NamedTuple):
 
 
 def write(
-    *,
+    running: Running,
     switch: bool,
-    ran: Iterable[Span],
-    first: int,
     counted: float | None,
     used: Sequence[bool],
     row: Rows,
     place: int,
     places: int,
 ) -> torch.Tensor:
-    """One member's part of the sum. first: of the round's samples. row: its measurements, shape ()."""
-    each = [_sums(start - first, size) for start, size in ran]
+    """One member's part of the sum. row: its measurements, shape ()."""
+    each = [_sums(start - running.first, size) for start, size in running.ran]
     mine = np.zeros(1, _layout(places, row.dtype, len(used)))
     mine["switch"], mine["counted"], mine["given"] = switch, counted or 0.0, counted is not None
     mine["sums"] = [sum(numbers) % WHOLE for numbers in zip((0, 0, 0), *each, strict=True)]

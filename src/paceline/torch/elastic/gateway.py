@@ -163,13 +163,9 @@ class Tunnel(Relay):
 
     def knock(self) -> str:
         """The run's secret. Raises OSError or EOFError if nobody answers, PacelineError if it is another's."""
-
-        async def knocked() -> str:
-            (_, writer), secret = await self._through()
-            writer.close()
-            return secret
-
-        return asyncio.run_coroutine_threadsafe(knocked(), self.loop).result()
+        (_, writer), secret = asyncio.run_coroutine_threadsafe(self._through(), self.loop).result()
+        self.loop.call_soon_threadsafe(writer.close)
+        return secret
 
     async def serve(self, reader: StreamReader, writer: StreamWriter) -> None:
         with suppress(PacelineError):  # told by ``knock``

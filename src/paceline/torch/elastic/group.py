@@ -22,35 +22,40 @@ from paceline.torch.liveness.calls import Calls
 
 _log = logging.getLogger(__name__)
 
-TIMEOUT = timedelta(
-    seconds=60
-)  # of a sum; who is only late is waited for again, in an epoch of the same members
+TIMEOUT = timedelta(seconds=60)  # of a sum; who is only late is waited for again, by the same members
 PROOFS = timedelta(seconds=5)  # to hear from all others that they are of this run
 SLICE = timedelta(milliseconds=20)  # how long a sum is waited for before a look at the members
 
 
 class Group:
-    """The members of one membership epoch, connected by gloo. Constructing it waits for all of them."""
+    """The members of one membership epoch, connected by gloo. Constructing it waits for all of them.
 
-    def __init__(self, store: Any, index: int, size: int) -> None:
-        self._group: Any = dist.ProcessGroupGloo(store, index, size, TIMEOUT)
+    Raises RuntimeError also if whoever has answered in the place of a member is not of this run: gloo asks nobody.
+    """
+
+    def __init__(self, pool: ConnectionPool, key: str, index: int, size: int, seal: Seal) -> None:
+        held = pool.take()
+        try:
+            self._group: Any = dist.ProcessGroupGloo(dist.PrefixStore(key, held), index, size, TIMEOUT)
+        finally:
+            pool.give(held)
         self._open: list[Any] = []  # works that may be under way
+        _made.append(self)
+        proofs = [list(seal.proof(f"{key}/{index}/{to}")) for to in range(size)]
+        mine = torch.tensor(proofs, dtype=torch.uint8)
+        theirs = torch.zeros_like(mine)
+        self._group.alltoall_base(theirs, mine, [], []).wait(PROOFS)  # type: ignore[attr-defined]  # no stub has it
+        for of, row in enumerate(theirs):
+            if bytes(row.tolist()) != seal.proof(f"{key}/{of}/{index}"):
+                raise RuntimeError(f"what answers in the place of member {of} is not of this run")
 
     def sum(self, tensor: torch.Tensor) -> Any:
         """Start to sum ``tensor`` over all, in place; for ``all_done``. In the same order on all members."""
-        try:
-            return self._noted(self._group.allreduce([tensor]))
-        except RuntimeError:
-            return None
+        return self._started(self._group.allreduce, [tensor])
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> Any:
         """Start to send ``tensor`` from the member with this index to all others; for ``all_done``."""
-        options = dist.BroadcastOptions()
-        options.rootRank, options.rootTensor = root, 0
-        try:
-            return self._noted(self._group.broadcast([tensor], options))
-        except RuntimeError:
-            return None
+        return self._started(self._group.broadcast, tensor, root)
 
     def all_done(self, works: Sequence[Any], lost: Callable[[], bool]) -> bool:
         """Wait for all of these; False as soon as one has failed, or ``lost`` says that somebody is."""
@@ -70,21 +75,17 @@ class Group:
                         return False
         return True
 
-    def swap(self, mine: torch.Tensor) -> torch.Tensor:
-        """Row i of ``mine`` for member i; a row of each member, by index. Raises RuntimeError after a while."""
-        theirs = torch.zeros_like(mine)
-        self._group.alltoall_base(theirs, mine, [], []).wait(PROOFS)
-        return theirs
-
     @property
     def idle(self) -> bool:
         """Whether gloo has let go of all that it was given."""
         return all(over(work) for work in self._open)
 
-    def _noted(self, work: Any) -> Any:
-        self._open = [one for one in self._open if not over(one)]
-        self._open.append(work)
-        return work
+    def _started(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        with suppress(RuntimeError):
+            work = call(*arguments)
+            self._open = [*(one for one in self._open if not over(one)), work]
+            return work
+        return None
 
 
 def over(work: Any) -> bool:
@@ -142,7 +143,7 @@ def connect(
     of the run.
     """
     calls = Calls("connecting")
-    made = calls.submit(_made_of, pool, key, index, size, seal)
+    made = calls.submit(Group, pool, key, index, size, seal)
     calls.close(0.0)  # the thread ends by itself
     while not wait([made], SLICE.total_seconds()).done:
         if lost():
@@ -151,27 +152,6 @@ def connect(
         _log.info("not connected for %s: %s", key, error)
         return None
     return made.result()
-
-
-def _made_of(pool: ConnectionPool, key: str, index: int, size: int, seal: Seal) -> Group:
-    held = pool.take()
-    try:
-        made = Group(dist.PrefixStore(key, held), index, size)
-    finally:
-        pool.give(held)
-    _made.append(made)
-    check(made, key, index, size, seal)
-    return made
-
-
-def check(group: Group, key: str, index: int, size: int, seal: Seal) -> None:
-    """Make sure that whoever has answered in the place of each member is of this run: gloo asks nobody.
-
-    Raises RuntimeError if somebody is not, or does not answer."""
-    mine = torch.tensor([list(seal.proof(f"{key}/{index}/{to}")) for to in range(size)], dtype=torch.uint8)
-    for of, row in enumerate(group.swap(mine)):
-        if bytes(row.tolist()) != seal.proof(f"{key}/{of}/{index}"):
-            raise RuntimeError(f"what answers in the place of member {of} is not of this run")
 
 
 def let_go(*in_use: Group | None) -> None:

@@ -6,7 +6,6 @@ import atexit
 import base64
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -16,7 +15,7 @@ import torch.distributed as dist
 from paceline.errors import PacelineError, WorkerError
 from paceline.torch import peers
 from paceline.torch.elastic.group import ConnectionPool
-from paceline.torch.elastic.membership import BEAT, COMES, ENDING, HAS, KEPT, MembershipEpoch, Where, told
+from paceline.torch.elastic.membership import BEAT, COMES, ENDING, HAS, MembershipEpoch, Where, told
 from paceline.torch.elastic.messages import Seal, pack, unpack
 from paceline.torch.liveness.detector import BEAT_SECONDS
 
@@ -32,72 +31,9 @@ class Left(SystemExit):
     """This rank has left on purpose: its program ends in good order."""
 
 
-class Heartbeat:
-    """Gives signs of life, and hears of membership epochs, in a thread for each.
-
-    connect: opens a connection to the launcher's store, for calls that may block.
-    """
-
-    def __init__(self, connect: Callable[[], Any], ident: int, seal: Seal) -> None:
-        self._connect, self._ident, self._seal = connect, ident, seal
-        self._known: dict[int, MembershipEpoch] = {}  # the newest few
-        self.newest = self.hard = -1  # membership epoch, and the newest of those that are hard
-        self.lost = False  # the launcher has gone, or ``wrong`` says what else
-        self.wrong = "the launcher, which keeps the ranks together, has gone"
-        self._over = threading.Event()
-        threads = (("signs of life", self._beat), ("membership", self._watch))
-        self._threads = [threading.Thread(target=target, name=name, daemon=True) for name, target in threads]
-        for thread in self._threads:
-            thread.start()
-
-    @property
-    def known(self) -> MembershipEpoch | None:
-        """The newest epoch; None before there is one."""
-        return self._known.get(self.newest)
-
-    def close(self, store: Any) -> None:
-        """No more signs of life. A thread that is in a call of torch's while Python ends would abort the process."""
-        self._over.set()
-        with suppress(RuntimeError):
-            store.set(COMES(self.newest + 1, self._ident), "")  # what the thread waits for
-        for thread in self._threads:
-            thread.join(CLOSE_SECONDS)
-
-    def _beat(self) -> None:
-        number = 0
-        try:
-            store = self._connect()
-            while not self._over.wait(BEAT_SECONDS if number else 0):
-                number += 1
-                store.set(BEAT(self._ident), str(number))
-        except (RuntimeError, WorkerError):
-            self.lost = True
-
-    def _watch(self) -> None:
-        number = 0
-        try:
-            store = self._connect()
-            while not self._over.is_set():
-                key = f"membership/{number}"
-                if not store.check([key]):
-                    # Not with a short timeout, to give signs of life in between: torch warns of each that is over.
-                    store.wait([COMES(number, self._ident)], LONG)
-                    continue
-                found = MembershipEpoch.of(self._seal.opened(key, store.get(key), "the launcher"))
-                self._known[number] = found
-                if found.hard:
-                    self.hard = number
-                self.newest = number
-                self._known.pop(number - KEPT, None)
-                number += 1
-        except RuntimeError:
-            self.lost = True
-        except WorkerError as error:
-            self.wrong, self.lost = str(error), True
-
-
 class Link:
-    """One of the workers of a run. Nothing here waits for a rank that is lost.
+    """One of the workers of a run, which gives signs of life, and hears of membership epochs, in a thread for each.
+    Nothing here waits for a rank that is lost.
 
     Raises WorkerError, from any method, if the launcher has gone or has given this worker up.
     """
@@ -111,9 +47,17 @@ class Link:
         self.connections = ConnectionPool(self.connect)
         self._gathered = 0
         self._epoch: MembershipEpoch | None = None  # that this worker is in: its members have the model
-        self._leaving = self._joined = self._closed = False
+        self._leaving = self._joined = False
+        self.known: MembershipEpoch | None = None  # the newest
+        self._hard = -1  # number of the newest of those that are hard
+        self._lost = False  # the launcher has gone, or ``_wrong`` says what else
+        self._wrong = "the launcher, which keeps the ranks together, has gone"
+        self._over = threading.Event()
         atexit.register(self.close)  # what comes then may take longer than others wait for a sign of life
-        self._heartbeat = Heartbeat(self.connect, self.ident, self.seal)
+        threads = (("signs of life", self._beat), ("membership", self._watch))
+        self._threads = [threading.Thread(target=target, name=name, daemon=True) for name, target in threads]
+        for thread in self._threads:
+            thread.start()
 
     def connect(self) -> dist.TCPStore:
         """Another connection, for calls that may block."""
@@ -124,14 +68,19 @@ class Link:
             raise WorkerError(f"no launcher answers at {host}:{port}; it may have ended") from error
 
     def close(self) -> None:
-        """No more signs of life. The second time does nothing."""
-        if self._closed:
+        """No more signs of life. The second time does nothing.
+
+        A thread that is in a call of torch's while Python ends would abort the process."""
+        if self._over.is_set():
             return
-        self._closed = True
-        atexit.unregister(self.close)
         with suppress(RuntimeError):
             self._store.set(ENDING(self.ident), "1")
-        self._heartbeat.close(self._store)
+        self._over.set()
+        atexit.unregister(self.close)
+        with suppress(RuntimeError):
+            self._store.set(COMES(self.newest + 1, self.ident), "")  # what a thread waits for
+        for thread in self._threads:
+            thread.join(CLOSE_SECONDS)
 
     # -- before the first round, among those who began ------------------------------------------------------------
 
@@ -201,24 +150,24 @@ class Link:
         self._epoch = epoch
         self.add(f"entered/{epoch.number}", 1)
 
+    @property
+    def newest(self) -> int:
+        """Number of the newest epoch; -1 before there is one."""
+        return -1 if self.known is None else self.known.number
+
     def lost_since(self, number: int) -> bool:
         """Whether somebody was lost after this epoch was made."""
-        return self._heartbeat.hard > number or self._heartbeat.lost
+        return self._hard > number or self._lost
 
     def newer(self, number: int) -> bool:
         """Whether there is an epoch after this one."""
-        return self._heartbeat.newest > number or self._heartbeat.lost
-
-    @property
-    def changed(self) -> bool:
-        """Whether there is an epoch after the one that this worker is in."""
-        return self.newer(-1 if self._epoch is None else self._epoch.number)
+        return self.newest > number or self._lost
 
     @property
     def first(self) -> bool:
         """Whether this worker is the first of the newest members that have the model; if all were told to leave when
         no round was left to begin, of those that were there then."""
-        found, mine = self._heartbeat.known, self._epoch
+        found, mine = self.known, self._epoch
         if found is None or mine is None:
             return False
         newest = [member for member in found.members or mine.members if member in mine.members]
@@ -230,9 +179,9 @@ class Link:
         Raises Left if this worker has left, once the others have let go of it."""
         while True:
             self._check()
-            found = self._heartbeat.known
+            found = self.known
             if found is not None and found.number > number:
-                if found.holds(self.ident):
+                if any(member.ident == self.ident for member in found.members):
                     return found
                 if number >= 0:
                     self._go()
@@ -269,16 +218,45 @@ class Link:
             raise WorkerError(
                 f"worker {self.place} gave no sign of life for so long that the others went on without it"
             )
-        heartbeat = self._heartbeat
-        until, key = time.monotonic() + STAY_SECONDS, f"gone/{heartbeat.newest}"
+        until, key = time.monotonic() + STAY_SECONDS, f"gone/{self.newest}"
         having = len(self._epoch.members) if self._epoch is not None else 0
         self.add(key, 1)
-        while time.monotonic() < until and not self.posted(f"verdict/{heartbeat.newest}"):
-            found = heartbeat.known
+        while time.monotonic() < until and not self.posted(f"verdict/{self.newest}"):
+            found = self.known
             if found is not None and not found.members and self.add(key) >= having:
                 break  # all have left
             time.sleep(LOOK)
         raise Left(0)
+
+    def _beat(self) -> None:
+        number = 0
+        try:
+            store = self.connect()
+            while not self._over.wait(BEAT_SECONDS if number else 0):
+                number += 1
+                store.set(BEAT(self.ident), str(number))
+        except (RuntimeError, WorkerError):
+            self._lost = True
+
+    def _watch(self) -> None:
+        number = 0
+        try:
+            store = self.connect()
+            while not self._over.is_set():
+                key = f"membership/{number}"
+                if not store.check([key]):
+                    # Not with a short timeout, to give signs of life in between: torch warns of each that is over.
+                    store.wait([COMES(number, self.ident)], LONG)
+                    continue
+                found = MembershipEpoch.of(self.seal.opened(key, store.get(key), "the launcher"))
+                if found.hard:
+                    self._hard = number
+                self.known = found
+                number += 1
+        except RuntimeError:
+            self._lost = True
+        except WorkerError as error:
+            self._wrong, self._lost = str(error), True
 
     def _ring(self, key: str) -> None:
         self._call("set", key, "1")
@@ -288,12 +266,12 @@ class Link:
         try:
             return getattr(self._store, name)(*arguments)
         except RuntimeError as error:
-            self._heartbeat.lost = True
-            raise WorkerError(self._heartbeat.wrong) from error
+            self._lost = True
+            raise WorkerError(self._wrong) from error
 
     def _check(self) -> None:
-        if self._heartbeat.lost:
-            raise WorkerError(self._heartbeat.wrong)
+        if self._lost:
+            raise WorkerError(self._wrong)
 
     def _told(self, key: str, raw: bytes, place: int) -> Any:
         return self.seal.opened(key, raw, f"worker {place}")

@@ -5,7 +5,6 @@ The gradients are summed beside DistributedDataParallel, not by it. A round ends
 
 from __future__ import annotations
 
-import base64
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -96,7 +95,6 @@ class Member(Reducer):
         self._cut: Callable[[Missing], list[Piece]] = lambda missing: []
         self._parts: list[Piece] | None = None  # of what is missing of the round, for whoever claims them
         self._claimed: Piece | None = None  # by this rank
-        self._record: torch.Tensor | None = None  # of the last commit
         # What was handed over within a round that others had completed.
         self._late: torch.Tensor | None = None
 
@@ -124,7 +122,6 @@ class Member(Reducer):
         self._enter()
 
     def leave(self) -> None:
-        """Take part until the end of the running round."""
         self._link.leave()
 
     @property
@@ -143,7 +140,6 @@ class Member(Reducer):
 
     @property
     def retrying(self) -> bool:
-        """Whether what nobody had run of the running round is run by whoever claims it."""
         return self._round.missing is not None
 
     @property
@@ -202,16 +198,8 @@ class Member(Reducer):
 
     def commit(self, step: int, row: Rows, counted: float | None = None) -> bool:
         group, running, number = self._rendezvous.group, self._round, self._rendezvous.number
-        mine = commit.write(
-            switch=self._link.newer(number),
-            ran=running.ran,
-            first=running.first,
-            counted=counted,
-            used=self._sums.used(),
-            row=row,
-            place=self._link.place,
-            places=self._link.places,
-        )
+        changes, used = self._link.newer(number), self._sums.used()
+        mine = commit.write(running, changes, counted, used, row, self._link.place, self._link.places)
         works = [*self._sums.finish(group.sum), group.sum(mine)]
         if not group.all_done(works, self._rendezvous.lost):
             if not self._link.newer(number):
@@ -287,7 +275,7 @@ class Member(Reducer):
 
     def _over(self, found: CommitRecord, total: torch.Tensor) -> None:
         """The round is complete."""
-        self._rows, self._switch, self._record = found.rows, found.switch, total
+        self._rows, self._switch, self._given.record = found.rows, found.switch, total
         self._parts = self._claimed = None
         self._round.over()
 
@@ -301,18 +289,15 @@ class Member(Reducer):
 
     @property
     def _places(self) -> tuple[int, ...]:
-        """The members' places."""
         assert self._rendezvous.epoch is not None
         return self._rendezvous.epoch.places
 
     def _enter(self) -> None:
         """Into the newest membership epoch, with those who are there."""
-        began, last = time.perf_counter(), self._record
-        said = None if last is None else base64.b64encode(last.numpy().tobytes()).decode()
-        fits = self._terms.micro_batch or self._terms.global_batch
-        met = self._rendezvous.enter({**self._round.word(), "fits": fits, "record": said})
+        began, fits = time.perf_counter(), self._terms.micro_batch or self._terms.global_batch
+        met = self._rendezvous.enter({**self._round.word(), "fits": fits})
         if met.packed is not None:
-            self._catch_up(met.packed, met.up[0]["record"])
+            self._catch_up(met.packed)
         epoch = self._rendezvous.epoch
         assert epoch is not None
         self._link.entered(epoch)
@@ -330,17 +315,15 @@ class Member(Reducer):
             self._together = key
             self._link.add(key, 1)
 
-    def _catch_up(self, packed: torch.Tensor, last: str | None) -> None:
+    def _catch_up(self, packed: torch.Tensor) -> None:
         """Take over what a rank has that has completed more rounds."""
         if self._round.step == FRESH:
             self._given.take(packed, run=True)
             return
-        self._given.take(packed, run=False)
+        total = self._given.take(packed, run=False)
         for parameter in self._parameters:
             parameter.grad = None
         self._sums.drop()
-        assert last is not None
-        total = torch.frombuffer(bytearray(base64.b64decode(last)), dtype=torch.float64)
         self._over(self._read(total), total)
         self._late = packed
 

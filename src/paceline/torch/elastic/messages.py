@@ -59,9 +59,6 @@ class Seal:
         return hmac.digest(self.secret.encode(), key.encode() + b"\0" + text, "sha256")
 
 
-OPEN = Seal()  # of a run that nobody else can reach
-
-
 def pack(thing: Any) -> memoryview:
     """Tensors, arrays, numbers, texts and containers of them, as bytes."""
     buffer = io.BytesIO()

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from paceline.errors import PacelineError, WorkerError
 from paceline.torch.elastic.gateway import LOOPBACK, Tunnel
 from paceline.torch.elastic.membership import Where
-from paceline.torch.elastic.messages import OPEN, Seal
+from paceline.torch.elastic.messages import Seal
 from paceline.torch.liveness.calls import Calls
 from paceline.torch.liveness.detector import BEAT_SECONDS, EVERY, FailureDetector
 
@@ -28,24 +28,16 @@ FIRST_SECONDS = 5.0  # that a call may take by which a machine joins: the store 
 
 
 class WorkerProcess(Protocol):
-    """A worker, as whoever has started it sees it."""
+    """A worker, as whoever has started it sees it: a ``subprocess.Popen`` or the like."""
 
     @property
-    def pid(self) -> int | None:
-        """Its number on this machine; None if it is on another."""
-        ...
+    def pid(self) -> int | None: ...  # None if it is on another machine
 
-    def status(self) -> int | None:
-        """With what it has ended, below 0 by that signal; None while it lives."""
-        ...
+    def poll(self) -> int | None: ...
 
-    def kill(self) -> None:
-        """By SIGKILL, also if it is stopped."""
-        ...
+    def kill(self) -> None: ...
 
-    def leave(self) -> None:
-        """By SIGTERM: it takes part until the end of the round."""
-        ...
+    def terminate(self) -> None: ...  # it takes part until the end of the round
 
 
 class Doing(NamedTuple):
@@ -78,13 +70,13 @@ class Remote:
         self.over: int | None = None
         self.pid = None
 
-    def status(self) -> int | None:
+    def poll(self) -> int | None:
         return self.over
 
     def kill(self) -> None:
         self._told(KILL)
 
-    def leave(self) -> None:
+    def terminate(self) -> None:
         self._told(LEAVE)
 
     def _told(self, order: str) -> None:
@@ -105,7 +97,7 @@ class Machines:
     """All others. store: a TCPStore that this process holds. dead: seconds without a sign of life after which a
     machine counts as lost. seal: of the run."""
 
-    def __init__(self, store: Any, dead: float, seal: Seal = OPEN) -> None:
+    def __init__(self, store: Any, dead: float, seal: Seal) -> None:
         self._store, self._dead, self._seal, self._detector = store, dead, seal, FailureDetector(dead)
         self._machines: dict[int, Machine] = {}  # that live, by number
         self._known = FIRST
@@ -136,10 +128,7 @@ class Machines:
         if self._detector.due(now):
             beats = {number: each.beat for number, each in heard.items()}
             for number in self._detector.silent(now, beats):
-                key = ORDERS(number)
-                self._store.set(
-                    key, self._seal.closed(key, Orders(lost=True))
-                )  # if it lives, it ends its workers
+                self._order(number, Orders(lost=True))  # if it lives, it ends its workers
                 for remote in self._machines.pop(number).workers:
                     remote.over = GONE
                 found.append(f"machine {number} gave no sign of life for {self._dead:g} s")
@@ -170,8 +159,11 @@ class Machines:
     def _tell(self, number: int, machine: Machine, over: int | None = None) -> None:
         wanted = Orders(tuple((remote.order, remote.where) for remote in machine.workers), over)
         if wanted != machine.told:
-            machine.told, key = wanted, ORDERS(number)
-            self._store.set(key, self._seal.closed(key, wanted))
+            machine.told = wanted
+            self._order(number, wanted)
+
+    def _order(self, number: int, wanted: Orders) -> None:
+        self._store.set(ORDERS(number), self._seal.closed(ORDERS(number), wanted))
 
     def _heard(self, number: int) -> Doing:
         key = DOING(number)
@@ -206,7 +198,7 @@ class NodeAgent:
         self._start, self._dead, self._patience, self._tell = start, dead, patience, tell
         self._workers: dict[int, WorkerProcess] = {}
         self._orders: dict[int, str] = {}  # the newest that was carried out, by worker
-        self._leaving, self._seal = False, OPEN
+        self._leaving, self._seal = False, Seal()
         self._tunnel, self._calls, self._seconds = Tunnel(host, port, token), Calls("store"), FIRST_SECONDS
         self._store: Any = None
 
@@ -242,7 +234,7 @@ class NodeAgent:
         """Have all workers here leave, and end; may be called from a signal handler."""
         self._leaving = True
         for worker in list(self._workers.values()):
-            worker.leave()
+            worker.terminate()
 
     def _join(self) -> int:
         """Over a new connection; the number of this machine."""
@@ -264,7 +256,7 @@ class NodeAgent:
             for order, words in wanted.workers:
                 self._carry_out(order, Where(*words))
             for ident, worker in list(self._workers.items()):
-                if (status := worker.status()) is not None:
+                if (status := worker.poll()) is not None:
                     del self._workers[ident]
                     ended[ident] = status
             gone = wanted.over is not None or (self._leaving and not self._workers)
@@ -287,7 +279,7 @@ class NodeAgent:
             return
         self._orders[where.ident] = order
         if (worker := self._workers.get(where.ident)) is not None:
-            worker.kill() if order == KILL else worker.leave()
+            worker.kill() if order == KILL else worker.terminate()
 
     def _end(self) -> None:
         """Kill the workers here, and let go of the connection."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -33,13 +34,12 @@ class Handover:
     ) -> None:
         self._model, self._run, self._go_on = model, run, go_on
         self._registered: list[Any] = []
+        self.record: torch.Tensor | None = None  # of this rank's last commit, for one that missed it
 
     def register(self, things: Sequence[Any]) -> None:
         """Optimizers, schedulers, scalers and the like. Raises PacelineError for what has no state."""
         for thing in things:
-            if not callable(getattr(thing, "state_dict", None)) or not callable(
-                getattr(thing, "load_state_dict", None)
-            ):
+            if not all(callable(getattr(thing, name, None)) for name in ("state_dict", "load_state_dict")):
                 raise PacelineError(
                     f"pace.register() was given a {type(thing).__name__}; expected what has state_dict() and "
                     "load_state_dict(), as optimizers, schedulers and scalers do"
@@ -56,11 +56,12 @@ class Handover:
             "model": self._model.state_dict(),
             "registered": [thing.state_dict() for thing in self._registered],
             "run": self._run(),
+            "record": self.record,
         }
         return torch.frombuffer(pack(parts), dtype=torch.uint8)
 
-    def take(self, packed: torch.Tensor, run: bool) -> None:
-        """Take over what ``pack`` gave; ``run``: also where the run stands."""
+    def take(self, packed: torch.Tensor, run: bool) -> Any:
+        """Take over what ``pack`` gave; ``run``: also where the run stands. Returns the record of its rank."""
         parts = unpack(packed.numpy().tobytes(), "what another worker hands over")
         self._model.load_state_dict(parts["model"])
         if len(parts["registered"]) != len(self._registered):
@@ -72,6 +73,7 @@ class Handover:
             thing.load_state_dict(state)
         if run:
             self._go_on(parts["run"])
+        return parts["record"]
 
 
 def send(
@@ -139,10 +141,7 @@ class Rendezvous:
                 continue
             idents = [member.ident for member in coming.members]
             up = self._up(idents, words)
-
-            def lost(number: int = number) -> bool:
-                return self._link.lost_since(number)
-
+            lost = partial(self._link.lost_since, number)
             group = self._connect(f"group/{number}", idents, lost)
             if group is not None:
                 through, packed = self._hand_over(group, number, idents, up, lost)

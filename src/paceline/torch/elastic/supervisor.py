@@ -1,10 +1,11 @@
-"""Supervises the workers of a run: sees who ends, makes sure that the frozen are dead, starts others."""
+"""Supervises the workers of a run: sees who ends, makes sure that the frozen are dead, starts others, and says who
+takes part."""
 
 from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -12,10 +13,16 @@ import torch.distributed as dist
 
 from paceline import tokens
 from paceline.torch.elastic.gateway import LOOPBACK, Door, socket_at
-from paceline.torch.elastic.membership import DEAD_SECONDS, HAS, Membership, Where
+from paceline.torch.elastic.membership import BEAT, COMES, ENDING, HAS, MembershipEpoch, Where, Worker
 from paceline.torch.elastic.messages import Seal
 from paceline.torch.elastic.nodes import GONE, Machines, WorkerProcess
-from paceline.torch.liveness.detector import Starved
+from paceline.torch.liveness.detector import TIMES, FailureDetector, Starved
+
+DEAD_SECONDS = 1.0  # without a sign of life
+BEGIN_SECONDS = 30.0  # the same, at least, until all have begun: nobody waits for a sum by then
+ENDING_SECONDS = 30.0  # that a program may take to end, without a sign of life
+GRACE = 0.1  # seconds for the end of a worker to be seen, after sums have failed
+KEPT = 8  # membership epochs
 
 
 class Loss(NamedTuple):
@@ -24,14 +31,15 @@ class Loss(NamedTuple):
     ident: int
     place: int
     words: str  # "was killed by SIGKILL"
-    time: float  # when it was seen, as ``time.time`` tells it
     lost: bool  # else it has left, or ended, in good order
     failed: bool  # by an error of its own, which would come again: no other is started in its place
 
 
 class Supervisor:
-    """start: starts a worker process. restarts: how many may be started in place of lost ones. dead: seconds without
-    a sign of life after which a worker is killed; ten times as many for one here that has work (``Starved``). port:
+    """``look`` again and again: this is the one place that says who is lost.
+
+    start: starts a worker process. restarts: how many may be started in place of lost ones. dead: seconds without a
+    sign of life after which a worker is killed; ``TIMES`` as many for one here that has work (``Starved``). port:
     where the workers meet, 0 for any. host: this machine, as others reach it. elsewhere: so many of the places, the
     last ones, are on other machines. token: that the launchers there must have; empty if all of them are on this
     machine.
@@ -56,60 +64,68 @@ class Supervisor:
         if elsewhere:
             self._door = Door(host, port, token, self.store.port, self.news.append)
         self._seal = Seal(self._door.secret if self._door is not None else tokens.fresh())
-        self._starved = Starved(dead)
-        self.membership = Membership(self.store, places, dead, self._seal, self._working)
-        self.workers: dict[int, WorkerProcess] = {}  # that live
-        self.restarts = restarts
+        self._machines = Machines(self.store, dead, self._seal)
+        self._starved, self._detector = Starved(dead), FailureDetector(dead)
         self._start, self._places, self._dead = start, places, dead
         self._here = places - elsewhere
-        self._machines = Machines(self.store, dead, self._seal)
+        self.restarts = restarts
+        self.workers: dict[int, WorkerProcess] = {}  # that live
+        self.placed: dict[int, int] = {}  # the place of each that was started
+        self._hearing: set[int] = set()  # those that live, and others of which no end was seen
+        self.members: list[Worker] = []
+        self.newest = -1  # membership epoch
+        self._hard = -1
+        self._bell = -1
+        self._broken: dict[int, float] = {}  # epochs whose sums have failed, and since when that is known
+        self._waiting = False  # somebody may want to join or leave
         # No more workers are started: those who take part come to their end, or none is left.
         self._ends = False
-        self._next = 0
         for place in range(places):
             self.start(place)
 
     @property
     def running(self) -> bool:
         """Whether the first members have met."""
-        return self.membership.running
+        return self.newest >= 0
 
     def start(self, place: int) -> int:
         """Start a worker for this place; its number."""
-        ident, self._next = self._next, self._next + 1
-        self.membership.started(ident, place)
+        ident = len(self.placed)
+        self.placed[ident] = place
+        self.store.set(BEAT(ident), "0")
+        self._hearing.add(ident)
         where = Where(self.store.host, self.store.port, ident, place, self._places, self._seal.secret)
         self.workers[ident] = self._start(where) if place < self._here else self._machines.start(where)
         return ident
 
     def look(self) -> list[Loss]:
-        """See to everything, and return at once: who takes part no more since the last call."""
+        """See to everything, and return at once: who takes part no more since the last call; first those that were
+        killed, as the reason of what follows."""
         if self._here < self._places:
             self._look_elsewhere()
-        places = {member.ident: member.place for member in self.membership.workers.values()}
         ends = {
-            ident: status for ident, worker in self.workers.items() if (status := worker.status()) is not None
+            ident: status for ident, worker in self.workers.items() if (status := worker.poll()) is not None
         }
         left = {ident for ident in ends if self.store.check([f"leave/{ident}"])}
-        self._ends |= any(status == 0 and ident not in left for ident, status in ends.items())
+        ended = any(status == 0 and ident not in left for ident, status in ends.items())
+        self._ends |= self.running and ended
         if self._ends:  # before those who have the model are gone: the others would take that for a loss
-            self._dismiss()
-        dead, long = self.membership.dead, self.membership.long
-        frozen = self.membership.look(ends)
-        self._ends |= self.running and not self.membership.members  # nobody is left who has the model
-        for ident in frozen:
-            self.workers[ident].kill()
+            self._dismiss(ends)
+        for ident in ends:
+            self.workers.pop(ident)
+        self._hearing -= ends.keys()
+        now = time.monotonic()
+        silent, ending = self._look_for_silent(now) if self._detector.due(now) else ({}, set[int]())
+        frozen = [self.workers.pop(ident) for ident in silent]
+        self._change_members(now, ends.keys() | silent.keys() | ending)
+        self._ends |= self.running and not self.members  # nobody is left who has the model
+        for worker in frozen:
+            worker.kill()
         found = []
-        for ident in [*ends, *frozen]:
-            self.workers.pop(ident, None)
-            if ident not in places:
-                continue  # told before
-            status = ends.get(ident)
+        for ident, status in (ends | dict.fromkeys(silent)).items():
             order, failed = status == 0, status is not None and status > 0
             words = (
-                f"was busy and gave no sign of life for {long:g} s"
-                if ident in self.membership.endless
-                else f"gave no sign of life for {dead:g} s"
+                silent[ident]
                 if status is None
                 else f"was on a machine that gave no sign of life for {self._dead:g} s"
                 if status == GONE
@@ -121,21 +137,21 @@ class Supervisor:
                 if status < 0
                 else f"ended with status {status}"
             )
-            found.append(Loss(ident, places[ident], words, time.time(), not order, failed))
+            found.append(Loss(ident, self.placed[ident], words, not order, failed))
             # Who was lost with a machine comes again with one; and an error of its own would come again, too.
             again = not (order or failed or status == GONE)
             if again and self.restarts > 0 and self.running and not self._ends:
                 self.restarts -= 1
-                self.start(places[ident])
+                self.start(self.placed[ident])
         if self._ends:
             self._dismiss()
-        return found
+        return sorted(found, key=lambda loss: loss.failed)
 
     def leave(self) -> None:
         """Tell all to take part until the end of the round, and go."""
         self.restarts = 0
         for worker in self.workers.values():
-            worker.leave()
+            worker.terminate()
 
     def close(self, status: int = 0) -> None:
         """Kill all who still live, and let nobody in any more. status: with what the run ends."""
@@ -149,23 +165,107 @@ class Supervisor:
     def _look_elsewhere(self) -> None:
         news = self._machines.look()
         self.news += news
-        taken = {member.place for member in self.membership.workers.values()}
+        taken = {self.placed[ident] for ident in self.workers}
         free = [place for place in range(self._here, self._places) if place not in taken]
         if news and free and not self._ends:
             for place in free[: max(self._machines.free, 0)]:
                 self.start(place)
 
-    def _working(self, idents: list[int]) -> set[int]:
-        """Those of these workers that have work, as far as this machine can tell."""
-        here = {ident: self.workers[ident].pid for ident in idents if ident in self.workers}
-        pids = {ident: pid for ident, pid in here.items() if pid is not None}
-        return self._starved.look(time.monotonic(), pids)
-
-    def _dismiss(self) -> None:
-        """Nobody hands anything over any more to those who do not have the model yet."""
+    def _dismiss(self, ends: Container[int] = ()) -> None:
+        """Nobody hands anything over any more to those who do not have the model yet. ends: who has ended."""
         for ident in [ident for ident in self.workers if not self.store.check([HAS(ident)])]:
-            if self.membership.dismiss(ident):
+            self.members = [member for member in self.members if member.ident != ident]
+            if ident not in ends:
                 self.workers.pop(ident).kill()
+
+    # -- the members ----------------------------------------------------------------------------------------------
+
+    def _look_for_silent(self, now: float) -> tuple[dict[int, str], set[int]]:
+        """Workers without a sign of life for too long, and words for that; and those that end their programs."""
+        dead = self._dead if self.running else max(self._dead, BEGIN_SECONDS)
+        long = max(dead, TIMES * self._dead)
+        idents = list(self.workers)
+        raws = self.store.multi_get([BEAT(ident) for ident in idents]) if idents else []
+        silent = self._detector.silent(now, dict(zip(idents, map(bytes, raws), strict=True)), dead)
+        quiet = self._detector.quiet(dead / 2)
+        pids = {ident: pid for ident in quiet if (pid := self.workers[ident].pid) is not None}
+        working = self._starved.look(now, pids)
+        ending = {ident for ident in silent if self.store.check([ENDING(ident)])}
+        found = {}
+        for ident, seconds in silent.items():
+            busy = ident in working and ident not in ending
+            if seconds >= (dead + ENDING_SECONDS if ident in ending else long if busy else dead):
+                found[ident] = (
+                    f"was busy and gave no sign of life for {long:g} s"
+                    if busy
+                    else f"gave no sign of life for {dead:g} s"
+                )
+        return found, ending
+
+    def _change_members(self, now: float, gone: set[int]) -> None:
+        """See who can be a member, and who can no more: those that are ``gone``, for one."""
+        bell = self.store.add("bell", 0)
+        rung, self._bell = bell != self._bell, bell
+        if not self.running:
+            if len(self.workers) == self._places and all(
+                self._asked("join", ident) for ident in self.workers
+            ):
+                first = [Worker(ident, self.placed[ident]) for ident in self.workers]
+                self.members = sorted(first, key=lambda member: member.place)
+                self._publish(hard=True)
+            return
+        if any(member.ident in gone for member in self.members):
+            self.members = [member for member in self.members if member.ident not in gone]
+            if self.members:
+                self._publish(hard=True)
+        elif rung or self._broken:
+            self._look_for_broken(now)
+        self._waiting |= rung
+        if self._waiting and self.members:
+            self._let_in_and_out()
+
+    def _look_for_broken(self, now: float) -> None:
+        for number in range(self._hard, self.newest + 1):
+            if number not in self._broken and self.store.check([f"broken/{number}"]):
+                self._broken[number] = now
+        if any(now - since > GRACE for number, since in self._broken.items() if number >= self._hard):
+            self._publish(hard=True)  # nobody has died: the same members meet once more
+
+    def _let_in_and_out(self) -> None:
+        leaving = {member.ident for member in self.members if self._asked("leave", member.ident)}
+        held = {member.place for member in self.members if member.ident not in leaving}
+        others = self.workers.keys() - {member.ident for member in self.members}
+        new: list[Worker] = []
+        for ident in sorted(others):
+            asks = self._asked("join", ident) and not self._asked("leave", ident)
+            if asks and self.placed[ident] not in held:
+                held.add(self.placed[ident])  # another for the same place waits until it is free
+                new.append(Worker(ident, self.placed[ident]))
+        if self.store.add(f"entered/{self.newest}", 0) < len(self.members):
+            return  # and look again
+        self._waiting = len(new) < len(others)
+        stay = [member for member in self.members if member.ident not in leaving]
+        if not stay:
+            new = []  # nobody is left who has the model: the run ends after this round
+        if leaving or new:
+            self.members = sorted([*stay, *new], key=lambda member: member.place)
+            self._publish(hard=False)
+
+    def _asked(self, what: str, ident: int) -> bool:
+        return bool(self.store.check([f"{what}/{ident}"]))
+
+    def _publish(self, hard: bool) -> None:
+        self.newest += 1
+        if hard:
+            self._hard = self.newest
+            self._broken.clear()
+        epoch = MembershipEpoch(self.newest, tuple(self.members), hard)
+        key = f"membership/{self.newest}"
+        self.store.set(key, self._seal.closed(key, epoch))
+        for ident in self._hearing:  # also those that were given up and may live
+            self.store.set(COMES(self.newest, ident), "")
+            self.store.delete_key(COMES(self.newest - KEPT, ident))
+        self._waiting = True
 
 
 def _store(port: int) -> dist.TCPStore:

@@ -14,13 +14,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paceline.errors import PacelineError, short
+from paceline.errors import PacelineError, refuse, short
 from paceline.rounds import Array, Indices
 from paceline.samples import CostLearner, Room, SampleCosts
-from paceline.torch import options, peers
+from paceline.torch import peers
 from paceline.torch.feed.nested import tensors
 from paceline.torch.plan import Division, RoundPlan
 from paceline.torch.terms import Terms
+
+Asked = tuple[Any, bool | None, float | None]  # cost, padded and micro_batch_cost of ``Pace.loader``
 
 
 def read(cost: Any, dataset: Any) -> SampleCosts:
@@ -37,10 +39,6 @@ def read(cost: Any, dataset: Any) -> SampleCosts:
         return SampleCosts.checked([_number(cost(index)) for index in range(samples)], samples, "cost")
     if isinstance(cost, torch.Tensor):
         cost = cost.detach().cpu().numpy()
-    if isinstance(cost, bool | int | float):
-        raise PacelineError(
-            f"cost={short(cost)}: expected one number for each sample, a function of its index, or a column's name"
-        )
     return SampleCosts.checked(cost, samples)
 
 
@@ -105,22 +103,16 @@ class Dealer:
     """
 
     def __init__(self, terms: Terms, costs: SampleCosts, padded: bool, budget: float | None) -> None:
-        options.check_dealt(
-            budget,
-            float(costs.lengths.max()),
-            quantum=terms.quantum,
-            cell=terms.cell,
-            micro_steps=terms.fixed_micro_steps,
-            floor=terms.floor,
-        )
         self._terms, self._costs, self._padded = terms, costs, padded
+        self._check(budget)
         self._room = Room(
             micro_batch=terms.largest,
-            budget=budget,
+            budget=np.inf if budget is None else float(budget),
             micro_steps=terms.fixed_micro_steps,
             in_step=terms.in_step,
             floor=terms.floor,
         )
+        self.budget = self._room.budget  # length of a micro-batch at most
 
     def learn(self, step: int) -> None:
         """From round ``step`` on, learn what the samples cost; the first loader's unit is that of a run's others.
@@ -136,11 +128,6 @@ class Dealer:
                 "the same for both: make a Pace for each"
             )
 
-    @property
-    def budget(self) -> float:
-        """Length of a micro-batch at most."""
-        return np.inf if self._room.budget is None else self._room.budget
-
     def divided(
         self, step: int, order: Indices, first: int, size: int, present: NDArray[np.bool_] | None = None
     ) -> RoundPlan:
@@ -155,32 +142,42 @@ class Dealer:
         part[:] = part[dealt.order]
         piece_plan, division = self._terms.piece_plan(step, present), None
         if pieces is not None and piece_plan is not None:
-            division = Division(
-                pieces.first,
-                pieces.kept,
-                first + int(dealt.loads.sum()),
-                len(pieces.pool.lengths),
-                piece_plan,
-                pieces.pool,
-                pieces.kept_costs,
-                pieces.whole,
-            )
+            _, at_once, kept, costs, pool, whole = pieces
+            start = first + int(dealt.loads.sum())
+            division = Division(at_once, kept, start, len(pool.lengths), piece_plan, pool, costs, whole)
         return RoundPlan(step, dealt.loads, size, division, dealt)
+
+    def _check(self, budget: Any) -> None:
+        """Raises PacelineError if rounds cannot be divided by cost, or not with this budget of a micro-batch."""
+        terms, longest = self._terms, float(self._costs.lengths.max())
+        if terms.cell or terms.quantum > 1:
+            wrong = "deterministic=True" if terms.cell else f"quantum={terms.quantum}"
+            raise PacelineError(
+                f"{wrong} counts samples, and cost= divides by what they cost; leave one of them out"
+            )
+        if budget is None:
+            return
+        number = isinstance(budget, int | float | np.integer | np.floating) and not isinstance(budget, bool)
+        small = not number or not longest <= budget < np.inf
+        micro_steps, least = terms.fixed_micro_steps, 2 * terms.floor - 1
+        reasons = {
+            f"expected a number of at least {longest:g}, the cost of the longest sample": small,
+            f"the model has batch norm, which needs {terms.floor} samples in every micro-batch; expected at least "
+            f"{least * longest:g}, {least} times the longest sample": not small and budget < least * longest,
+            f"it cuts a rank's part into as many micro-batches as it takes, and this loop takes {micro_steps} a "
+            "round; use loop='round' and pace.round(batch, function), or leave it out": micro_steps,
+        }
+        refuse(f"micro_batch_cost={short(budget)}", reasons)
 
 
 def agreed_dealer(
-    terms: Terms,
-    dataset: Any,
-    collate: Callable[[list[Any]], Any],
-    cost: Any,
-    padded: bool | None,
-    budget: float | None,
-    step: int,
+    terms: Terms, dataset: Any, collate: Callable[[list[Any]], Any], asked: Asked, step: int
 ) -> Dealer | None:
-    """The dealer that a user asked for, see ``Pace.loader``, from round ``step`` on; None without costs. Collective.
+    """The dealer that a user asked for, from round ``step`` on; None without costs. Collective.
 
     Raises PacelineError, on every rank, for what cannot be, or differs.
     """
+    cost, padded, budget = asked
     if cost is None:
         if padded is not None or budget is not None:
             raise PacelineError("padded= and micro_batch_cost= say how cost= counts; expected cost=, too")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -28,8 +29,8 @@ from paceline.samples.cost import batch_parts
 from paceline.torch import peers
 from paceline.torch.elastic import recovery
 from paceline.torch.elastic.recovery import Missing
-from paceline.torch.feed.costs import agreed_dealer
-from paceline.torch.feed.nested import aligned, nothing_of
+from paceline.torch.feed.costs import Asked, agreed_dealer
+from paceline.torch.feed.nested import aligned, part
 from paceline.torch.feed.pieces import Order, planned_pieces
 from paceline.torch.feed.prefetch import Prefetch, loaded
 from paceline.torch.feed.rounds import iterate
@@ -97,12 +98,10 @@ class BalancedLoader:
     """Iterate it once an epoch. Made by ``Pace.loader``.
 
     Each full iteration is one epoch and moves on to the next one's order; ``set_epoch`` chooses another. Where an
-    iteration is left early, the next one begins a fresh round of the next epoch (of the same one where no round of
-    it was done).
+    iteration is left early, the next one begins a fresh round of the next epoch (of the same one if none was done).
 
     dataset: what it loads from. number: of this loader among those of its Pace. samples: that an epoch uses. costs:
-    ``cost``, ``padded`` and ``micro_batch_cost`` of ``Pace.loader``, which has the other arguments, too. Constructing
-    it is collective.
+    ``cost``, ``padded`` and ``micro_batch_cost`` of ``Pace.loader``, which has the rest. Constructing is collective.
     """
 
     def __init__(
@@ -113,7 +112,7 @@ class BalancedLoader:
         seed: int,
         shuffle: bool,
         drop_last: bool,
-        costs: tuple[Any, bool | None, float | None],
+        costs: Asked,
         options: dict[str, Any],
     ) -> None:
         terms = loop.terms
@@ -125,13 +124,11 @@ class BalancedLoader:
         self._loop, self._order = loop, Order(len(dataset), seed, shuffle)
         facts = {"samples": len(dataset), "seed": seed, "shuffle": shuffle, "drop_last": drop_last}
         factor = options.get("prefetch_factor")
-        drawn = int(options.get("num_workers") or 0) * (
-            2 if factor is None else int(factor)
-        )  # before it is used
+        drawn = int(options.get("num_workers") or 0) * (2 if factor is None else int(factor))  # ahead
         lags = peers.agree(facts | {"cost": "none" if costs[0] is None else "some"}, drawn)
         collate = options.pop("collate_fn", None) or default_collate
         step = loop.progress.rounds
-        self._dealer = agreed_dealer(terms, dataset, collate, *costs, step)
+        self._dealer = agreed_dealer(terms, dataset, collate, costs, step)
         self.samples = len(dataset) - (len(dataset) % terms.batch if drop_last else 0)
         self._check_sizes(terms.batch, terms.quantum)
         # where members change, processes load the next round's part at most
@@ -142,7 +139,7 @@ class BalancedLoader:
         # drawn ahead, of this round and the next.
         self._others = Prefetch(dataset, collate, options if terms.moves_work else {})
         self._ahead = Prefetch(dataset, collate, options if loop.changes else {})
-        sampler, self._collate = _Sampler(self._batches), _EmptyToo(dataset, collate)
+        sampler, self._collate = _Sampler(self._batches), partial(_collated, dataset, collate)
         self._loader = DataLoader(dataset, batch_sampler=sampler, collate_fn=self._collate, **options)
         self._queue: deque[Piece] = deque()
         # This epoch's order, and the same with each round's samples as they are dealt.
@@ -161,8 +158,7 @@ class BalancedLoader:
         return self
 
     def __len__(self) -> int:
-        """Micro-steps of the running iteration, or else of the next one; rounds, where those differ from rank to
-        rank."""
+        """Micro-steps of the running iteration, or of the next one; rounds, where those differ between ranks."""
         rounds = self._length
         if rounds is None:
             rounds = self._loop.progress.ahead(self.samples)
@@ -234,12 +230,12 @@ class BalancedLoader:
 
         Processes load them, and already the next round's as they will be if the members stay the same; what is loaded
         for nothing is thrown away."""
-        pieces = self._as_planned(plan, first)
+        pieces, samples = self._as_planned(plan, first)
         if self._early:
-            self._ahead.expect(self._spans(pieces))
+            self._ahead.expect(samples)
             for ahead, (start, size) in enumerate(islice(self._loop.progress.remaining(), 1, 2), 1):
                 following = self.divided(plan.step + ahead, start, size, among)
-                self._ahead.begin(self._spans(self._as_planned(following, start)))
+                self._ahead.begin(self._as_planned(following, start)[1])
         return pieces
 
     def parts(self, plan: RoundPlan, first: int, missing: Missing) -> list[Piece]:
@@ -251,9 +247,8 @@ class BalancedLoader:
             return [Piece(plan, size, False, False, start=start) for start, size in cut]
         each = [deal.lengths[start - first :][:size] for start, size in spans]
         budget, pieces = self._dealer.budget, []
-        for start, size in recovery.parts_by_cost(
-            spans, each, deal.model, members, fits, budget, terms.floor
-        ):
+        cut = recovery.parts_by_cost(spans, each, deal.model, members, fits, budget, terms.floor)
+        for start, size in cut:
             lengths = deal.lengths[start - first :][:size]
             parts = batch_parts(lengths, np.array([size]), deal.model.padded)
             pieces.append(Piece(plan, size, False, False, parts=parts, start=start))
@@ -290,18 +285,17 @@ class BalancedLoader:
             if before is by and before_size == size:
                 plan = RoundPlan(step, loads, size)
                 for at, many, begins, ends in cuts:
-                    append(Piece(plan, many, begins, ends))
                     at += first
+                    append(Piece(plan, many, begins, ends, start=at))
                     yield indices[at : at + many].tolist()
                 step += 1
                 continue
             plan = self.divided(step, first, size)
-            at, cuts = int(plan.loads[: loop.rank].sum()), []
+            cuts = []
             for chosen, piece in planned_pieces(terms, loop.rank, plan, first, indices, terms.fills):
                 if self._drops is not None and step == self._drops.cut:
                     break
-                cuts.append((at, piece.samples, piece.first, piece.last))
-                at += piece.samples
+                cuts.append((piece.start - first, piece.samples, piece.first, piece.last))
                 append(piece)
                 yield chosen.tolist()
             # a micro-step of none may be filled with samples of the epoch's beginning, wherever the round is
@@ -323,35 +317,20 @@ class BalancedLoader:
                 "drop_last=True, which leaves it out, or another quantum"
             )
 
-    def _as_planned(self, plan: RoundPlan, first: int) -> list[Piece]:
-        terms, rank, division = self._loop.terms, self._loop.rank, plan.division
-        own = plan.loads if division is None else division.first + division.kept
-        start, pieces = first + int(own[:rank].sum()), []
-        for _, piece in planned_pieces(terms, rank, plan, 0, np.arange(plan.batch), False):
-            pieces.append(piece._replace(start=start))
-            start += piece.samples
-        return pieces
-
-    def _spans(self, pieces: list[Piece]) -> list[Indices]:
-        """The samples of each that has any."""
-        indices = self._indices
-        return [indices[each.start :][: each.samples].copy() for each in pieces if each.samples]
+    def _as_planned(self, plan: RoundPlan, first: int) -> tuple[list[Piece], list[Indices]]:
+        """This rank's pieces of a round whose samples begin at ``first``, and the samples of each that has any."""
+        loop = self._loop
+        planned = list(planned_pieces(loop.terms, loop.rank, plan, first, self._indices, False))
+        return [piece for _, piece in planned], [chosen.copy() for chosen, piece in planned if piece.samples]
 
     def _claimed(self, claim: Claim) -> None:
-        at = claim.start
-        for size in claim.sizes:
-            self._others.begin([self._indices[at : at + size].copy()])
-            at += size
+        samples = self._indices[claim.start :][: sum(claim.sizes)].copy()
+        self._others.begin(np.split(samples, np.cumsum(claim.sizes)[:-1]))
 
 
-class _EmptyToo:
-    """A collate function that can also make an empty batch, with the shapes of a real one."""
-
-    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any]) -> None:
-        self._dataset, self._collate = dataset, collate
-
-    def __call__(self, samples: list[Any]) -> Any:
-        return self._collate(samples) if samples else nothing_of(self._collate([self._dataset[0]]))
+def _collated(dataset: Any, collate: Callable[[list[Any]], Any], samples: list[Any]) -> Any:
+    """A batch of these; of none, an empty batch with the shapes of a real one."""
+    return collate(samples) if samples else part(collate([dataset[0]]), 0, 0)
 
 
 class _Sampler:

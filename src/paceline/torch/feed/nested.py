@@ -12,8 +12,7 @@ from paceline.torch.gradients.same_bits import begins_well
 
 
 def mapped(batch: Any, change: Callable[[Any], Any]) -> Any:
-    """The same structure, with each tensor changed, and each list of texts or numbers, and all else that holds no
-    tensors."""
+    """The same structure, with each tensor changed, and all that holds none, such as a list of texts or numbers."""
     if isinstance(batch, Mapping):
         return type(batch)({key: mapped(value, change) for key, value in batch.items()})  # type: ignore[call-arg]
     if isinstance(batch, list | tuple):
@@ -22,16 +21,6 @@ def mapped(batch: Any, change: Callable[[Any], Any]) -> Any:
             values = [mapped(value, change) for value in batch]
             return type(batch)(*values) if named else type(batch)(values)
     return change(batch)
-
-
-def nothing_of(batch: Any) -> Any:
-    """The same structure with no samples in it."""
-
-    def none(value: Any) -> Any:
-        counts = isinstance(value, torch.Tensor | Sequence) and not isinstance(value, str)
-        return value[:0] if counts else value
-
-    return mapped(batch, none)
 
 
 def aligned(batch: Any) -> Any:
@@ -93,7 +82,7 @@ def part(batch: Any, start: int, end: int) -> Any:
     """The samples from ``start`` to ``end`` of a batch, or their number if it is a number of samples alone."""
 
     def rows(value: Any) -> Any:
-        has = isinstance(value, list | tuple) or (isinstance(value, torch.Tensor) and value.ndim)
-        return value[start:end] if has else value
+        counts = isinstance(value, Sequence) and not isinstance(value, str | bytes)
+        return value[start:end] if counts or (isinstance(value, torch.Tensor) and value.ndim) else value
 
     return end - start if isinstance(batch, int) else mapped(batch, rows)

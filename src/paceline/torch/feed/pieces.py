@@ -34,13 +34,9 @@ class Order:
         return np.random.default_rng((self.seed, epoch)).permutation(self.samples)
 
 
-ORDERS = (
-    "SequentialSampler",
-    "RandomSampler",
-    "DistributedSampler",
-    "SeedableRandomSampler",
-)  # each sample once
-CUTS = ("BatchSampler", "BatchSamplerShard", "DefaultBatchSampler")  # the last of sentence-transformers
+# Samplers that draw each sample once, and those that cut what others draw, the last of sentence-transformers.
+ORDERS = ("SequentialSampler", "RandomSampler", "DistributedSampler", "SeedableRandomSampler")
+CUTS = ("BatchSampler", "BatchSamplerShard", "DefaultBatchSampler")
 
 
 def order_of(sampler: Any) -> tuple[Any, bool]:
@@ -65,12 +61,12 @@ def planned_pieces(
     mine = indices[start : start + int(own[rank])]
     if plan.deal is not None:
         lengths = plan.deal.lengths[plan.deal.starts[rank] :]
-        return _in_cuts(plan, mine, plan.deal.sizes[rank].tolist(), filler, lengths)
-    return pieces(terms, plan, mine, kept, filler)
+        return _in_cuts(plan, mine, plan.deal.sizes[rank].tolist(), filler, start, lengths)
+    return pieces(terms, plan, mine, kept, filler, start)
 
 
 def pieces(
-    terms: Terms, plan: RoundPlan, mine: Indices, kept: int = 0, filler: Indices | None = None
+    terms: Terms, plan: RoundPlan, mine: Indices, kept: int = 0, filler: Indices | None = None, at: int = 0
 ) -> Iterator[tuple[Indices, Piece]]:
     """Cut this rank's samples of a round into micro-batches of at most ``terms.micro_batch`` samples, in multiples of
     ``terms.quantum``; into just as many as ``terms.micro-steps`` says, if it does.
@@ -78,7 +74,8 @@ def pieces(
     A rank with nothing to do still gets one micro-step, so that it joins the all-reduce: an empty one, or
     ``filler`` samples that count for nothing where the model cannot take an empty batch.
 
-    kept: samples of the last piece, before which a part of the round is claimed; 0 if all is run as planned.
+    kept: samples of the last piece, before which a part of the round is claimed; 0 if all is run as planned. at: the
+    first sample of all, in the epoch's order.
     """
     at_once, micro_steps, unit = len(mine) - kept, terms.micro_steps(plan.loads), terms.quantum
     cuts = spread(at_once, micro_steps, terms.floor, unit) if micro_steps else _cuts(terms, at_once)
@@ -86,7 +83,7 @@ def pieces(
         cuts += _cuts(terms, kept)
     elif kept:
         cuts.append(kept)
-    return _in_cuts(plan, mine, cuts, filler)
+    return _in_cuts(plan, mine, cuts, filler, at, None)
 
 
 def _cuts(terms: Terms, load: int) -> list[int]:
@@ -99,10 +96,9 @@ def _cuts(terms: Terms, load: int) -> list[int]:
 
 
 def _in_cuts(
-    plan: RoundPlan, mine: Indices, cuts: list[int], filler: Indices | None, lengths: Array | None = None
+    plan: RoundPlan, mine: Indices, cuts: list[int], filler: Indices | None, at: int, lengths: Array | None
 ) -> Iterator[tuple[Indices, Piece]]:
-    """A rank's samples in micro-batches of these sizes, at least one micro-step. lengths: of the samples, and
-    more."""
+    """A rank's samples in micro-batches of these sizes, at least one. lengths: of the samples, and more."""
     cuts, start = cuts or [0], 0
     for number, size in enumerate(cuts):
         last = number == len(cuts) - 1
@@ -112,7 +108,7 @@ def _in_cuts(
         if lengths is not None and plan.deal is not None:
             sizes = np.array([size] if size else [], np.int64)
             parts = batch_parts(lengths[start : start + size], sizes, plan.deal.model.padded)
-        yield chosen, Piece(plan, size, number == 0, last, claims, parts)
+        yield chosen, Piece(plan, size, number == 0, last, claims, parts, at + start)
         start += size
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, refuse
 from paceline.rounds import Indices
 from paceline.torch.feed.pieces import planned_pieces
 from paceline.torch.gradients.weighing import checked_count
@@ -85,13 +85,13 @@ def run_round(
 
 
 def check_unchanging(loop: Loop, what: str) -> None:
-    """Raises PacelineError if ranks may be lost or join, or drop what is late."""
-    if loop.work.drops is not None:
-        raise PacelineError(f"drop=: {what} leaves out no samples; use pace.loader(dataset)")
-    if loop.changes:
-        raise PacelineError(
-            f"elastic=True: {what} does not tell others what a lost rank was to run; use pace.loader(dataset)"
-        )
+    """Raises PacelineError if ranks may be lost or join, or drop what is late, or are to find the same bits."""
+    reasons = {
+        "drop= leaves out none of these samples; use pace.loader(dataset)": loop.work.drops,
+        "elastic=True needs to know what a lost rank was to run; use pace.loader(dataset)": loop.changes,
+        "deterministic=True fixes who runs which sample; use pace.loader(dataset)": loop.terms.cell,
+    }
+    refuse(what, reasons)
 
 
 def iterate(loop: Loop, source: Source) -> Iterator[Any]:
@@ -126,10 +126,6 @@ class Sizes:
         if rounds is not None and rounds < 1:
             raise PacelineError(f"pace.sizes({rounds}): expected at least one round, or None for no end")
         check_unchanging(loop, "pace.sizes()")
-        if terms.cell:
-            raise PacelineError(
-                "deterministic=True fixes who runs which sample, and a loop that draws its own cannot; leave it out"
-            )
         if terms.moves_work and terms.weigh == "hook":
             raise PacelineError(
                 f"policy {terms.policy} moves work within the round, and with weigh='hook' a loop that draws its own "
@@ -141,10 +137,9 @@ class Sizes:
         self._planned: Iterator[tuple[Indices, Piece]] = iter(())
 
     def open(self) -> None:
-        """Each iteration has rounds of its own."""
+        """Each iteration has rounds of its own, and nothing is kept of it."""
 
-    def end(self) -> None:
-        """Nothing is kept."""
+    end = open
 
     def more(self) -> bool:
         return self._left is None or self._left > 0

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, refuse
 from paceline.rounds import Indices
 from paceline.torch import peers
 from paceline.torch.feed.loader import check_options
-from paceline.torch.feed.nested import joined, length, nothing_of, part
+from paceline.torch.feed.nested import joined, length, part
 from paceline.torch.feed.pieces import pieces
 from paceline.torch.feed.prefetch import as_it_is
 from paceline.torch.feed.rounds import check_unchanging, iterate
@@ -38,6 +38,10 @@ class StreamBuffer:
 
     def __init__(self, collate: Callable[[list[Any]], Any] | None) -> None:
         self._collate = collate
+        self._size: Callable[[Any], int] = length if collate is None else len
+        self._cut: Callable[[Any, int, int], Any] = (
+            part if collate is None else lambda held, start, end: held[start:end]
+        )
         self.restart([])
 
     def restart(self, held: list[Any]) -> None:
@@ -76,32 +80,19 @@ class StreamBuffer:
         some = taken if end is None else self._cut(taken, start, end)
         return some if self._collate is None else self._collate(some)
 
-    def _size(self, held: Any) -> int:
-        return length(held) if self._collate is None else len(held)
-
-    def _cut(self, held: Any, start: int, end: int) -> Any:
-        return part(held, start, end) if self._collate is None else held[start:end]
-
 
 AHEAD = 2  # times what a rank is to run, and times an equal share of those whose streams go on
-ROW = np.dtype([("held", "f8"), ("ended", "f8")])  # what a rank tells of its stream, see Supply
+# What a rank tells of its stream: samples drawn ahead, and whether that is all.
+ROW = np.dtype([("held", "f8"), ("ended", "f8")])
 
 
-class Supply(NamedTuple):
-    """What the ranks hold, each of shape (n,)."""
-
-    held: Indices  # samples drawn ahead
-    ended: np.ndarray[Any, np.dtype[np.bool_]]  # whether that is all
-
-
-def available(supply: Supply, most: Indices, quantum: int, floor: int) -> Indices:
+def available(held: Indices, most: Indices, quantum: int, floor: int) -> Indices:
     """How many samples each rank may be given in the next round, (n,): what it holds and may take, in whole quanta.
 
     floor: loads below it are put together on one rank, which must have room for them.
     """
-    spare = (floor - 1) * len(supply.held)
-    held = np.maximum(supply.held - spare, 0)
-    return np.minimum(held, most) // quantum * quantum
+    spare = (floor - 1) * len(held)
+    return np.minimum(np.maximum(held - spare, 0), most) // quantum * quantum
 
 
 def wanted(load: int, batch: int, ended: int, ranks: int) -> int:
@@ -137,20 +128,13 @@ class StreamLoader:
         check_options(options, terms.batch, loop.ranks, streamed=True)
         check_unchanging(loop, "pace.stream()")
         peers.agree({"drop_last": drop_last, "batches": batches})
-        if terms.cell:
-            raise PacelineError(
-                "deterministic=True fixes who runs which sample, and each rank has a stream of its own; leave it out"
-            )
-        if not terms.every.fixed:
-            raise PacelineError(
-                "loop='local' with a stream: ranks tell ahead how many samples they hold, which fixes the size of an "
-                "interval; set every= to a number of steps"
-            )
-        if terms.quantum > 1 and not drop_last:
-            raise PacelineError(
-                f"quantum={terms.quantum}: nobody knows whether a stream ends on a multiple of it; use "
-                "drop_last=True, which leaves out what is too little for a round"
-            )
+        reasons = {
+            "with loop='local', ranks tell ahead how many samples they hold, which fixes the size of an interval; "
+            "set every= to a number of steps": not terms.every.fixed,
+            f"nobody knows whether a stream ends on a multiple of quantum={terms.quantum}; use drop_last=True, which "
+            "leaves out what is too little for a round": terms.quantum > 1 and not drop_last,
+        }
+        refuse("pace.stream()", reasons)
         self.dataset, self.number = dataset, number
         self._loop, self._drop_last = loop, drop_last
         collate = options.pop("collate_fn", None) or default_collate
@@ -168,7 +152,7 @@ class StreamLoader:
         self._told = -1  # messages sent
         self._source: Iterator[Any] | None = None
         self._ended = self._resumed = False
-        self._supply = Supply(np.zeros(loop.ranks, np.int64), np.zeros(loop.ranks, bool))
+        self._supply = np.zeros(loop.ranks, ROW)  # of all ranks
         self._known = False  # what the ranks hold for the next round
         self._loads: Indices | None = None  # of the next round
         self._planned: Iterator[tuple[Indices, Piece]] = iter(())
@@ -257,7 +241,7 @@ class StreamLoader:
                 f"the stream of rank {self._loop.rank} gave no sample at all; expected at least one on every rank"
             )
         batch = self._buffer.batch(self._some)
-        return batch if len(chosen) else nothing_of(batch)
+        return batch if len(chosen) else part(batch, 0, 0)
 
     def _plan(self) -> Indices | None:
         """The loads of the next round, (n,); None if the epoch is over. Every rank finds the same."""
@@ -265,12 +249,12 @@ class StreamLoader:
         loop.settle()  # the plan goes by the round before
         self._hear()
         for attempt in range(2):
-            can = available(self._supply, terms.most, terms.quantum, terms.floor)
-            if can.sum() >= terms.global_batch or self._supply.ended.all():
+            held = self._supply["held"].astype(np.int64)
+            can = available(held, terms.most, terms.quantum, terms.floor)
+            if can.sum() >= terms.global_batch or self._supply["ended"].all():
                 break
-            if (
-                not attempt
-            ):  # several streams have ended at once: the others draw all that they may be asked for
+            if not attempt:
+                # Several streams have ended at once: the others draw all that they may be asked for.
                 self._tell(terms.global_batch)
                 self._hear()
         batch = int(min(can.sum(), terms.global_batch))
@@ -280,8 +264,8 @@ class StreamLoader:
 
     def _tell(self, load: int) -> None:
         """Draw ahead after a round of ``load`` samples, and tell how many are held."""
-        terms, ranks, supply = self._loop.terms, self._loop.ranks, self._supply
-        aim = wanted(load, terms.global_batch, int(supply.ended.sum()), ranks)
+        terms, ranks = self._loop.terms, self._loop.ranks
+        aim = wanted(load, terms.global_batch, int(self._supply["ended"].sum()), ranks)
         aim += (terms.floor - 1) * ranks
         assert self._source is not None
         while not self._ended and self._buffer.count < aim:
@@ -298,5 +282,4 @@ class StreamLoader:
 
     def _hear(self) -> None:
         if not self._known:
-            rows = self._exchange.receive(self._told, self._loop.lost)
-            self._supply, self._known = Supply(rows["held"].astype(np.int64), rows["ended"] > 0), True
+            self._supply, self._known = self._exchange.receive(self._told, self._loop.lost), True

@@ -62,10 +62,10 @@ class Reducer:
         while source.more():
             if loop.passes.micro_step is None:
                 loop.round_begins()
-            batch, piece = source.planned()
-            if piece.claims:
-                yield from loop.work.claimed(source, piece)
-            yield batch, piece
+            planned = source.planned()
+            if planned[1].claims:
+                yield from loop.work.claimed(source, planned[1])
+            yield planned
 
     def claim(self) -> bool:
         """Whether another part of a round whose sums have failed is there for this rank."""
@@ -128,6 +128,27 @@ class Reducer:
         """Let go of the model before the process group ends."""
 
 
+class Sums:
+    """What an ``elastic.member.Member`` sums of a round: ``begin`` before its last backward pass; then ``finish``, or
+    ``finish`` alone. ``apply`` when all sums are there."""
+
+    def begin(self, sum: Callable[[torch.Tensor], Any]) -> None:
+        """The coming backward pass is the round's last: ``sum`` starts a sum."""
+
+    def add(self) -> None:
+        """A backward pass is through."""
+
+    def drop(self) -> None:
+        """The round was left, perhaps in the backward pass that was to be summed."""
+
+    def used(self) -> list[bool]:
+        """Which parameters have a gradient of this rank's own, as far as the others need to know."""
+        return []
+
+    def close(self) -> None:
+        """Let go of the model."""
+
+
 class Replicated(Reducer):
     """DistributedDataParallel."""
 
@@ -145,7 +166,7 @@ class Replicated(Reducer):
         return self._ddp.no_sync()
 
     def check_sync(self, last: bool) -> None:
-        if bool(self._ddp.require_backward_grad_sync) != last:
+        if self._ddp.require_backward_grad_sync != last:
             raise PacelineError(
                 "the model's no_sync() or require_backward_grad_sync was used within pace's loop; expected neither: "
                 "Paceline itself reduces the gradients in each round's last backward pass"

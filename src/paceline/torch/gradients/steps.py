@@ -31,6 +31,7 @@ class Steps:
         self.taken: list[Any] = []  # optimizers stepped in this micro-step
         self.ever = False  # the loop, or its host, has stepped once
         self.seconds = 0.0  # of the newest step
+        self.rates = LearningRateWatch()
         self._began = 0.0
         self._checked: Any = None  # the optimizer that ``take`` steps right now, unheard
         self._model, self._whole = model, whole
@@ -38,16 +39,18 @@ class Steps:
         self._frozen = [p for p in model.parameters() if not p.requires_grad]
         # how many parameters each optimizer had when all that it moves was found to be summed
         self._sizes: dict[weakref.ref[Any], int] = {}
-        self._known: Any = int  # a weak reference to the optimizer that was found to concern the model last
+        # A weak reference to the optimizer that was found to concern the model last, and how many parameters it had.
+        self._known: Any = int
+        self._size = -1
         self._before, self._after = before, after
         own = weakref.ref(self)
 
         def begins(optimizer: torch.optim.Optimizer, arguments: Any, named: Any) -> None:
             steps = own()
-            if steps is None:
+            if steps is None or optimizer is steps._checked:
                 return
-            steps.check_summed(optimizer)
-            if optimizer is not steps._checked and steps._concerned(optimizer):
+            steps._check_summed(optimizer)
+            if steps._concerned(optimizer):
                 # torch's wrapper puts the optimizer itself first
                 closure = named.get("closure") if len(arguments) < 2 else arguments[1]
                 steps._before(optimizer, closure is not None)
@@ -60,13 +63,18 @@ class Steps:
         self._ends, self._hooks = ends, list[Any]((register_optimizer_step_pre_hook(begins),))
 
     def check_ours(self, optimizers: Iterable[Any]) -> None:
-        """Raises PacelineError for an optimizer that holds none of the parameters."""
+        """Raises PacelineError for an optimizer that holds none of the parameters, or would move what was not trained
+        when Pace was made."""
         for one in optimizers:
-            if one is not self._known() and hasattr(one, "param_groups") and not self._concerned(one):
-                raise PacelineError(
-                    f"pace.step() was given a {type(one).__name__} without any parameter of this Pace's model; "
-                    "step another model's optimizer yourself"
-                )
+            if one is self._known() and sum(map(len, map(_PARAMETERS, one.param_groups))) == self._size:
+                continue
+            if hasattr(one, "param_groups"):
+                if not self._concerned(one):
+                    raise PacelineError(
+                        f"pace.step() was given a {type(one).__name__} without any parameter of this Pace's model; "
+                        "step another model's optimizer yourself"
+                    )
+                self._check_summed(one)
 
     def check_once(self, optimizers: Iterable[Any]) -> None:
         """Raises PacelineError if one of them was stepped in this micro-step already."""
@@ -120,30 +128,31 @@ class Steps:
         for hook in self._hooks:
             hook.remove()
 
-    def check_summed(self, optimizer: torch.optim.Optimizer) -> None:
+    def _check_summed(self, optimizer: torch.optim.Optimizer) -> None:
         """Raises PacelineError if the optimizer would move what was not trained when Pace was made."""
         size, this = sum(map(len, map(_PARAMETERS, optimizer.param_groups))), weakref.ref(optimizer)
-        if self._sizes.get(this) == size and not (self._frozen and any(map(_REQUIRES_GRAD, self._frozen))):
-            return
-        names = {id(p): name for name, p in self._model.named_parameters()}
-        alone = self._whole and any(id(p) in self._ours for p in held(optimizer))
-        for parameter in held(optimizer):
-            name = names.get(id(parameter), "a parameter outside of the model" if alone else "")
-            if name and parameter.requires_grad and id(parameter) not in self._ours:
-                raise PacelineError(
-                    f"optimizer.step() would move {name}, which was not trained when Pace was made: its gradient is "
-                    "summed over no other rank, and the ranks would part; let it require gradients from the "
-                    "beginning, in a parameter group whose learning rate is 0 until it is to be trained, or make "
-                    "another DistributedDataParallel module and another Pace behind the change"
-                )
-        self._sizes[this] = size
+        if self._sizes.get(this) != size or any(map(_REQUIRES_GRAD, self._frozen)):
+            names = {id(p): name for name, p in self._model.named_parameters()}
+            alone = self._whole and any(id(p) in self._ours for p in held(optimizer))
+            for parameter in held(optimizer):
+                name = names.get(id(parameter), "a parameter outside of the model" if alone else "")
+                if name and parameter.requires_grad and id(parameter) not in self._ours:
+                    raise PacelineError(
+                        f"optimizer.step() would move {name}, which was not trained when Pace was made: its gradient "
+                        "is summed over no other rank, and the ranks would part; let it require gradients from the "
+                        "beginning, in a parameter group whose learning rate is 0 until it is to be trained, or make "
+                        "another DistributedDataParallel module and another Pace behind the change"
+                    )
+            self._sizes[this] = size
+        if optimizer is self._known() and not self._frozen:
+            self._size = size
 
     def _concerned(self, optimizer: torch.optim.Optimizer) -> bool:
         """True when the optimizer holds one of the parameters."""
         if optimizer is self._known():
             return True
         if found := any(id(p) in self._ours for p in held(optimizer)):  # usually its first
-            self._known = weakref.ref(optimizer)
+            self._known, self._size = weakref.ref(optimizer), -1
         return found
 
 

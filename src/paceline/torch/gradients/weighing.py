@@ -39,7 +39,7 @@ class GradientStash:
         # A pass adds to what was gathered when it is through, so that it can be taken back.
         self.apart = False
         self._begun = False  # a backward pass of the running round has, and may have been left in its middle
-        self._had: list[torch.Tensor | None] = []  # the gradients of the round that is complete
+        self._had: list[bool] = []  # which parameters had gradients when the newest round was complete
         self._used: list[tuple[int, int] | None] | None = None  # identity and version after the last step
         self._passed = False  # another model's backward pass has perhaps left something here since
 
@@ -49,7 +49,7 @@ class GradientStash:
 
         Raises PacelineError if a gradient is there that is not of this round.
         """
-        kept, self._kept, self._begun = self._kept, None, True
+        self._begun = True
         if self._passed:
             self._passed = False
             if any(p.grad is not None and bool(p.grad.any()) for p in self._parameters):
@@ -57,7 +57,7 @@ class GradientStash:
                     f"round {step}: the backward pass of another model has left gradients in this one, which would "
                     "count here; expected this model to be zeroed before pace.backward(loss)"
                 )
-        if kept is None:
+        if (kept := self._kept) is None:
             if self._used is not None:
                 self._check_fresh(step, self._used)
                 self._used = None
@@ -68,8 +68,8 @@ class GradientStash:
                 "pace.backward(loss) alone: call it instead of loss.backward(), once for each piece"
             )
         if apart:
-            self._kept = kept
             return
+        self._kept = None
         if scale != 1.0:
             torch._foreach_mul_([g for g in kept if g is not None], scale)
         for parameter, grad in zip(self._parameters, kept, strict=True):
@@ -97,16 +97,18 @@ class GradientStash:
 
     def ready(self) -> None:
         """The round's gradients are complete."""
-        self._had = list(map(_GRAD, self._parameters))
+        self._had = list(map(_THERE, map(_GRAD, self._parameters)))
 
     def check_there(self, piece: Piece, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         """Raises PacelineError if all gradients that an optimizer is to use have gone since ``ready``."""
+        if self._had == list(map(_THERE, map(_GRAD, self._parameters))):
+            return
         for optimizer in optimizers:
             for group in getattr(optimizer, "param_groups", ()):
                 if any(map(_THERE, map(_GRAD, group["params"]))):
                     break
             else:
-                had = {id(p) for p, g in zip(self._parameters, self._had, strict=False) if g is not None}
+                had = {id(p) for p, there in zip(self._parameters, self._had, strict=False) if there}
                 if not any(id(p) in had for p in held(optimizer)):
                     continue
                 raise PacelineError(
@@ -119,7 +121,7 @@ class GradientStash:
         """The round's step was taken, or left out on purpose."""
         left = any(map(_THERE, map(_GRAD, self._parameters)))  # else nothing could be counted again
         self._used = [_which(p.grad) for p in self._parameters] if left else None
-        self._had, self._begun = [], False
+        self._begun = False
 
     def another(self) -> None:
         """The backward pass of another model follows, perhaps through this one."""
@@ -187,27 +189,27 @@ class Weighing(GradientStash):
         self._averaged = 1 if exact else self._ranks  # by which DDP divides
         super().__init__(parameters)
         self._counts = Counts(device, counted)
-        self._no_sync: AbstractContextManager[Any] | None = None  # that has been entered
-        # Under the hook: over how many samples, or whatever is counted, the coming piece's gradient is a mean, and
-        # the gradients gathered so far are.
-        self._many = self._weighed = 0.0
+        self.entered: AbstractContextManager[Any] | None = None  # in which gradients stay on this rank
+        # Under the hook: what the coming piece's gradient is a mean over, if that is not its samples, and what the
+        # gradients gathered so far are.
+        self._count: float | None = None
+        self._weighed = 0.0
 
     def begin(self, piece: Piece) -> None:
-        """A micro-step begins; gradients are only reduced over the ranks in a round's last."""
-        if self._no_sync is not None:
-            self.release()
+        """A micro-step begins that is not the round's only one; gradients are only reduced over the ranks in the
+        last."""
+        self.release()
         if not piece.last or self._sum is not None:
-            self._no_sync = self._reducer.no_sync()
-            self._no_sync.__enter__()
-        self._many = piece.samples
+            self.entered = self._reducer.no_sync()
+            self.entered.__enter__()
 
     def weigh(self, piece: Piece, count: float | None) -> None:
         """The first backward pass of a micro-step begins, whose loss is over ``count`` where that is not its
         samples."""
         if not self._by_hook:
             self.bring_back(piece.plan.step, apart=self.apart and not (piece.last and self.sums))
-        elif count is not None:
-            self._many = count
+        else:
+            self._count = count
         if (count is not None or not piece.last or self._counts.given) and not self._reducer.travels:
             self._counts.add(piece.step, count, piece.last)
 
@@ -227,9 +229,10 @@ class Weighing(GradientStash):
             if piece.last:
                 self._sum.finish()
         if piece.last:
-            if self._counts.given or self._varies:
+            given = self._counts.given
+            if given or self._varies:
                 self.scale(self._counts.factor(piece.step, piece.batch))
-            elif self._counts.given is not None:
+            elif given is not None:
                 self._counts.begin()
             self.ready()
         elif self._sum is None and not self._by_hook:
@@ -243,10 +246,11 @@ class Weighing(GradientStash):
         """Under the hook, a micro-step's backward pass begins."""
         # With mean losses g_1, g_2 over m_1, m_2 samples the round needs (m_1 g_1 + m_2 g_2) / B. Gathered as
         # g_1 (m_1 / m_2) + g_2, the hook's m_2 / B gives just that.
-        before = 0.0 if piece.first else self._weighed
-        scale = before / self._many if self._many and not piece.first else 1.0
+        many = piece.samples if self._count is None else self._count
+        before, self._count = 0.0 if piece.first else self._weighed, None
+        scale = before / many if many and not piece.first else 1.0
         self.bring_back(piece.step, scale)
-        self._weighed = self._many or before
+        self._weighed = many or before
 
     def gathered(self, piece: Piece) -> None:
         """Under the hook, a micro-step's backward pass is through."""
@@ -255,11 +259,12 @@ class Weighing(GradientStash):
 
     def drop(self) -> None:
         super().drop()
+        self._count = None
         self._counts.begin()
 
     def release(self) -> None:
         """The model reduces its gradients again as it did."""
-        entered, self._no_sync = self._no_sync, None
+        entered, self.entered = self.entered, None
         if entered is not None:
             entered.__exit__(None, None, None)
 

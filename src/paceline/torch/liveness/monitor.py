@@ -53,54 +53,6 @@ class Life(NamedTuple):
     heard: bool = False  # it knows of the failure
 
 
-class HeartbeatStore:
-    """This rank's connection. Every method may hang while rank 0 is stopped, and raises RuntimeError when rank 0
-    has gone. Constructing it is collective. pause: seconds between two signs of life."""
-
-    def __init__(self, pause: float) -> None:
-        self._rank, self._ranks = peers.rank(), peers.ranks()
-        lives = {f"life/{rank}": json.dumps(Life(0)) for rank in range(self._ranks)}
-        first = {LOOK: json.dumps((0, [], -1, (), ())), FAILURE: "null", **lives}
-        self._store = peers.own_store(CONNECT_SECONDS, first)
-        self._mine = Life(0)
-        self._detector = FailureDetector(AFTER * pause, pause)
-        self.unheard = set(range(self._ranks))  # on rank 0: who may live and not know of the failure
-        self.staying = set(range(self._ranks))  # on rank 0: who may live and has not ended
-
-    def beat(self, done: int, ended: bool = False) -> Sight:
-        """Give a sign of life and see what is known of the others.
-
-        done: the newest round of which this rank has done its part. ended: this is the last sign, but for rank 0's.
-        """
-        self._mine = self._mine._replace(number=self._mine.number + 1, done=done, ended=ended)
-        self._store.set(f"life/{self._rank}", json.dumps(self._mine))
-        if self._rank == 0:
-            self._look()
-        look, failure = (json.loads(bytes(raw)) for raw in self._store.multi_get([LOOK, FAILURE]))
-        self._mine = self._mine._replace(heard=failure is not None)
-        number, silent, least, late, left = look
-        told = None if failure is None else Failure(*failure)
-        return Sight(number, dict(silent), least, tuple(late), tuple(left), told)
-
-    def fail(self, failure: Failure) -> None:
-        """Tell why a rank cannot go on; the first to be told of is remembered."""
-        self._store.compare_set(FAILURE, "null", json.dumps(failure))
-
-    def _look(self) -> None:
-        raws = self._store.multi_get([f"life/{rank}" for rank in range(self._ranks)])
-        lives = [Life(*json.loads(bytes(raw))) for raw in raws]
-        there = {rank: life for rank, life in enumerate(lives) if not life.ended}
-        found = self._detector.silent(time.monotonic(), {rank: life.number for rank, life in there.items()})
-        silent = sorted(found.items(), key=lambda pair: -pair[1])  # the longest first
-        least = min((life.done for life in there.values()), default=-1)
-        late = [rank for rank, life in there.items() if life.done == least]
-        self.staying = set(there) - set(found)
-        self.unheard = {rank for rank in self.staying if not lives[rank].heard}
-        left = [rank for rank, life in enumerate(lives) if life.ended]
-        look = self._mine.number, silent[:MOST_NAMED], least, late[:MOST_NAMED], left
-        self._store.set(LOOK, json.dumps(look))
-
-
 class Reason(WorkerError):
     """Names the rank without which this one cannot go on."""
 
@@ -135,11 +87,18 @@ class Monitor(Alone):
     def __init__(self, on_missed: stall.OnMissed, seconds: float) -> None:
         self._tell = stall.answer(on_missed)
         seconds = stall.check(seconds)
-        self._rank = peers.rank()
-        self._pause = stall.pause(seconds, peers.ranks())
+        self._rank, ranks = peers.rank(), range(peers.ranks())
+        self._pause = stall.pause(seconds, len(ranks))
         self._stall = StallTimeout(self._rank, seconds)
-        self._store, self._calls = HeartbeatStore(self._pause), Calls("posts")
-        self._sight = Sight()
+        self._keys = [f"life/{rank}" for rank in ranks]
+        first = {LOOK: json.dumps((0, [], -1, (), ())), FAILURE: "null"}
+        # Each call may hang while rank 0 is stopped, and raises RuntimeError when it has gone.
+        self._store = peers.own_store(CONNECT_SECONDS, first | dict.fromkeys(self._keys, json.dumps(Life(0))))
+        self._calls = Calls("posts")
+        self._mine, self._sight = Life(0), Sight()
+        self._detector = FailureDetector(AFTER * self._pause, self._pause)
+        self._unheard = set(ranks)  # on rank 0: who may live and not know of the failure
+        self._staying = set(ranks)  # on rank 0: who may live and has not ended
         self._gone = False  # the connection to rank 0 is broken
         self._closing, self._hurry = threading.Event(), threading.Event()
         self._closed = self._posted = False
@@ -204,10 +163,10 @@ class Monitor(Alone):
 
     def _leave(self) -> None:
         until = time.monotonic() + STAY_SECONDS
-        self._store.beat(self._done, ended=True)
-        while self._rank == 0 and self._store.staying and time.monotonic() < until:
+        self._live(ended=True)
+        while self._rank == 0 and self._staying and time.monotonic() < until:
             time.sleep(min(self._pause, QUICK))
-            self._store.beat(self._done, ended=True)
+            self._live(ended=True)
 
     def _post(self, failure: Failure) -> None:
         """Tell the others; on rank 0, whose end takes the store with it, see that they hear of it."""
@@ -217,9 +176,10 @@ class Monitor(Alone):
         self._posted = True  # also where another rank was quicker
         self._hurry.set()
         with suppress(RuntimeError, TimeoutError):  # rank 0 has gone, or does not answer
-            self._calls.within(POST_SECONDS, self._store.fail, failure)
+            words = json.dumps(failure)  # the first to be told of is remembered
+            self._calls.within(POST_SECONDS, self._store.compare_set, FAILURE, "null", words)
             until = time.monotonic() + STAY_SECONDS
-            while self._rank == 0 and self._store.unheard and time.monotonic() < until:
+            while self._rank == 0 and self._unheard and time.monotonic() < until:
                 time.sleep(QUICK)
 
     def _found(self) -> Failure | None:
@@ -240,13 +200,38 @@ class Monitor(Alone):
 
     # -- in the threads --------------------------------------------------------------------------------------
 
+    def _live(self, ended: bool = False) -> Sight:
+        """Give a sign of life and see what is known of the others. ended: it is the last one, but for rank 0's."""
+        self._mine = self._mine._replace(number=self._mine.number + 1, done=self._done, ended=ended)
+        self._store.set(self._keys[self._rank], json.dumps(self._mine))
+        if self._rank == 0:
+            self._look()
+        look, failure = (json.loads(bytes(raw)) for raw in self._store.multi_get([LOOK, FAILURE]))
+        self._mine = self._mine._replace(heard=failure is not None)
+        number, silent, least, late, left = look
+        told = None if failure is None else Failure(*failure)
+        return Sight(number, dict(silent), least, tuple(late), tuple(left), told)
+
+    def _look(self) -> None:
+        lives = [Life(*json.loads(bytes(raw))) for raw in self._store.multi_get(self._keys)]
+        there = {rank: life for rank, life in enumerate(lives) if not life.ended}
+        found = self._detector.silent(time.monotonic(), {rank: life.number for rank, life in there.items()})
+        silent = sorted(found.items(), key=lambda pair: -pair[1])  # the longest first
+        least = min((life.done for life in there.values()), default=-1)
+        late = [rank for rank, life in there.items() if life.done == least]
+        self._staying = set(there) - set(found)
+        self._unheard = {rank for rank in self._staying if not lives[rank].heard}
+        left = [rank for rank, life in enumerate(lives) if life.ended]
+        look = self._mine.number, silent[:MOST_NAMED], least, late[:MOST_NAMED], left
+        self._store.set(LOOK, json.dumps(look))
+
     def _beat(self) -> None:
         try:
             while True:
-                self._sight = self._store.beat(self._done)
+                self._sight = self._live()
                 over = 0 in self._sight.left or self._sight.failure is not None
                 if over and self._rank:  # rank 0 waits until all know of it, and then takes the store with it
-                    self._store.beat(self._done, ended=True)
+                    self._live(ended=True)
                     self._gone = True
                     return
                 hurries = self._hurry.wait(self._pause)
@@ -285,17 +270,14 @@ def monitor(on_missed: stall.OnMissed, seconds: float) -> Alone:
 
 _watched: weakref.WeakSet[Monitor] = weakref.WeakSet()
 _before = sys.excepthook
-_process = 0  # that the hooks were set in; what is forked from it is not its business
+os.register_at_fork(after_in_child=_watched.clear)  # the end of a forked process is its own
 
 
 def _watch_end(monitor: Monitor) -> None:
-    global _before, _process
-    if _process != os.getpid():
-        _watched.clear()
-        _process = os.getpid()
-        atexit.register(_end)
+    global _before
     if sys.excepthook is not _uncaught:
         _before, sys.excepthook = sys.excepthook, _uncaught
+        atexit.register(_end)
     _watched.add(monitor)
 
 
@@ -306,7 +288,7 @@ def _forget_end(monitor: Monitor) -> None:
 
 
 def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    open_ones = list(_watched) if _process == os.getpid() else []
+    open_ones = list(_watched)
     for one in open_ones:
         one.fail(error)
     _before(kind, error, trace)
@@ -316,6 +298,5 @@ def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackT
 
 
 def _end() -> None:
-    if _process == os.getpid():
-        for one in list(_watched):
-            one.close()
+    for one in list(_watched):
+        one.close()

@@ -76,11 +76,6 @@ def end_with_parent(_: int = 0) -> None:
     sys.excepthook = tell
 
 
-def launched() -> bool:
-    """True when a launcher (torchrun) started this process and said which rank it is."""
-    return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
-
-
 def join(backend: str | None = None, timeout: float = 300.0) -> None:
     """Join the process group that torchrun describes; restarts work, also with gloo.
 
@@ -88,22 +83,14 @@ def join(backend: str | None = None, timeout: float = 300.0) -> None:
         a collective.
     Raises PacelineError if no launcher has said who this process is.
     """
-    if not launched():
+    if not all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")):
         raise PacelineError(
             "RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are not all set; start this script with torchrun (under "
             "paceline.torch.launcher no group is joined: give Pace a plain model and elastic=True)"
         )
     global _joined
-    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    agent_hosts = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     wait = timedelta(seconds=timeout)
-    store = dist.TCPStore(
-        os.environ["MASTER_ADDR"],
-        int(os.environ["MASTER_PORT"]),
-        ranks,
-        rank == 0 and not agent_hosts,
-        timeout=wait,
-    )
+    store, rank, ranks = next(dist.rendezvous("env://", timeout=wait))
     _joined = True
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     dist.init_process_group(

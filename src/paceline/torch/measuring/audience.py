@@ -98,11 +98,6 @@ class Outlets:
             self.close()
             raise
 
-    @property
-    def where(self) -> list[str]:
-        """Where the rounds go, a line for each sink."""
-        return [sink.where for sink in self._sinks.values()]
-
     def round(self, result: RoundResult) -> None:
         """Send one round."""
         for text, sink in list(self._sinks.items()):

@@ -32,7 +32,6 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from paceline.errors import WorkerError
-from paceline.rounds import Array
 from paceline.torch import memory, peers
 
 SLOTS = 4  # rounds of which a rank may have told and not yet asked
@@ -245,7 +244,7 @@ class GroupExchange:
             work.wait()
         except RuntimeError as error:
             raise _no_answer("another rank") from error
-        return _named(torch.stack(out).numpy(), self._dtype)
+        return torch.stack(out).numpy().view(self._dtype)[:, 0]
 
     def close(self) -> None:
         self._pending.clear()
@@ -253,11 +252,6 @@ class GroupExchange:
 
 def _bytes(row: Row) -> bytes:
     return row if isinstance(row, bytes) else row.tobytes()
-
-
-def _named(numbers: Array, dtype: np.dtype[np.void]) -> Rows:
-    """The rows that these numbers are, (n, k)."""
-    return numbers.view(dtype)[:, 0]
 
 
 def connect(dtype: np.dtype[np.void]) -> Exchange:

@@ -141,25 +141,28 @@ class LastGradient:
     """
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], told: Callable[[], None]) -> None:
-        self._parameters, self._told = parameters, told
+        self._parameters, self._told, self._key = parameters, told, id(self)
         self._hooks: Any = None
         # torch's number of the pass through a loss that is known, -1 until it begins
         self._pass: int | None = None
         self._within = self._apart = False  # gradients came in the pass of the loss; in another one
         self._hook()
 
-    def begins(self, loss: torch.Tensor) -> None:
-        """The backward pass through this loss follows at once, on this thread."""
-        first = loss.grad_fn
-        self._pass = None if first is None else -1
-        if first is not None:
-            # As ``loss.register_hook``, without the handle for its removal, which costs more than all the rest: it
-            # stays with the loss, and does nothing in other passes.
-            hooks: Any = loss._backward_hooks
-            if hooks is None:
-                loss._backward_hooks = hooks = OrderedDict()
-                first._register_hook_dict(loss)
-            hooks[id(self)] = self._queue
+    def begins(self, loss: torch.Tensor, told: Callable[[], None]) -> None:
+        """The backward pass through this loss follows at once, on this thread; ``told`` is called when it is
+        through, too."""
+        first, self._queued = loss.grad_fn, told
+        if first is None:
+            self._pass = None
+            return
+        self._pass = -1
+        # As ``loss.register_hook``, without the handle for its removal, which costs more than all the rest: it
+        # stays with the loss, and does nothing in other passes.
+        hooks: Any = loss._backward_hooks
+        if hooks is None:
+            loss._backward_hooks = hooks = OrderedDict()
+            first._register_hook_dict(loss)
+        hooks[self._key] = self._queue
 
     def ended(self) -> None:
         """A round's last backward pass is through, of which ``begins`` may have told."""
@@ -183,7 +186,7 @@ class LastGradient:
     def _queue(self, *_: object) -> None:
         if self._pass == -1:
             self._pass = _running_pass()
-            _ENGINE.queue_callback(self._told)
+            _ENGINE.queue_callback(self._queued)
 
     def _gradients(self, _: object) -> None:
         if self._pass is not None:

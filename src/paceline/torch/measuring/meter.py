@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from operator import attrgetter
+from operator import add, attrgetter
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ import torch
 
 from paceline.errors import PacelineError, WorkerError
 from paceline.rounds import Array
+from paceline.torch import peers
 from paceline.torch.gradients.reducers import Reducer
 from paceline.torch.liveness.stall import named
 from paceline.torch.measuring import exchange, measure, piece_reports
@@ -32,7 +33,7 @@ RATES_DIFFER = 1e-6  # unlike processors may round a schedule's cosine otherwise
 
 
 def fields(rounds: int) -> list[Any]:
-    """What a rank reports of an interval of at most so many rounds."""
+    """What a rank reports of an interval of at most so many rounds, in the order of ``Meter._row``."""
     return [
         ("first", "f8"),  # round of the interval
         ("rounds", "f8"),  # in it; 0 if no reading is there yet
@@ -69,13 +70,13 @@ def layout(pieces: bool, by_itself: bool = False) -> np.dtype[np.void]:
 
 UNTOLD = math.nan  # the loss of a round, before one was handed in
 MEASURED = attrgetter("reading", "carry", "loss", "count")
+SAME = ["rounds", "first", "digest", "epoch", "rate"]  # on all ranks
 
 
 class OpenRound:
     """A round on this rank, from its first micro-batch to what all ranks have told of it."""
 
     plan: RoundPlan
-    epoch = 0
     reading: Any = None  # the stopwatch's, once the round's last gradient is there
     loss: torch.Tensor | float = UNTOLD  # so far, summed over the rank's samples; on a device it is there
     count = math.nan  # what that is a sum over, if it is something other than samples
@@ -85,8 +86,8 @@ class OpenRound:
     learning_rate = math.nan  # of the first optimizer's first group
     ended = 0.0  # ``time.perf_counter`` after its step, 0 before
 
-    def __init__(self, step: int, began: float, carry: float, mark: Any) -> None:
-        self.step, self.began, self.carry, self.mark = step, began, carry, mark
+    def __init__(self, step: int, epoch: int, began: float, carry: float, mark: Any) -> None:
+        self.step, self.epoch, self.began, self.carry, self.mark = step, epoch, began, carry, mark
 
 
 class Meter:
@@ -112,8 +113,7 @@ class Meter:
         # Called before a round is told of while the interval before it was not taken in yet.
         self.settle: Callable[[], None] = lambda: None
         self.rate: Callable[[], float] = lambda: math.nan  # of the optimizer
-        # Gives ``fits`` and ``ran_out``.
-        self.memory: Callable[[], tuple[float, float]] = lambda: (math.nan, 0.0)
+        self.memory: Callable[[], tuple[float, float]] | None = None  # gives ``fits`` and ``ran_out``
         self.due = 0  # the round with whose end the ranks tell; the same on all of them
         self.light = False  # the rounds until then have no pieces to tell of
         self.told = False  # the row of an interval is on its way, and not collected yet
@@ -130,51 +130,58 @@ class Meter:
         if not reducer.travels:
             reducer.way = exchange.connect(self._layout)
         self._readings = measure.Readings() if readings else None
-        self.running: OpenRound | None = None  # or the newest, between rounds
+        self.running: Any = None  # an ``OpenRound``, or the newest, between rounds
         self._untold: list[OpenRound] = []  # stopped, and not collected yet
         self._newest: tuple[int, Rows] | None = None  # what was received, and with which announcement
         self._sequence = -1  # of announcements: one for each round begun, and one if a flush asks for it
         self._announced = -1  # the newest that was made
-        self._counts = False  # some rank has given a count: every round is announced
+        self.counts = False  # some rank has given a count: every round is announced
 
-    def start(self, step: int, began: float, carry: float) -> None:
+    def start(self, step: int, epoch: int, began: float, carry: float) -> None:
         """Round ``step`` begins, at ``began`` by ``time.perf_counter``; ``carry`` seconds of it were spent before, on
         the optimizer."""
         self._sequence += 1
         self.stopped = False
-        self.running = OpenRound(step, began, carry, self._watch.start())
+        self.running = OpenRound(step, epoch, began, carry, self._watch.start())
 
     def add_loss(self, loss: torch.Tensor, factor: float = 1.0) -> None:
         """Count this micro-batch's loss, times what makes a sum of it, towards the running round's."""
-        running: Any = self.running
-        added: Any = 0.0
-        if factor:  # else a mean over nothing, which is NaN
-            # in float64; nobody waits for a device
-            one = loss.item() if loss.is_cpu and loss.numel() == 1 else loss.detach().double().sum()
-            added = one * factor
-        running.loss = added if running.loss is UNTOLD else running.loss + added
+        running = self.running
+        if not factor:  # a mean over nothing, which is NaN
+            added: Any = 0.0
+        elif loss.is_cpu and not loss.ndim:
+            added = loss.item() * factor  # in float64
+        else:  # likewise; nobody waits for a device
+            added = loss.detach().double().sum() * factor
+        before = running.loss
+        running.loss = added if before is UNTOLD else before + added
 
     def add_count(self, count: float) -> None:
         """This micro-batch's summed loss is over so many tokens, nodes or the like."""
-        assert self.running is not None
         before = self.running.count
         self.running.count = count if math.isnan(before) else before + count
 
-    def own_loss(self) -> tuple[float, float]:
-        """What this rank's losses of the newest round add up to, and are means over; NaN for all samples."""
+    def loss_now(self, batch: int) -> float:
+        """The mean loss of the newest round, of so many samples, over all ranks. Collective."""
         running = self.running
-        if running is None:
-            return math.nan, math.nan
         own = running.samples if self.drops and math.isnan(running.count) else running.count
-        return float(running.loss), own
+        total, count = np.sum(peers.gather((float(running.loss), own)), axis=0)
+        return float(total / (batch if math.isnan(count) else count or math.nan))
+
+    def where(self, rounds: int) -> tuple[int, bool]:
+        """The round that this rank is in after so many ``rounds``, and whether it has done its part. Called from a
+        thread."""
+        running = self.running
+        if running is None or running.ended:
+            return rounds if running is None else running.step + 1, False
+        return running.step, running.reading is not None
 
     def stop(self, piece: Piece) -> None:
         """The last gradient of the running round is there, with that of this piece: announce what is known, if that
         is due. Later calls do nothing."""
-        running = self.running
-        if running is None or self.stopped:
+        if self.stopped:
             return
-        self.stopped = True
+        self.stopped, running = True, self.running
         running.reading = self._watch.stop(running.mark)
         if self._pieces and not self.light:
             running.pieces = self.report(piece)
@@ -184,13 +191,12 @@ class Meter:
         if running.step >= self.due:
             self.told = True
             self._announce()
-        elif self._counts or running.count == running.count:
+        elif self.counts or running.count == running.count:
             self._announce()
 
     def ran(self, piece: Piece) -> None:
         """This rank has run a piece of the running round."""
         running = self.running
-        assert running is not None
         running.samples += piece.samples
         if piece.parts is not None and piece.samples:
             running.parts = running.parts + piece.parts
@@ -200,9 +206,8 @@ class Meter:
 
         pieces: the numbers of its ``piece_reports.ROW``, if work may move within a round."""
         running = self.running
-        assert running is not None
         running.reading, running.pieces = self._watch.stop(running.mark), pieces
-        return self._row([running], True)
+        return np.array(self._row([running], True)).view(self._layout)[0]
 
     @property
     def counted(self) -> float | None:
@@ -211,12 +216,10 @@ class Meter:
 
     def waited(self, seconds: float) -> None:
         """The running round was held up by other ranks for so long."""
-        assert self.running is not None
         self.running.mark += seconds
 
     def committed(self) -> None:
         """The running round's gradients are there, and all ranks' rows with them."""
-        assert self.running is not None
         self._untold = [self.running]
         self._newest, self.told, self.stopped = None, True, True
 
@@ -230,7 +233,7 @@ class Meter:
         if self.intervals and self._untold and self._untold[-1].step == step:
             self._untold.pop()
             self.told = False
-        self.running = None
+        self.running, self.stopped = None, True
 
     def dropped(self, step: int) -> None:
         """Round ``step`` was left when its gradients were summed: see that all ranks have left it. Collective. Raises
@@ -244,9 +247,9 @@ class Meter:
         self._sequence += 1
         self._announced = self._sequence
         row = self._row([], False)
-        row["first"] = -2 - step
-        self._reducer.commit(self._sequence, row)
-        if (self._received(self._late(words))["first"] != row["first"]).any():
+        row[0] = -2.0 - step
+        self._reducer.commit(self._sequence, np.array(row).tobytes())
+        if (self._received(self._late(words))["first"] != row[0]).any():
             raise PacelineError(words)
 
     def tell(self) -> None:
@@ -268,26 +271,12 @@ class Meter:
         """The rounds of the interval that was announced, none if no reading is there yet, and what all ranks tell of
         them, (n,)."""
         rows, self.told = self._received(), False
-        rounds = int(rows["rounds"][0])
+        same = rows[SAME].tolist()
+        rounds = int(same[0][0])
         told, self._untold = self._untold[:rounds], self._untold[rounds:]
-        for name, wrong in (
-            ("digest", "decided another plan than the other ranks"),
-            ("first", "tells of other rounds than the other ranks"),
-            ("rounds", "tells of another number of rounds than the other ranks"),
-            ("epoch", "is in another epoch than the other ranks"),
-        ):
-            found = rows[name].tolist()
-            if found.count(found[0]) != len(found):
-                odd = np.flatnonzero(rows[name] != np.median(rows[name]))
-                ranks = odd if odd.size else np.flatnonzero(rows[name] != found[0])
-                raise PacelineError(
-                    f"rank {', '.join(map(str, ranks))} {wrong} before round {self.due + 1}; expected the same "
-                    "everywhere: check that all ranks run the same version and options, and the same rounds"
-                )
-        rates = rows["rate"].tolist()
-        if rates.count(rates[0]) != len(rates):
-            check_rates(self.due, rates)
-        self._counts = self._counts or not np.isnan(rows["count"][:, :rounds]).all()
+        if same.count(same[0]) != len(same):
+            check_same(self.due, rows)
+        self.counts = self.counts or not np.isnan(rows["count"][:, :rounds]).all()
         return told, rows
 
     def counted_by_all(self, step: int) -> float | None:
@@ -302,7 +291,7 @@ class Meter:
             f"round {step}: this rank gave a count with the loss for the first time, and another rank did not; "
             "expected count= on all ranks or on none"
         )
-        lost = None if self._counts or self.told else self._late(words)
+        lost = None if self.counts or self.told else self._late(words)
         rows = self._received(lost)
         counts = rows["count"][:, len(self._untold) - 1].tolist()
         check_counts(step, counts)
@@ -326,29 +315,50 @@ class Meter:
     def _announce(self, lag: int | None = None) -> None:
         known = self._untold[: len(self._untold) - (self.lag if lag is None else lag)]
         self._announced = self._sequence
-        self._reducer.commit(self._sequence, self._row(known, self.told))
+        self._reducer.commit(self._sequence, np.array(self._row(known, self.told)).tobytes())
 
-    def _row(self, known: list[OpenRound], whole: bool) -> Rows:
-        """What this rank tells of the rounds that are ``known``, which are an interval if ``whole``; shape ()."""
-        rounds = len(known)
-        row = np.full(1, np.nan, self._layout)
-        row["first"], row["rounds"], row["digest"] = known[0].step if known else -1, rounds, self.digest()
-        row["deciding"], row["link"] = self.deciding, self.link
-        row["epoch"] = known[-1].epoch if known else -1
-        row["fits"], row["ran_out"] = self.memory()
-        row["rate"] = self.rate()
-        if known:
-            readings, carries, losses, counts = zip(*map(MEASURED, known), strict=True)
-            row["overhead"], row["told"] = sum(carries) / rounds, UNTOLD not in losses
-            row["seconds"][0, :rounds] = np.add(list(map(self._watch.seconds, readings)), carries)
-            row["loss"][0, :rounds], row["count"][0, :rounds] = list(map(float, losses)), counts
-            if self._readings and whole:
-                row["cpu"], row["memory"] = self._readings.take()
-            if self._pieces and known[-1].pieces is not None:
-                row["pieces"] = np.array(known[-1].pieces).view(piece_reports.ROW)
-            elif self.by_itself and not self._pieces:
-                row["samples"], row["parts"] = known[-1].samples, known[-1].parts
-        return row[0]
+    def _row(self, known: list[OpenRound], whole: bool) -> list[float]:
+        """What this rank tells of the rounds that are ``known``, which are an interval if ``whole``: the numbers of a
+        row, in the order of its fields."""
+        rounds, unknown = len(known), math.nan
+        first, epoch = (known[0].step, known[-1].epoch) if known else (-1, -1)
+        readings, carries, losses, counts = zip(*map(MEASURED, known), strict=True) if known else ((),) * 4
+        blank = [unknown] * ((1 if self.by_itself else MOST_ROUNDS) - rounds)
+        row = [
+            *(first, rounds, self.digest(), epoch, self.deciding),
+            *(sum(carries) / rounds if known else unknown, self.rate()),
+            UNTOLD not in losses if known else unknown,
+            *((unknown, 0.0) if self.memory is None else self.memory()),
+            *(self._readings.take() if self._readings and known and whole else (unknown, unknown)),
+            self.link,
+            *(*map(add, map(self._watch.seconds, readings), carries), *blank),
+            *(*map(float, losses), *blank),
+            *(*counts, *blank),
+        ]
+        if known and self._pieces and known[-1].pieces is not None:
+            row += known[-1].pieces
+        elif known and self.by_itself and not self._pieces:
+            row += known[-1].samples, *known[-1].parts.tolist()
+        return row + [unknown] * (self._layout.itemsize // 8 - len(row))
+
+
+def check_same(step: int, rows: Rows) -> None:
+    """Raises PacelineError if the ranks, which tell in ``rows``, (n,), of rounds up to ``step``, do not agree."""
+    for name, wrong in (
+        ("digest", "decided another plan than the other ranks"),
+        ("first", "tells of other rounds than the other ranks"),
+        ("rounds", "tells of another number of rounds than the other ranks"),
+        ("epoch", "is in another epoch than the other ranks"),
+    ):
+        told = rows[name]
+        if (told != told[0]).any():
+            odd = np.flatnonzero(told != np.median(told))
+            ranks = odd if odd.size else np.flatnonzero(told != told[0])
+            raise PacelineError(
+                f"rank {', '.join(map(str, ranks))} {wrong} before round {step + 1}; expected the same "
+                "everywhere: check that all ranks run the same version and options, and the same rounds"
+            )
+    check_rates(step, rows["rate"].tolist())
 
 
 def check_counts(step: int, counts: list[float]) -> None:

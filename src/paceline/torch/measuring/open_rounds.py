@@ -43,6 +43,7 @@ LONG_SUM = 0.25  # if sums take more than that of the slowest rank's own seconds
 SETTLED = 0.05  # of a rank's load, and one sample: a change by less is none
 
 OnNan = str | Callable[[int, list[int]], object]
+Listeners = list[Callable[[RoundResult], None]]
 
 
 class OpenRounds:
@@ -53,12 +54,7 @@ class OpenRounds:
     """
 
     def __init__(
-        self,
-        balancer: Balancer,
-        meter: Meter,
-        moves_work: bool,
-        listeners: list[Callable[[RoundResult], None]],
-        on_nan: OnNan = "warn",
+        self, balancer: Balancer, meter: Meter, moves_work: bool, listeners: Listeners, on_nan: OnNan = "warn"
     ) -> None:
         self._balancer, self._meter, self._moves_work = balancer, meter, moves_work
         self.listeners = listeners
@@ -76,10 +72,6 @@ class OpenRounds:
         self._crowd = max(
             1.0, peers.ranks() / (os.cpu_count() or 1)
         )  # ranks that decide at once on a processor
-
-    def restart(self, rounds: int) -> None:
-        """Go on after this many rounds."""
-        self._meter.restart(rounds)
 
     def settle(self) -> None:
         """Take in what the ranks have told of the newest rounds, once."""
@@ -109,7 +101,7 @@ class OpenRounds:
         of each round."""
         balancer, plans, many = self._balancer, list(map(PLAN, rounds)), len(rounds)
         first, last, newest = rounds[0].step, rounds[-1].step, plans[-1]
-        took, losses, counts = (rows[name][:, :many] for name in ("seconds", "loss", "count"))
+        took, losses, counts = rows["seconds"][:, :many], rows["loss"][:, :many], rows["count"][:, :many]
         known, loads, batch = rows["overhead"], newest.loads, newest.batch
         reports, within, head = None, None, None
         parts = None if newest.deal is None else newest.deal.parts
@@ -131,21 +123,22 @@ class OpenRounds:
         elif self._meter.by_itself:  # a rank that was lost left its part to others, or a late one dropped it
             loads = rows["samples"].astype(np.int64)
             parts = None if newest.deal is None else rows["parts"]
-        missing = np.isnan(counts)
-        for number in np.flatnonzero(missing.any(0) & ~missing.all(0)).tolist():
+        for number in range(many if self._meter.counts else 0):
             check_counts(first + number, counts[:, number].tolist())
         mean = took[:, 0] if many == 1 else took.mean(-1)
-        seconds = float(np.nanmax(mean))
+        seconds = float(np.fmax.reduce(mean))
         times = None if reports is None else reports.times()
         cpu, memory = (rows["cpu"], rows["memory"]) if balancer.needs_readings else (None, None)
         overhead, shares = balancer.report(
-            *(last, loads, mean, known, cpu, memory, times, parts, head), short=seconds < LONG_SECONDS
+            *(last, loads, mean, known, cpu, memory, times, parts, head), short=LONG_SECONDS
         )
-        if not np.isnan(rows["fits"]).all():
-            self.fits = rows["fits"].copy()
-            balancer.limit(last + 1 + balancer.lag, self.fits)
-        ran_out = (rows["ran_out"] - self._ran_out).clip(0)  # a rank that has joined counts from 0
-        self._ran_out = rows["ran_out"].copy()
+        ran_out = None
+        if self._meter.memory is not None:
+            ran_out = (rows["ran_out"] - self._ran_out).clip(0)  # a rank that has joined counts from 0
+            self._ran_out, ran_out = rows["ran_out"].copy(), ran_out if ran_out.any() else None
+            if not np.isnan(rows["fits"]).all():
+                self.fits = rows["fits"].copy()
+                balancer.limit(last + 1 + balancer.lag, self.fits)
         self._meter.due = last + self._meter.lag + self._interval(rows, seconds, loads, batch, shares)
         self._meter.light = self._meter.due > last + self._meter.lag + 1
         if self.every is not None:
@@ -154,7 +147,6 @@ class OpenRounds:
             self._meter.link = rounds[-1].ended - rounds[-1].began - float(took[peers.rank(), -1])
             self.beyond.append(float(np.nanmin(np.append(rows["link"], np.inf)) / seconds))
             if len(self.beyond) == LOOK:
-                # np.median would load numpy.ma in the middle of the run
                 self.links_due, self.beyond = sorted(self.beyond)[LOOK // 2] > LONG_SUM, None
         batches = np.array([int(loads.sum())] if self._meter.drops else list(map(BATCH, plans)))
         means = mean_losses(losses, counts, batches).tolist()
@@ -175,7 +167,7 @@ class OpenRounds:
                 learning_rate=each.learning_rate,
                 costs=None if deal is None or parts is None else cost_of(deal.model, parts),
                 parts=parts,
-                ran_out=ran_out if each.step == last and ran_out.any() else None,
+                ran_out=ran_out if each.step == last else None,
                 links=self.links if each.step == last else None,
                 dropped_loads=each.plan.loads - loads if self._meter.drops else None,
                 ended=each.ended,
@@ -186,7 +178,7 @@ class OpenRounds:
         # where loads alone say how much there is to do
         if not (self._moves_work or self._meter.drops) and newest.deal is None:
             self._blind.check(loads, mean)
-        for number in np.flatnonzero(~np.isfinite(losses).all(0)).tolist():
+        for number in range(0 if all(map(math.isfinite, means)) else many):
             self._finite.check(first + number, losses[:, number].tolist(), rows["told"].tolist())
 
     def _interval(self, rows: Rows, seconds: float, loads: NDArray[Any], batch: int, shares: Array) -> int:
@@ -199,7 +191,7 @@ class OpenRounds:
             changed = np.abs(shares * batch - loads) > 1 + SETTLED * loads
             self._settling -= 1 if changed.any() else self._settling
             return 1
-        deciding = float(np.nanmax(rows["deciding"]))
+        deciding = float(np.fmax.reduce(rows["deciding"]))
         return min(max(math.ceil(MULTIPLE * deciding / max(seconds, 1e-9)), 1), MOST_ROUNDS)
 
 
@@ -266,10 +258,13 @@ class Blind:
             return
         shares, took = map(np.array, zip(*self._told, strict=True))
         self._told = []
-        few, many = np.quantile(shares, [0.25, 0.75], axis=0)
+        few, many = np.sort(shares, axis=0)[[self.ROUNDS // 4, -self.ROUNDS // 4]]
         rank = int(np.argmax(many / np.maximum(few, 1e-9)))
         own, whole = shares[:, rank], took.max(1)
-        less, more = np.median(whole[own <= few[rank]]), np.median(whole[own >= many[rank]])
+        # np.quantile and np.median would load numpy.ma in the middle of the run
+        less, more = (
+            sorted(each)[len(each) // 2] for each in (whole[own <= few[rank]], whole[own >= many[rank]])
+        )
         # A change of speed shows in a round in which ranks take unlike seconds, before the loads follow it. And what
         # a small part of all ranks does changes too little of the whole to tell anything.
         alike = bool((whole <= 1.05 * took.min(1)).all()) and abs(more / less - 1) <= 0.03
