@@ -7,7 +7,10 @@ from itertools import chain
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from paceline.torch.progress import Progress
 from support.ranks import run_ranks
 from support.scripted import Script
 from support.torch_jobs import indices_used, part_of_an_epoch
@@ -39,6 +42,19 @@ def test_each_sample_once_an_epoch() -> None:
         if case.get("shuffle", True):
             assert ranks[0][number][0] != ranks[0][number][1], f"{name}: the order repeats"
             assert epochs[0] != sorted(epochs[0]), name
+
+
+@given(
+    samples=st.integers(1, 200), size=st.integers(1, 20), floor=st.integers(1, 3), done=st.integers(0, 200)
+)
+def test_an_epoch_has_as_many_rounds_as_its_length_says(
+    samples: int, size: int, floor: int, done: int
+) -> None:
+    progress = Progress(size, floor, lambda _step: size)
+    progress.samples, progress.samples_done = samples, min(done, samples)
+    rounds = list(progress.remaining())
+    assert len(rounds) == progress.left
+    assert sum(size for _, size in rounds) == samples - progress.samples_done
 
 
 @pytest.mark.parametrize("loader_workers", [0, 2])

@@ -58,7 +58,7 @@ class Piece(NamedTuple):
     last: bool
     claims: bool = False  # work may be claimed after this piece; before it, if it is the last
     parts: Array | None = None  # what it adds up to, see ``Deal.parts``, (3,), if samples cost differently
-    start: int = -1  # its first sample in the epoch's order, if it was claimed or may be another rank's
+    start: int = -1  # its first sample in the epoch's order, or among those that its rank drew by itself
 
     @property
     def amount(self) -> float:
