@@ -57,7 +57,7 @@ def share_of_the_bound(
             loads, seconds, pieces = ran.loads, ran.seconds, ran.pieces
             if played is not None and t >= WARM_UP:
                 played(ran)
-            times = times._replace(expected=ran.expected, strayed=ran.strayed)
+            times = times._replace(expected=ran.expected, strayed=ran.strayed, pace=ran.pace)
         if t >= WARM_UP:
             best, took = float((batch / (1 / pace).sum(-1)).sum()), float(seconds.max(-1).sum())
             ideal, taken = ideal + best, taken + took

@@ -1,11 +1,12 @@
 """Does balancing ever do harm? Rounds of a policy over those of equal shares, and over the best fixed division's.
 
-    python benchmarks/harm.py [--policy level] [--held-out] [--seeds 16] [--rounds 300] [--worst 5]
+    python benchmarks/harm.py [--policy level] [--held-out | --further] [--seeds 16] [--rounds 300] [--worst 5]
 
 Workers take overhead + seconds per sample * load, times noise that nobody can know: log-normal, and spikes of 1.5 to
 4 times. The grid: 3, 6 or 12 workers, 0 to 95 % of the seconds of an equal share independent of the load, a scatter
 of 0.1 or 0.3, spikes in none or a tenth of a worker's rounds, all workers equal or one 1.2 or 3 times slower (its
-overhead, too, in every other run). --held-out: other values and draws, by which nothing was chosen. Policies see
+overhead, too, in every other run). --held-out: other values and draws, by which nothing was chosen. --further: those
+that were looked at once, when what --held-out had shown of `auto` was mended. Policies see
 whole samples and seconds, as in training, and overheads are fitted. Rounds in pieces are played in pieces, each of
 which costs 1 % of an equal round. The first third of the rounds is not counted. All divisions are timed on the same
 draws.
@@ -14,7 +15,7 @@ draws.
 from __future__ import annotations
 
 import itertools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scaffold import command_line, policy_name
@@ -45,17 +46,20 @@ class Cases(NamedTuple):
 
 GRID = Cases(0, 16, (3, 6, 12), (0.0, 0.2, 0.7, 0.95), (0.1, 0.3), (0.0, 0.1), (1.0, 1.2, 3.0))
 HELD_OUT = Cases(11, 20, (2, 4, 8), (0.35, 0.6, 0.8), (0.07, 0.25), (0.0, 0.07), (1.0, 1.3, 2.5))
+FURTHER = Cases(23, 24, (3, 5, 10), (0.1, 0.5, 0.75, 0.9), (0.05, 0.15), (0.0, 0.05), (1.0, 1.5, 2.0))
 
 
 def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--policy", type=policy_name, action="append")
-    parser.add_argument("--held-out", action="store_true")
+    others = parser.add_mutually_exclusive_group()
+    others.add_argument("--held-out", action="store_true")
+    others.add_argument("--further", action="store_true")
     parser.add_argument("--seeds", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument("--worst", type=int, default=0, help="so many of the worst cases of each policy")
     options = parser.parse_args()
-    cases = HELD_OUT if options.held_out else GRID
+    cases = HELD_OUT if options.held_out else FURTHER if options.further else GRID
     heads = ("worst", "over 1.02", "mean", "all equal", "worst", "mean")
     print(f"{'':22}{'over equal shares':>32}{'over the best fixed division':>38}")
     print(f"{'':22}" + "".join(f"{head:>12}" for head in heads))
@@ -72,13 +76,15 @@ def main() -> None:
         )
         for row in rows[np.argsort(-equal)][: options.worst]:
             told = (
-                "  %.3f over equal, %.3f over the best: %d workers, flat %g, scatter %g, spikes %g, slow %g"
+                "  %.3f over equal, %.3f over the best, sd of a run %.3f: %d workers, flat %g, scatter %g, "
+                "spikes %g, slow %g"
             )
             print(told % tuple(row))
 
 
 def ratios(name: str, workers: int, cases: Cases, seeds: int, rounds: int) -> list[tuple[float, ...]]:
-    """(over equal shares, over the best fixed division, *case) for each case of so many workers."""
+    """(over equal shares, over the best fixed division, standard deviation of the first over the seeds, *case) for
+    each case of so many workers."""
     rng = np.random.default_rng((cases.seed, workers))
     combined = list(itertools.product(cases.flat, cases.scatter, cases.spikes, cases.slow))
     flat, scatter, spikes, slow = np.repeat(np.array(combined), seeds, axis=0).T[..., None]
@@ -102,8 +108,9 @@ def ratios(name: str, workers: int, cases: Cases, seeds: int, rounds: int) -> li
             )
             totals += np.stack([took, *others])
     ours, equal, best = totals.reshape(3, -1, seeds)
-    found = np.mean(ours / equal, axis=-1), np.mean(ours / best, axis=-1)
-    return [(*pair, workers, *case) for *pair, case in zip(*found, combined, strict=True)]
+    over = ours / equal
+    found = over.mean(-1), np.mean(ours / best, axis=-1), over.std(-1, ddof=1)
+    return [(*three, workers, *case) for *three, case in zip(*found, combined, strict=True)]
 
 
 class _Played:
@@ -127,8 +134,9 @@ class _Played:
             further = PIECE * np.maximum(ran.pieces - 1.0, 0.0)
             loads, seconds = np.where(moved, ran.loads, loads), np.where(moved, ran.seconds - PIECE, seconds)
             known = np.where(moved, further, 0.0)
-            told: Any = (np.where(moved, each, 0.0) for each in (ran.expected, ran.strayed))
-            pieces = PieceTimes(np.full(slope.shape, PIECE), *told)
+            expected, strayed = (np.where(moved, each, 0.0) for each in (ran.expected, ran.strayed))
+            pace = np.where(moved, ran.pace, np.nan)
+            pieces = PieceTimes(np.full(slope.shape, PIECE), expected, strayed, pace)
         fit = overheads.update(self._fit, loads.astype(float), seconds, known)
         fit = type(fit)(*(np.where(moved, old, new) for old, new in zip(self._fit, fit, strict=True)))
         happened = Round(loads / batch, seconds, batch, known + overheads.certain(fit), pieces=pieces)

@@ -126,7 +126,7 @@ def planned(
         if plan.piece_plan is not None:
             ran = play(plan.piece_plan, loads, pace, overhead, 1e-3)
             loads, seconds, extra = ran.loads, ran.seconds, ran.pieces * 1e-3
-            pieces = PieceTimes(np.full(pace.shape, 1e-3), ran.expected, ran.strayed)
+            pieces = PieceTimes(np.full(pace.shape, 1e-3), ran.expected, ran.strayed, ran.pace)
         now += float(seconds.max())
         values = values - lr * learner.gradient(values, rng.integers(len(learner.y), size=batch))[0]
         if learner.loss(values) <= target:

@@ -306,7 +306,7 @@ class Balancer:
         """
         policy, pieces = self.policy, self._newest.piece_plan
         if brief and pieces is not None and isinstance(policy, Auto):  # which learns nothing of pieces now
-            plan, inner = policy.planner().step(state.plan, happened)
+            plan, inner = policy.planner.step(state.plan, happened)
             plan = Plan(plan.shares, costs=plan.costs, piece_plan=pieces._replace(at_once=np.ones(())))
             after = state._replace(plan=inner, planned=plan.shares)
         else:

@@ -184,11 +184,13 @@ class PieceTimes(NamedTuple):
     cost: seconds that a piece costs beyond its samples.
     expected: seconds that what a worker claimed would have taken at the pace of its first piece.
     strayed: how far from that it was, in seconds.
+    pace: seconds per sample behind its first piece, NaN if nothing was run there; None if no worker tells.
     """
 
     cost: Array
     expected: Array
     strayed: Array
+    pace: Array | None = None
 
 
 class PiecePlan(NamedTuple):

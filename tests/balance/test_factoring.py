@@ -13,6 +13,7 @@ from paceline import Cluster, Round, policies
 from paceline.errors import PacelineError
 from paceline.pieces.rule import claim, divide
 from paceline.rounds import PiecePlan, PieceTimes
+from paceline.simulate.pieces import play
 
 
 def sizes(part: float, pool: int, weights: list[float], least: float = 1.0, unit: int = 1) -> list[int]:
@@ -145,6 +146,27 @@ def test_pieces_that_even_nothing_out_are_given_up(evened: bool) -> None:
         pieces = PieceTimes(np.full((runs, n), piece), expected, expected / 10)
         plan, state = policy.step(state, Round(shares, seconds, batch, pieces=pieces))
     assert np.mean(in_pieces[60:]) == 1 if evened else np.mean(in_pieces[60:]) < 0.1
+
+
+def test_seconds_that_do_not_grow_with_the_load_are_not_taken_for_slowness() -> None:
+    """Equal workers scatter by 7 %, and four fifths of their seconds do not depend on the load: pieces, each of which
+    costs 1 % of a round, even out little, and rounds must take hardly longer than those of equal shares."""
+    rng = np.random.default_rng(6)
+    runs, n, each, piece = 40, 8, 20, 1e-4
+    policy = policies.create("auto", Cluster(n, each * n, least=np.ones(n), realizations=(runs,)))
+    plan, state = policy.init()
+    took, equal = [], []
+    for _ in range(200):
+        noise = np.exp(0.07 * rng.standard_normal((runs, n)))
+        ran = play(plan.piece_plan, np.full((runs, n), each), 1e-4 * noise, 8e-3 * noise, piece)
+        seconds, further = ran.seconds - piece, piece * (ran.pieces - 1.0)
+        took.append(seconds.max(-1).mean())
+        equal.append((10e-3 * noise).max(-1).mean())
+        times = PieceTimes(np.full((runs, n), piece), ran.expected, ran.strayed, ran.pace)
+        plan, state = policy.step(
+            state, Round(ran.loads / (each * n), seconds, each * n, further, pieces=times)
+        )
+    assert np.sum(took[60:]) < 1.015 * np.sum(equal[60:])
 
 
 def test_claims_go_by_what_is_expected_and_plans_by_more() -> None:

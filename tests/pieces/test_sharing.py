@@ -146,8 +146,10 @@ def test_the_cost_of_a_piece_is_found(cost, pace):
 
 def test_how_far_claims_strayed_from_the_first_piece():
     # 40 samples in 40 ms and a piece's 1 ms; then 30 expected in 30 ms took 45, the last one left out.
-    expected, strayed = against_the_first([40, 20, 10, 5], [0.041, 0.031, 0.016, 9.0], 0.001)
+    expected, strayed, pace = against_the_first([40, 20, 10, 5], [0.041, 0.031, 0.016, 9.0], 0.001)
     assert expected == pytest.approx(0.030)
     assert strayed == pytest.approx(0.015)
-    assert against_the_first([40, 5], [0.041, 0.005], 0.001) == (0.0, 0.0)
-    assert against_the_first([40, 5, 5], [0.0005, 0.005, 0.005], 0.001) == (0.0, 0.0)
+    assert pace == pytest.approx(0.0015)
+    assert against_the_first([40], [0.041], 0.001) == pytest.approx((0, 0, np.nan), nan_ok=True)
+    assert against_the_first([40, 5], [0.041, 0.005], 0.001) == pytest.approx((0, 0, 0.0008))
+    assert against_the_first([40, 5, 5], [0.0005, 0.005, 9.0], 0.001) == pytest.approx((0, 0, 0.0008))

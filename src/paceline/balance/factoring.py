@@ -11,7 +11,8 @@ speed, is learned by how far the claims' times strayed from what the first piece
 
 A replay takes it that all that is claimed is shared out perfectly. It is not where workers are held up rather than
 slow, as by others on the same processors: no claim can know of that, and the last pieces suffer it as a whole plan
-would. So what rounds in pieces really came to is compared with what the replay says of these very rounds.
+would. So what rounds in pieces really came to is compared with what the replay says of these very rounds. And what a
+whole plan would have taken follows from the paces behind first pieces: constant seconds would else pass for slowness.
 """
 
 from __future__ import annotations
@@ -89,17 +90,17 @@ class Factoring(Forecasting, Policy[FactoringState]):
             raise PacelineError(f"piece={self.piece}: expected at least 1 sample")
         if not self.overhead > 0:
             raise PacelineError(f"overhead={self.overhead:g}: expected more than 0 seconds")
-        self.planner()
+        Level(self.cluster, self.forecast)  # an unknown forecast is said now
 
     def init(self) -> tuple[Plan, FactoringState]:
-        plan, inner = self.planner().init()
+        plan, inner = self.planner.init()
         lead, speeds = self.cluster.shape[:-1], np.zeros(self.cluster.shape)
         losses, nothing = np.zeros((*lead, len(PORTIONS))), np.zeros((*lead, 1))
         learned = (speeds, nothing + self.overhead, nothing, nothing, nothing + 1.0, nothing, nothing)
         return self._in_pieces(plan, FactoringState(inner, plan.shares, losses, nothing, *learned))
 
     def step(self, state: FactoringState, round: Round) -> tuple[Plan, FactoringState]:
-        plan, inner = self.planner().step(state.plan, round)
+        plan, inner = self.planner.step(state.plan, round)
         lost = self._lost(state, round)
         assert isinstance(plan.costs, Linear)
         # The plan aims early where it is unsure; what is claimed goes by what is to be expected.
@@ -115,22 +116,28 @@ class Factoring(Forecasting, Policy[FactoringState]):
         """``losses``, ``weight``, ``ends`` and ``seen`` of the state after a round."""
         pace = line_through(round.loads, round.seconds, round.overhead, np.nan)
         planned, known = slowest_over_ideal(state.planned, state.speeds, pace)
-        missed, counts = np.zeros(known.shape), np.zeros(known.shape, bool)
+        missed, doubt, counts = *np.zeros((2, *known.shape)), np.zeros(known.shape, bool)
         if round.pieces is not None:
             ran, measured = slowest_over_ideal(round.shares, state.speeds, pace)
             claimed = np.any(round.pieces.expected > 0, axis=-1, keepdims=True)
             counts = known & measured & (state.at_once < 1) & (state.weight >= WARM) & claimed
             promised = LEAST * state.piece * state.speeds.sum(-1, keepdims=True) / self.cluster.global_batch
-            missed = np.where(counts, missed_in_pieces(state.at_once, planned, ran, promised), 0.0)
-        learned = learn_losses(state.losses, state.weight, planned, known, missed)
+            told = pace if round.pieces.pace is None else round.pieces.pace
+            own = np.where(told < pace, told, pace)  # else it was held up behind the first piece
+            flat = (pace - own) * round.shares
+            begun, whole = (
+                slowest_over_ideal(state.planned, state.speeds, pace, flat + own * portion * state.planned)[0]
+                for portion in (state.at_once, 1.0)
+            )
+            # By how much later than was promised, that is the time of the smallest piece, the slowest worker ended.
+            missed = np.where(counts, np.maximum(ran - np.maximum(begun, 1.0) - promised, 0.0), 0.0)
+            doubt = missed + planned - whole
+        learned = learn_losses(state.losses, state.weight, planned, known, doubt)
         return *learned, *learn_ends(state.ends, state.seen, missed, counts)
 
+    @cached_property
     def planner(self) -> Level:
         """What plans the rounds that are divided here."""
-        return self._planner
-
-    @cached_property
-    def _planner(self) -> Level:
         return Level(self.cluster, self.forecast)
 
     def _in_pieces(self, plan: Plan, state: FactoringState) -> tuple[Plan, FactoringState]:
@@ -165,7 +172,7 @@ class Factoring(Forecasting, Policy[FactoringState]):
 
     def _portion(self, state: FactoringState, seconds: Array, part: float, then: Array) -> Array:
         """What to run at once; (...,)."""
-        uneven = expected_ends(state.ends, state.seen)
+        uneven = state.ends * (state.seen / (state.seen + BELIEVED))
         best = best_portion(state.losses, uneven, state.piece, seconds, part, then, self.whole)
         alone = self.whole and self.cluster.workers == 1  # nobody else could claim anything
         return np.where(state.weight[..., 0] > 0, best, 1.0 if alone else AT_FIRST)
@@ -205,8 +212,9 @@ def learn_losses(
 
     Had a portion been run at once and the rest shared out perfectly, the slowest worker would have ended portion *
     slowest / ideal after the round began, the others at 1 or later. ratios, counts: of ``slowest_over_ideal``, for
-    the shares that were planned. doubt: what of the whole plan's loss may come of the pieces that the round was run
-    in, so that the plan would not have had it, (..., 1): once whole rounds are run, they tell.
+    the shares that were planned. doubt: what of the whole plan's loss comes of seconds that do not grow with the
+    load, or may come of the pieces that the round was run in, so that the plan would not have had it, (..., 1): once
+    whole rounds are run, they tell.
     """
     lost = np.maximum(PORTIONS * ratios - 1.0, 0.0)
     lost[..., -1:] = np.maximum(lost[..., -1:] - doubt, 0.0)
@@ -234,30 +242,22 @@ def best_portion(
     return np.asarray(PORTIONS[np.argmin(lost, axis=-1)])
 
 
-def slowest_over_ideal(shares: Array, speeds: Array, pace: Array) -> tuple[Array, NDArray[np.bool_]]:
+def slowest_over_ideal(
+    shares: Array, speeds: Array, pace: Array, took: Array | None = None
+) -> tuple[Array, NDArray[np.bool_]]:
     """(when the slowest worker ends with these shares, over the time at which all would at best, whether that is
     known); both (..., 1).
 
     speeds: by which the round was planned, 0 where nothing was known; pace: seconds a sample, as measured, NaN where
-    it was not; both (..., n).
+    it was not. took: seconds of each for its share, over the batch, by default by its pace; all (..., n).
     """
     known = np.isfinite(pace) & (speeds > 0)  # measured, and planned for by what was measured before
     speed = np.where(known, 1.0 / np.where(known, pace, 1.0), 0.0)
     shares = np.where(known, shares, 0.0)
     together = shares.sum(-1, keepdims=True)
-    slowest = np.where(known, shares * np.where(known, pace, 0.0), 0.0).max(-1, keepdims=True)
+    slowest = np.where(known, shares * pace if took is None else took, 0.0).max(-1, keepdims=True)
     ratios = slowest * speed.sum(-1, keepdims=True) / np.where(together > 0, together, 1.0)
     return ratios, together > 0
-
-
-def missed_in_pieces(at_once: Array, planned: Array, ran: Array, promised: Array) -> Array:
-    """Of a round in pieces: by how much later than was promised the slowest worker ended, over the ideal time.
-
-    at_once: portion of the plan that was run before anything was claimed. planned: when the slowest worker would have
-    ended with its whole plan; ran: when it did, without what its pieces cost; promised: how late pieces may end, that
-    is the time of the smallest. All over the ideal time, (..., 1).
-    """
-    return np.maximum(ran - np.maximum(at_once * planned, 1.0) - promised, 0.0)
 
 
 def learn_ends(ends: Array, weight: Array, missed: Array, counts: NDArray[np.bool_]) -> tuple[Array, Array]:
@@ -268,8 +268,3 @@ def learn_ends(ends: Array, weight: Array, missed: Array, counts: NDArray[np.boo
     weight = MEMORY * weight + np.where(counts, 1.0, 0.0)
     gain = np.where(counts, 1.0 / np.maximum(weight, 1.0), 0.0)
     return ends + gain * (np.where(counts, missed, 0.0) - ends), weight
-
-
-def expected_ends(ends: Array, weight: Array) -> Array:
-    """What the next round in pieces is to miss; of the arrays' shape."""
-    return ends * (weight / (weight + BELIEVED))

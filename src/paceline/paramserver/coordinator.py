@@ -318,7 +318,7 @@ class Loads:
     ) -> Array:
         """Let the balancing policy see the newest round trip of everybody present; the shares that it plans, (n,)."""
         loads, seconds = np.zeros(self._workers, np.int64), np.full(self._workers, np.nan)
-        overhead, pieces = np.zeros(self._workers), np.full((3, self._workers), np.nan)
+        overhead, pieces = np.zeros(self._workers), np.full((4, self._workers), np.nan)
         newest = {worker: trips.newest(worker) for worker in present}
         for worker, trip in newest.items():
             if trip is None:

@@ -130,12 +130,20 @@ def piece_cost(sizes: Sequence[float], seconds: Sequence[float], before: float) 
     return float(np.clip(before * COST_STEP if found > before else before / COST_STEP, 5e-5, 1.0))
 
 
-def against_the_first(sizes: Sequence[float], seconds: Sequence[float], cost: float) -> tuple[float, float]:
-    """(seconds that a worker's claims would have taken at the pace of its first piece, how far from it they were).
+def against_the_first(
+    sizes: Sequence[float], seconds: Sequence[float], cost: float
+) -> tuple[float, float, float]:
+    """(seconds that a worker's claims would have taken at the pace of its first piece, how far from it they were, and
+    the pace of the pieces behind the first).
 
-    The last piece is left out: it may have waited for others.
+    The last piece may have waited for others: it is left out, but for a pace where nothing was claimed.
     """
+    if len(sizes) < 2:
+        return 0.0, 0.0, math.nan
+    last = max(len(sizes) - 1, 2)
+    behind, took = sum(sizes[1:last]), sum(seconds[1:last]) - cost * (last - 1)
+    pace = max(took, 0.0) / behind
     if len(sizes) < 3:
-        return 0.0, 0.0
-    expected = max(seconds[0] - cost, 0.0) / sizes[0] * sum(sizes[1:-1])
-    return expected, abs(sum(seconds[1:-1]) - cost * (len(sizes) - 2) - expected) if expected else 0.0
+        return 0.0, 0.0, pace
+    expected = max(seconds[0] - cost, 0.0) / sizes[0] * behind
+    return expected, abs(took - expected) if expected else 0.0, pace

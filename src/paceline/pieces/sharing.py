@@ -33,7 +33,7 @@ class WorkerRound(NamedTuple):
     sizes: list[int]
     times: list[float]
 
-    def figures(self) -> tuple[float, float, float]:
+    def figures(self) -> tuple[float, float, float, float]:
         """What ``rounds.PieceTimes`` has of this worker."""
         return (self.piece, *against_the_first(self.sizes, self.times, self.piece))
 

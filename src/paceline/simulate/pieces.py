@@ -25,7 +25,8 @@ class PlayedRound(NamedTuple):
 
     loads: samples run. seconds: until each was done, its overhead included. pieces: how many each ran. idle:
     seconds before each knew that somebody was missed, with nothing left to claim; they are in its seconds.
-    expected: seconds that its claims would have taken at the pace of its first piece; strayed: how far from it.
+    expected: seconds that its claims would have taken at the pace of its first piece; strayed: how far from it; pace:
+    seconds per sample behind its first piece, NaN if nothing was run there.
     """
 
     loads: Counts
@@ -34,6 +35,7 @@ class PlayedRound(NamedTuple):
     idle: Array
     expected: Array
     strayed: Array
+    pace: Array
 
 
 def play(
@@ -116,7 +118,8 @@ def play(
             left -= samples
 
     claim(pool, loads.sum(-1) - orphaned, True)
-    free = free + seconds(kept, slope, cost, knees)
+    last = seconds(kept, slope, cost, knees)
+    free = free + last
     done, pieces = done + kept, pieces + (kept > 0)
     idle = np.where(present & (orphaned > 0)[:, None], np.maximum(missed - free, 0.0), 0.0)
     free = free + idle
@@ -124,4 +127,7 @@ def play(
     claim(orphaned, loads.sum(-1), False)
     expected_seconds = pace * claimed
     strayed = np.where(pace > 0, np.abs(took_claims - expected_seconds), 0.0)
-    return PlayedRound(done.astype(np.int64), free, pieces, idle, expected_seconds, strayed)
+    behind = np.where(claimed > 0, claimed, kept)
+    took = np.where(claimed > 0, took_claims, last - cost)
+    pace_behind = np.divide(took, behind, out=np.full(shape, np.nan), where=behind > 0)
+    return PlayedRound(done.astype(np.int64), free, pieces, idle, expected_seconds, strayed, pace_behind)

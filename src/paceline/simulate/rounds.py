@@ -275,7 +275,7 @@ class _Player:
         # What a single piece costs is in the round's overhead, for this policy as for the others.
         further = np.maximum(ran.pieces - 1, 0) * piece + ran.idle
         seconds: Array = ran.seconds - np.where(ran.pieces > 0, piece, 0.0)
-        times = PieceTimes(np.full_like(seconds, piece), ran.expected, ran.strayed)
+        times = PieceTimes(np.full_like(seconds, piece), ran.expected, ran.strayed, ran.pace)
         return ran.loads / batch, np.where(moment.here, seconds, np.nan), further, times
 
     def _record(self, t: int, moment: Moment, shares: Array, seconds: Array) -> None:

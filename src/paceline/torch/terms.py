@@ -117,7 +117,7 @@ def agree(model: torch.nn.Module, given: Options, in_step: bool) -> Terms:
     whole = not (fixed is None is drop) or in_step or norms or (given.fills and given.weigh == "hook")
     if isinstance(chosen, factoring.Auto) and (whole or ranks == 1) and not given.deterministic:
         # Pieces can't be, gain nothing, or leave batch norm only few samples.
-        plans: Any = chosen.planner()
+        plans: Any = chosen.planner
         chosen, name = plans, "level"
     balancer = Balancer(chosen, quantum=quantum, floor=floor)
     facts = {"global_batch": batch, "policy": name, "limits": given.limits if memory else (least, most)}
