@@ -128,4 +128,4 @@ def test_who_joins_and_leaves_a_service_is_told(tmp_path: Path, caplog: pytest.L
     with caplog.at_level(logging.INFO, "paceline"):
         asyncio.run(played())
     said = [record.getMessage() for record in caplog.records]
-    assert said == ["job 'j': worker 'a' joined in place 0", "job 'j': worker 'a' left"]
+    assert said == ["job 'j': worker 'a' joined in place 0", "job 'j': worker 'a' has left"]
