@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.optimize import bisect
 
 from paceline import Cluster, Round, policies
+from paceline.balance.factoring import PORTIONS, Hindsight
 from paceline.errors import PacelineError
 from paceline.pieces.rule import claim, divide
 from paceline.rounds import PiecePlan, PieceTimes
@@ -148,25 +150,58 @@ def test_pieces_that_even_nothing_out_are_given_up(evened: bool) -> None:
     assert np.mean(in_pieces[60:]) == 1 if evened else np.mean(in_pieces[60:]) < 0.1
 
 
-def test_seconds_that_do_not_grow_with_the_load_are_not_taken_for_slowness() -> None:
-    """Equal workers scatter by 7 %, and four fifths of their seconds do not depend on the load: pieces, each of which
-    costs 1 % of a round, even out little, and rounds must take hardly longer than those of equal shares."""
+@pytest.mark.parametrize(("n", "each", "scatter", "flat"), [(8, 20, 0.07, 0.8), (10, 24, 0.05, 0.9)])
+def test_seconds_that_do_not_grow_with_the_load_are_not_taken_for_slowness(
+    n: int, each: int, scatter: float, flat: float
+) -> None:
+    """Equal workers whose seconds hardly depend on the load: pieces, each of which costs 1 % of a round, even out
+    little, and rounds must take hardly longer than those of equal shares."""
     rng = np.random.default_rng(6)
-    runs, n, each, piece = 40, 8, 20, 1e-4
+    runs, seconds_each, piece = 40, 0.01, 1e-4
+    slope, overhead = (1 - flat) * seconds_each / each, flat * seconds_each
     policy = policies.create("auto", Cluster(n, each * n, least=np.ones(n), realizations=(runs,)))
     plan, state = policy.init()
     took, equal = [], []
     for _ in range(200):
-        noise = np.exp(0.07 * rng.standard_normal((runs, n)))
-        ran = play(plan.piece_plan, np.full((runs, n), each), 1e-4 * noise, 8e-3 * noise, piece)
+        noise = np.exp(scatter * rng.standard_normal((runs, n)))
+        ran = play(plan.piece_plan, np.full((runs, n), each), slope * noise, overhead * noise, piece)
         seconds, further = ran.seconds - piece, piece * (ran.pieces - 1.0)
         took.append(seconds.max(-1).mean())
-        equal.append((10e-3 * noise).max(-1).mean())
+        equal.append((seconds_each * noise).max(-1).mean())
         times = PieceTimes(np.full((runs, n), piece), ran.expected, ran.strayed, ran.pace)
         plan, state = policy.step(
             state, Round(ran.loads / (each * n), seconds, each * n, further, pieces=times)
         )
-    assert np.sum(took[60:]) < 1.015 * np.sum(equal[60:])
+    assert np.sum(took[60:]) < 1.02 * np.sum(equal[60:])
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 40), st.floats(0, 1), st.floats(0.1, 9), st.floats(0, 1)),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_a_replay_ends_as_the_workers_would(workers: list[tuple[int, float, float, float]]) -> None:
+    """Against a bisection for the ideal time, and each worker's own seconds; 0 samples: nothing is known of it."""
+    loads, planned, pace, part = (np.array(each, float) for each in zip(*workers, strict=True))
+    planned += 1e-3
+    own = pace * np.maximum(part, 1e-3)
+    replay = Hindsight.of(loads, planned / planned.sum(), own, pace)
+    ran = loads > 0
+    if not ran.any():
+        assert replay.ideal == 0
+        assert np.isfinite(replay.losses()).all()
+        return
+    loads, planned, pace, own = (each[ran] for each in (loads, planned, pace, own))
+    flat, planned = (pace - own) * loads, planned / planned.sum() * loads.sum()
+    ideal = bisect(lambda t: np.sum(np.maximum(t - flat, 0) / own) - loads.sum(), 0, 1e7, xtol=1e-12)
+    ideal = max(ideal, flat.max())
+    assert replay.ideal == pytest.approx(ideal)
+    assert replay.ended == pytest.approx((pace * loads).max())
+    assert replay.flat_part == pytest.approx(flat.sum() / (pace * loads).sum())
+    ends = (flat + PORTIONS[:, None] * own * planned).max(-1)
+    np.testing.assert_allclose(replay.losses(), np.maximum(ends / ideal, 1) - 1, atol=1e-9)
 
 
 def test_claims_go_by_what_is_expected_and_plans_by_more() -> None:

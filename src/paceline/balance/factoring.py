@@ -11,8 +11,9 @@ speed, is learned by how far the claims' times strayed from what the first piece
 
 A replay takes it that all that is claimed is shared out perfectly. It is not where workers are held up rather than
 slow, as by others on the same processors: no claim can know of that, and the last pieces suffer it as a whole plan
-would. So what rounds in pieces really came to is compared with what the replay says of these very rounds. And what a
-whole plan would have taken follows from the paces behind first pieces: constant seconds would else pass for slowness.
+would. So what rounds in pieces really came to is compared with what the replay says of these very rounds. And the
+pace behind a worker's first piece tells what part of its seconds does not grow with the load, which is remembered for
+rounds that are run as planned: constant seconds would else pass for slowness.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ LEFT = 1 - PORTIONS
 MEMORY = 0.98  # weight of what was learned, kept each round
 FIRST = 0.1  # weight of each of the first rounds, which also warm the workers up, and of the plans made from these
 WARM = 0.45  # weight from which on rounds count in full: after five
+LEAST_OWN = 1e-3  # of the seconds that a sample seems to take: the least that it is taken to cost
 LEAST = 3.0  # the smallest piece takes this many times what a piece costs beyond its samples
 BELIEVED = 1.0  # weight of rounds in pieces from which on a half of what they lost is believed
 
@@ -56,7 +58,8 @@ class FactoringState(NamedTuple):
     strayed: Array  # the same of how far they were from it, (..., 1)
     at_once: Array  # portion of the newest plan that is run at once, (..., 1)
     ends: Array  # mean of what rounds in pieces missed, of their seconds, (..., 1)
-    seen: Array  # weight behind it, (..., 1)
+    flat: Array  # mean of what part of their seconds did not grow with the load, (..., 1)
+    seen: Array  # weight behind both, (..., 1)
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,7 @@ class Factoring(Forecasting, Policy[FactoringState]):
         plan, inner = self.planner.init()
         lead, speeds = self.cluster.shape[:-1], np.zeros(self.cluster.shape)
         losses, nothing = np.zeros((*lead, len(PORTIONS))), np.zeros((*lead, 1))
-        learned = (speeds, nothing + self.overhead, nothing, nothing, nothing + 1.0, nothing, nothing)
+        learned = (speeds, nothing + self.overhead, nothing, nothing, nothing + 1.0, *[nothing] * 3)
         return self._in_pieces(plan, FactoringState(inner, plan.shares, losses, nothing, *learned))
 
     def step(self, state: FactoringState, round: Round) -> tuple[Plan, FactoringState]:
@@ -112,28 +115,35 @@ class Factoring(Forecasting, Policy[FactoringState]):
         )
         return self._in_pieces(plan, state)
 
-    def _lost(self, state: FactoringState, round: Round) -> tuple[Array, Array, Array, Array]:
-        """``losses``, ``weight``, ``ends`` and ``seen`` of the state after a round."""
+    def _lost(self, state: FactoringState, round: Round) -> tuple[Array, Array, Array, Array, Array]:
+        """``losses``, ``weight``, ``ends``, ``flat`` and ``seen`` of the state after a round."""
         pace = line_through(round.loads, round.seconds, round.overhead, np.nan)
-        planned, known = slowest_over_ideal(state.planned, state.speeds, pace)
-        missed, doubt, counts = *np.zeros((2, *known.shape)), np.zeros(known.shape, bool)
-        if round.pieces is not None:
-            ran, measured = slowest_over_ideal(round.shares, state.speeds, pace)
-            claimed = np.any(round.pieces.expected > 0, axis=-1, keepdims=True)
-            counts = known & measured & (state.at_once < 1) & (state.weight >= WARM) & claimed
-            promised = LEAST * state.piece * state.speeds.sum(-1, keepdims=True) / self.cluster.global_batch
-            told = pace if round.pieces.pace is None else round.pieces.pace
-            own = np.where(told < pace, told, pace)  # else it was held up behind the first piece
-            flat = (pace - own) * round.shares
-            begun, whole = (
-                slowest_over_ideal(state.planned, state.speeds, pace, flat + own * portion * state.planned)[0]
-                for portion in (state.at_once, 1.0)
-            )
+        known = np.isfinite(pace) & (
+            state.speeds > 0
+        )  # measured, and planned for by what was measured before
+        pieces, own = round.pieces, pace * (1.0 - state.flat)
+        told = None if pieces is None else pieces.pace
+        if (
+            told is not None
+        ):  # a worker that was slower behind its first piece was held up: its seconds are no flat ones
+            own = np.where(np.isnan(told), own, np.minimum(told, pace))
+        replay = Hindsight.of(np.where(known, round.loads, 0.0), state.planned, own, pace)
+        measured = replay.ideal > 0
+        missed, found, counts = *np.zeros((2, *measured.shape)), np.zeros(measured.shape, bool)
+        if pieces is not None:
+            claimed = np.any(pieces.expected > 0, axis=-1, keepdims=True)
+            counts = measured & (state.at_once < 1) & (state.weight >= WARM) & claimed
             # By how much later than was promised, that is the time of the smallest piece, the slowest worker ended.
-            missed = np.where(counts, np.maximum(ran - np.maximum(begun, 1.0) - promised, 0.0), 0.0)
-            doubt = missed + planned - whole
-        learned = learn_losses(state.losses, state.weight, planned, known, doubt)
-        return *learned, *learn_ends(state.ends, state.seen, missed, counts)
+            late = replay.ended - np.maximum(replay.begun(state.at_once), replay.ideal) - LEAST * state.piece
+            missed = np.where(counts, np.maximum(late, 0.0) / np.where(measured, replay.ideal, 1.0), 0.0)
+            found = replay.flat_part
+        losses, weight = learn_losses(state.losses, state.weight, replay.losses(), measured, missed)
+        seen = MEMORY * state.seen + np.where(
+            counts, 1.0, 0.0
+        )  # else what is known of rounds in pieces fades
+        gain = np.where(counts, 1.0 / np.maximum(seen, 1.0), 0.0)
+        ends, flat = (old + gain * (new - old) for old, new in ((state.ends, missed), (state.flat, found)))
+        return losses, weight, ends, flat, seen
 
     @cached_property
     def planner(self) -> Level:
@@ -205,18 +215,56 @@ def _mean_of_known(values: Array, otherwise: Array) -> Array:
     return np.where(known.any(-1, keepdims=True), mean, otherwise)
 
 
+class Hindsight(NamedTuple):
+    """A round's seconds once more, had other loads been run: each worker takes flat + own * load."""
+
+    planned: Array  # samples, as many altogether as were run, (..., n)
+    own: Array  # seconds a sample, (..., n)
+    flat: Array  # seconds that do not grow with the load, (..., n)
+    ended: Array  # seconds of the slowest worker as it was run, (..., 1)
+    ideal: Array  # at which all could have ended; 0 if nothing is known, (..., 1)
+    flat_part: Array  # of all workers' seconds, (..., 1)
+
+    @classmethod
+    def of(cls, loads: Array, planned: Array, own: Array, pace: Array) -> Hindsight:
+        """loads: run, 0 for those of whom too little is known. planned: shares. own, pace: seconds a sample without
+        and with what does not grow with the load; all (..., n)."""
+        known = loads > 0
+        pace = np.where(known, pace, 0.0)
+        own = np.where(known, np.maximum(own, LEAST_OWN * pace), 0.0)
+        took, flat = pace * loads, (pace - own) * loads
+        speed = np.divide(1.0, own, out=np.zeros_like(own), where=known)
+        total, together, speeds, seconds = (
+            each.sum(-1, keepdims=True) for each in (loads, np.where(known, planned, 0.0), speed, took)
+        )
+        planned = np.where(known, planned, 0.0) * np.divide(
+            total, together, out=np.zeros_like(total), where=together > 0
+        )
+        level = (total + (flat * speed).sum(-1, keepdims=True)) / np.where(speeds > 0, speeds, 1.0)
+        ideal = np.where(together > 0, np.maximum(level, flat.max(-1, keepdims=True)), 0.0)
+        part = flat.sum(-1, keepdims=True) / np.where(seconds > 0, seconds, 1.0)
+        return cls(planned, own, flat, took.max(-1, keepdims=True), ideal, part)
+
+    def begun(self, portion: Array) -> Array:
+        """When the slowest worker has run this portion of its plan; (..., 1), as ``portion``."""
+        return (self.flat + self.own * portion * self.planned).max(-1, keepdims=True)
+
+    def losses(self) -> Array:
+        """How much later than the ideal the slowest worker would have ended, over it, for each of ``PORTIONS``, had
+        it been run at once and the rest shared out perfectly; (..., K)."""
+        begun = self.flat[..., None, :] + PORTIONS[:, None] * (self.own * self.planned)[..., None, :]
+        return np.maximum(begun.max(-1) / np.where(self.ideal > 0, self.ideal, 1.0) - 1.0, 0.0)
+
+
 def learn_losses(
-    losses: Array, weight: Array, ratios: Array, counts: NDArray[np.bool_], doubt: Array
+    losses: Array, weight: Array, lost: Array, counts: NDArray[np.bool_], doubt: Array
 ) -> tuple[Array, Array]:
     """(what each portion has lost so far, (..., K), the weight behind it, (..., 1)) after one more round.
 
-    Had a portion been run at once and the rest shared out perfectly, the slowest worker would have ended portion *
-    slowest / ideal after the round began, the others at 1 or later. ratios, counts: of ``slowest_over_ideal``, for
-    the shares that were planned. doubt: what of the whole plan's loss comes of seconds that do not grow with the
-    load, or may come of the pieces that the round was run in, so that the plan would not have had it, (..., 1): once
-    whole rounds are run, they tell.
+    lost, counts: of the replay, and whether it knows anything. doubt: what of the whole plan's loss may come of the
+    pieces that the round was run in, so that the plan would not have had it, (..., 1): once whole rounds are run,
+    they tell.
     """
-    lost = np.maximum(PORTIONS * ratios - 1.0, 0.0)
     lost[..., -1:] = np.maximum(lost[..., -1:] - doubt, 0.0)
     own = np.where(weight < WARM, FIRST, 1.0)
     weight = np.where(counts, MEMORY * weight + own, weight)
@@ -240,31 +288,3 @@ def best_portion(
     lost = losses + ends + ((2 + stages) * piece + smallest / 2) / seconds
     lost[..., -1] = losses[..., -1] if whole else np.inf
     return np.asarray(PORTIONS[np.argmin(lost, axis=-1)])
-
-
-def slowest_over_ideal(
-    shares: Array, speeds: Array, pace: Array, took: Array | None = None
-) -> tuple[Array, NDArray[np.bool_]]:
-    """(when the slowest worker ends with these shares, over the time at which all would at best, whether that is
-    known); both (..., 1).
-
-    speeds: by which the round was planned, 0 where nothing was known; pace: seconds a sample, as measured, NaN where
-    it was not. took: seconds of each for its share, over the batch, by default by its pace; all (..., n).
-    """
-    known = np.isfinite(pace) & (speeds > 0)  # measured, and planned for by what was measured before
-    speed = np.where(known, 1.0 / np.where(known, pace, 1.0), 0.0)
-    shares = np.where(known, shares, 0.0)
-    together = shares.sum(-1, keepdims=True)
-    slowest = np.where(known, shares * pace if took is None else took, 0.0).max(-1, keepdims=True)
-    ratios = slowest * speed.sum(-1, keepdims=True) / np.where(together > 0, together, 1.0)
-    return ratios, together > 0
-
-
-def learn_ends(ends: Array, weight: Array, missed: Array, counts: NDArray[np.bool_]) -> tuple[Array, Array]:
-    """(mean of what rounds in pieces have ``missed``, the weight behind it) after one more round; all (..., 1).
-
-    counts: whether it was in pieces; else what is known of such rounds fades.
-    """
-    weight = MEMORY * weight + np.where(counts, 1.0, 0.0)
-    gain = np.where(counts, 1.0 / np.maximum(weight, 1.0), 0.0)
-    return ends + gain * (np.where(counts, missed, 0.0) - ends), weight
