@@ -216,3 +216,10 @@ def test_figures_that_json_has_no_numbers_for_are_null(capsys):
 def test_one_policy_is_learned_with(capsys):
     assert simulate(MIXED, "--learn", "--policy", "level", "--policy", "equal") == 2
     assert "--policy was given 2 times; expected it once with --learn" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("option", "said"), [("--rounds", "rounds=0: expected"), ("--seed", "")])
+def test_an_option_is_not_said_to_stand_in_the_file(capsys, option, said):
+    value = 2**70 if option == "--seed" else 0
+    assert simulate(MIXED, "--realizations", 1, "--policy", "equal", option, value) == (2 if said else 0)
+    assert capsys.readouterr().err.startswith(f"paceline: {said}" if said else "")

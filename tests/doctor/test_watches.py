@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -181,3 +183,22 @@ def test_a_method_that_somebody_else_replaced_since_is_left_as_it_is() -> None:
     watch.remove()
     assert Owner().work() == 2
     assert told == []
+
+
+def test_lines_may_be_asked_for_while_a_look_is_being_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever looks may be between making a phase's counter and counting: the training asks, and must not fail."""
+
+    class Asked(Counter[Any]):
+        def __missing__(self, key: Any) -> int:
+            found.append(lines.found())
+            return 0
+
+    monkeypatch.setattr(watches, "Counter", Asked)
+    phases, found = iter([Phase.FORWARD]), list[dict[str, str]]()
+    monkeypatch.setattr(watches, "PAUSE", 0.0)
+    lines = watches.Lines(lambda: next(phases, Phase.REDUCE))
+    time.sleep(0.1)
+    alive = lines._thread.is_alive()
+    lines.stop()
+    assert alive
+    assert found == []

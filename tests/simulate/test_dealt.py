@@ -96,9 +96,11 @@ def test_what_cannot_be_played_is_said_in_a_sentence(tmp_path: Path, capsys: pyt
         ('distribution = "cauchy"', "expected one of lognormal, uniform, or a file"),
         ("sigma = 70.0", "sigma=70: expected 0 to 10"),
         ('file = "words.txt"', "expected a number on each line"),
+        ('file = "empty.txt"', "empty.txt holds no lengths: it is empty; expected a number on each line"),
         ("micro_batch_cost = 3.0\nleast = 5", "longer than a micro-batch may be"),
     ):
         (tmp_path / "words.txt").write_text("12\nlong\n")
+        (tmp_path / "empty.txt").write_text("# none yet\n\n")
         path = tmp_path / "s.toml"
         path.write_text(f"global_batch = 8\nrounds = 3\n[samples]\n{table}\n{workers}")
         assert command(["simulate", str(path)]) == 2

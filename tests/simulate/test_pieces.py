@@ -71,7 +71,8 @@ def test_a_round_follows_its_claims_in_time() -> None:
     np.testing.assert_allclose(ran.seconds, [[10 + 2 * CLAIM_SECONDS, 24]])
 
 
-def test_realizations_together_are_realizations_one_by_one() -> None:
+@pytest.mark.parametrize("dead", [0, 2])
+def test_realizations_together_are_realizations_one_by_one(dead: int) -> None:
     rng = np.random.default_rng(3)
     slope = rng.uniform(1e-3, 4e-3, (5, 4))
     speeds, loads = 1 / slope, np.full((5, 4), 60)
@@ -79,7 +80,9 @@ def test_realizations_together_are_realizations_one_by_one() -> None:
         rng.uniform(0.1, 1, 5), np.full(5, 0.5), rng.uniform(0.5, 0.95, 5), np.full((5, 4), 3.0), speeds
     )
     late = slope * np.exp(0.5 * rng.standard_normal((5, 4)))
-    together = play(piece_plan, loads, late, np.zeros((5, 4)), 1e-3)
+    here = np.ones((5, 4), bool)
+    here[:, :dead] = rng.random((5, dead)) < 0.5
+    together = play(piece_plan, loads, late, np.zeros((5, 4)), 1e-3, present=here)
     for r in range(5):
         alone = play(
             PiecePlan(*(part[r : r + 1] for part in piece_plan)),
@@ -87,6 +90,7 @@ def test_realizations_together_are_realizations_one_by_one() -> None:
             late[r : r + 1],
             np.zeros((1, 4)),
             1e-3,
+            present=here[r : r + 1],
         )
         np.testing.assert_array_equal(alone.loads[0], together.loads[r])
         np.testing.assert_allclose(alone.seconds[0], together.seconds[r])

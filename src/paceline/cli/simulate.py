@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,7 +95,7 @@ def command(
     changes = {name: value for name, value in changed.items() if value is not None}
     if bool(scenarios) == (trace is not None):
         raise PacelineError("name SCENARIO.toml files, or one --trace FILE.csv; expected one of the two")
-    described = [read(path, **changes) for path in scenarios or ()]
+    described = [replace(read(path), **changes) for path in scenarios or ()]  # type: ignore[arg-type]
     if trace is not None:
         described = [of_trace(trace, **changes)]
     if plot is not None and plot.exists() and not plot.is_dir():

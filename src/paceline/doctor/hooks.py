@@ -135,10 +135,8 @@ class Hooks:
 
     def _on_move(self, _: Any) -> None:
         self.phases.go_on()
-        if self.phases.now in (
-            Phase.PREPARE,
-            Phase.BETWEEN,
-        ):  # elsewhere a move belongs to what it happens in
+        # Elsewhere a move belongs to what it happens in.
+        if self.phases.now in (Phase.PREPARE, Phase.BETWEEN):
             self._before = self.phases.now
             self.phases.enter(Phase.MOVE)
 

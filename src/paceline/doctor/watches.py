@@ -205,7 +205,7 @@ class Lines:
             frame = sys._current_frames().get(self._watched)
             where = place(frame, WITHIN.get(phase))
             del frame  # it holds the training's variables
-            self._seen.setdefault(phase, Counter())[where] += 1
+            self._seen.setdefault(phase, Counter({where: 0}))[where] += 1  # never empty where ``found`` looks
 
 
 def place(frame: FrameType | None, within: str | None = None) -> tuple[str, int] | None:

@@ -88,9 +88,7 @@ def learn(
         raise PacelineError(f"{error.name} is not installed; install paceline[torch]") from error
     samples = datasets.load(data)
     learner = Images(samples, model, scenario.seed)
-    of = np.atleast_2d(scenario.classes())[
-        0
-    ]  # of the first realization, as the rounds of a simulation have it
+    of = np.atleast_2d(scenario.classes())[0]  # of the first realization, as a simulation's rounds have it
 
     def links(number: int) -> Array:
         return np.array([each.link.seconds(number) if each.link else 0.0 for each in scenario.workers])[of]

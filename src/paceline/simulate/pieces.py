@@ -93,7 +93,7 @@ def play(
                 )
             at = np.arange(shape[0]), np.argmin(free, axis=-1)
             busy = free[at] - overhead[at] - pieces[at] * cost[at]
-            measured = (done[at] > 0) & (busy > 0) & known & measuring
+            measured = (done[at] > 0) & (busy > 0) & (left > 0) & known & measuring
             expected[at] = np.where(measured, done[at] / np.where(measured, busy, 1.0), expected[at])
             told[at] |= measured
             samples = rule.claim(

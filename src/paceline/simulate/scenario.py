@@ -183,7 +183,10 @@ class Samples(Checked):
             with saying(f"cannot read the lengths {self.file}"):
                 written = files.read(self.file)
             try:
-                lengths = np.loadtxt(written.decode().splitlines(), ndmin=1)
+                lines = written.decode().splitlines()
+                if not any(line.partition("#")[0].strip() for line in lines):
+                    raise ValueError("it is empty")
+                lengths = np.loadtxt(lines, ndmin=1)
             except ValueError as error:
                 raise PacelineError(
                     f"{self.file} holds no lengths: {error}; expected a number on each line"

@@ -20,10 +20,8 @@ from paceline.simulate.timing import MODELS, Constant, Replay, TimingModel
 LARGEST = 2**63 - 1  # of a whole number
 
 
-def read(path: str | os.PathLike[str], **fields: object) -> Scenario:
-    """Read a scenario. fields: in place of the file's.
-
-    Raises PacelineError, naming the file and the table, for whatever is wrong in it."""
+def read(path: str | os.PathLike[str]) -> Scenario:
+    """Read a scenario. Raises PacelineError, naming the file and the table, for whatever is wrong in it."""
     path = Path(path)
     with saying(f"cannot read the scenario {path}", "expected a TOML file"):
         written = files.read(path, files.SMALL)
@@ -34,7 +32,7 @@ def read(path: str | os.PathLike[str], **fields: object) -> Scenario:
     try:
         if "workers" not in content:
             raise PacelineError("no workers: expected at least one [[workers]] table")
-        return _Reader(path.parent).table(Scenario, {"name": path.stem} | content | fields, "")
+        return _Reader(path.parent).table(Scenario, {"name": path.stem} | content, "")
     except PacelineError as error:
         raise PacelineError(f"{path}: {error}") from None
 
