@@ -142,7 +142,7 @@ def against_the_first(
         return 0.0, 0.0, math.nan
     last = max(len(sizes) - 1, 2)
     behind, took = sum(sizes[1:last]), sum(seconds[1:last]) - cost * (last - 1)
-    pace = max(took, 0.0) / behind
+    pace = max(took, 0.0) / behind if behind else math.nan  # a last piece may hold nothing
     if len(sizes) < 3:
         return 0.0, 0.0, pace
     expected = max(seconds[0] - cost, 0.0) / sizes[0] * behind
