@@ -154,3 +154,5 @@ def test_how_far_claims_strayed_from_the_first_piece():
     assert against_the_first([40, 5], [0.041, 0.005], 0.001) == pytest.approx((0, 0, 0.0008))
     assert against_the_first([40, 0], [0.041, 0.001], 0.001) == pytest.approx((0, 0, np.nan), nan_ok=True)
     assert against_the_first([40, 5, 5], [0.0005, 0.005, 9.0], 0.001) == pytest.approx((0, 0, 0.0008))
+    # A rank that was planned for nothing may have claimed one piece before its last, which is empty.
+    assert against_the_first([3, 0], [0.041, 0.001], 0.001) == pytest.approx((0, 0, np.nan), nan_ok=True)
