@@ -8,6 +8,7 @@ import signal
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -427,6 +428,30 @@ def left(rank: int, ranks: int) -> list[Any]:
             pace.detach()
         found.append([str(each.message) for each in said])
     return found
+
+
+def interrupted(rank: int, ranks: int) -> str:
+    """The words of the error after rank 1 has left its loop in the middle of a merge, and has begun another."""
+    model = fresh(torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    try:
+        with Pace(model, 8, "equal", loop="local", every=2) as pace:
+            merges: Any = pace.loop.local
+            loader, take_in = pace.loader(Samples(96), seed=5), merges.take_in
+
+            def stops(*_: object) -> None:
+                merges.take_in = take_in
+                raise KeyError("an error of the program")
+
+            merges.take_in = stops if rank else take_in
+            while pace.epoch < 1:
+                with suppress(KeyError):
+                    for x, y, _ in loader:
+                        pace.backward(nn.functional.cross_entropy(model(x), y))
+                        pace.step(optimizer)
+    except PacelineError as error:
+        return str(error)
+    return ""
 
 
 def scheduled(rank: int, ranks: int) -> list[list[str]]:

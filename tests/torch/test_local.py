@@ -139,6 +139,12 @@ def test_ranks_that_do_not_fit_together_are_named() -> None:
     assert waits.endswith("call it if pace.merged")
 
 
+def test_a_merge_that_one_rank_leaves_alone_ends_the_run() -> None:
+    others, alone = run_ranks(2, local_jobs.interrupted)
+    assert "round 0 was left on this rank after its backward pass" in alone
+    assert "rank 1" in others
+
+
 def test_parameters_of_several_kinds_and_counters_are_merged() -> None:
     first, second = run_ranks(2, local_jobs.kinds)
     assert first == second

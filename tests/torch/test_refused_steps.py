@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -79,3 +80,38 @@ def test_a_step_that_is_not_due_is_refused(
     pace.abandon()
     pace.detach()
     assert len(taken) == steps
+
+
+@dataclass
+class Wrapped:
+    """An optimizer of one's own around one of torch, as libraries have them: a dataclass cannot be hashed."""
+
+    inner: torch.optim.Optimizer
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return self.inner.param_groups
+
+    def step(self) -> None:
+        self.inner.step()
+
+    def zero_grad(self) -> None:
+        self.inner.zero_grad()
+
+
+def test_an_optimizer_around_one_of_torch_is_stepped_and_what_it_steps_is_checked() -> None:
+    model, loss_of = fresh(torch.float64), nn.CrossEntropyLoss()
+    model.second.bias.requires_grad_(False)
+    optimizer = Wrapped(torch.optim.SGD(model.parameters(), lr=0.1))
+    pace = Pace(model, 8, "equal")
+
+    def loop() -> None:
+        for x, y, _ in pace.loader(Samples(24), seed=5):
+            pace.backward(loss_of(model(x), y))
+            pace.step(optimizer)  # type: ignore[arg-type]
+            model.second.bias.requires_grad_(True)
+
+    with pytest.raises(PacelineError, match=r"would move second\.bias, which was not trained"):
+        loop()
+    assert pace.rounds == 1
+    pace.detach()

@@ -241,6 +241,7 @@ class LocalLoop(Loop):
             local.seconds = time.perf_counter() - began
         elif piece.last:
             self._meter.stop(piece)
+            micro_step.complete = True  # who leaves the loop from here on leaves it alone
             whole = self._merges_all()
             local.send(whole)
             local.take_in(piece.step, 0 if whole else 1)

@@ -74,7 +74,8 @@ class Steps:
                         f"pace.step() was given a {type(one).__name__} without any parameter of this Pace's model; "
                         "step another model's optimizer yourself"
                     )
-                self._check_summed(one)
+                if isinstance(one, torch.optim.Optimizer):  # of others, those that they step are heard of
+                    self._check_summed(one)
 
     def check_once(self, optimizers: Iterable[Any]) -> None:
         """Raises PacelineError if one of them was stepped in this micro-step already."""
