@@ -116,3 +116,13 @@ def test_mistakes_are_told(found: list[dict[str, Any]]) -> None:
         assert "get_train_dataloader() was overridden" in says["loader"]
         assert "drawn by a WeightedRandomSampler" in says["sampler"]
         assert "the data set is a list_iterator" in says["streamed"]
+
+
+def test_of_a_slice_that_a_loss_gathers_no_more_than_that_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("paceline.hosts.transformers")
+    sent: list[Any] = []
+    monkeypatch.setattr(transformers.peers, "gather", lambda item: [sent.append(item), item][1:])
+    whole = torch.arange(8000.0).reshape(1000, 8)
+    assert torch.equal(transformers._gather_unlike(whole[5:7]), whole[5:7])
+    assert sent[0].untyped_storage().nbytes() == 2 * 8 * 4

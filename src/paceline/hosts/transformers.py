@@ -341,7 +341,8 @@ def _labels(batch: Any) -> int | None:
 def _gather_unlike(tensor: torch.Tensor) -> torch.Tensor:
     """Rows of all ranks, which may have unlike numbers of them."""
     rows = tensor[None] if tensor.ndim == 0 else tensor
-    return torch.cat([each.to(rows.device) for each in peers.gather(rows.detach().cpu())])
+    own = rows.detach().cpu().clone()  # a slice would take the whole along that it is of
+    return torch.cat([each.to(rows.device) for each in peers.gather(own)])
 
 
 def _warn_of_comparisons(trainer: Trainer) -> None:
