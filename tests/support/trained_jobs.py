@@ -283,7 +283,7 @@ def one_sample(rank: int, ranks: int) -> list[str]:
             pace.backward(nn.functional.binary_cross_entropy_with_logits(out, torch.zeros(len(x)).double()))
             pace.step(torch.optim.SGD(ddp.parameters(), lr=0.1))
     except ValueError as error:
-        pace.loop.explain(error)
+        pace.loop._lookout.explain(error)
         return list(error.__notes__)
     finally:
         pace.detach()

@@ -144,6 +144,8 @@ class Every:
 
     def size(self, step: int) -> int:
         """Samples of round ``step``."""
+        if self.fixed:
+            return self._sizes[0]
         return policies.in_force(self._sizes, max(step, next(iter(self._sizes))))
 
     def take(self, step: int, batch: int, seconds: float, links: Array) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from typing import Any, NoReturn
@@ -95,6 +96,17 @@ class LocalLoop(Loop):
 
     local: Merges
     _source: Source | None = None  # of the running iteration
+
+    def __init__(self, model: torch.nn.Module, *given: Any) -> None:
+        super().__init__(model, *given)
+        assert self.terms.merge is not None
+        if not self.terms.every.fixed:
+            self.rounds.every = self.terms.every
+        self.behind = self.terms.merge.delay > 0
+        self.rounds.one_by_one, self._meter.settle = self.behind, self.settle
+        self._meter.rate = lambda: math.nan  # each rank has a schedule of its own
+        self._hook = model.register_forward_pre_hook(_refuse_wrapped)
+        self.local = Merges(model, self.terms.merge, self._reducer)
 
     @property
     def due(self) -> bool:
@@ -191,15 +203,6 @@ class LocalLoop(Loop):
     def _open(self, source: Source) -> object:
         self._source = source
         return super()._open(source)
-
-    def _steps_by_itself(self, model: torch.nn.Module) -> Merges:
-        assert self.terms.merge is not None
-        if not self.terms.every.fixed:
-            self._rounds.every = self.terms.every
-        self.behind = self.terms.merge.delay > 0
-        self._rounds.one_by_one, self._meter.settle = self.behind, self.settle
-        self._hook = model.register_forward_pre_hook(_refuse_wrapped)
-        return Merges(model, self.terms.merge, self._reducer)
 
     def _check_due(self) -> None:
         passes = self.passes

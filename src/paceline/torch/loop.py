@@ -1,5 +1,4 @@
-"""What happens micro-step by micro-step, in a loop over any source: rounds are planned, claimed, measured, reduced
-and settled.
+"""What happens micro-step by micro-step: rounds are planned, claimed, measured, reduced and settled.
 
 One iteration is an epoch of a loader, or some rounds whose samples the loop draws itself; a ``Source`` says what a
 micro-step is given: a round's planned pieces, and between them those that this rank claims. A ``Reducer`` says which
@@ -43,6 +42,7 @@ class Loop:
     """
 
     PASSES: type[Passes] = Passes
+    local: Any = None  # the ``Merges`` of a rank that steps by itself
     merged = False  # the newest step has merged what ranks have made of the parameters by themselves
     behind = False  # a round begins before all ranks have told of the one before
 
@@ -59,17 +59,12 @@ class Loop:
         self._meter = work.meter
         self.passes = self.PASSES(parameters, device, reducer, terms, self._meter, work.halfway, work.commit)
         self._gradients = self.passes.gradients
-        own = terms.merge is not None  # ranks step by themselves
-        self._steps = Steps(model, self.changes or own, self._step_begins, self._step_ended)
-        if not own:
-            self._meter.rate = self._steps.rate
-        most = terms.every.most  # of an interval, or of all of them
-        self.progress = Progress(
-            terms.batch, terms.floor, (lambda step: most) if terms.every.fixed else terms.every.size
-        )
-        self._rounds = OpenRounds(terms.balancer, self._meter, terms.moves_work, listeners, on_nan)
+        self._steps = Steps(model, self.changes or bool(terms.merge), self._step_begins, self._step_ended)
+        self._meter.rate = self._steps.rate
+        self.progress = Progress(terms.batch, terms.floor, terms.every.size)
+        self.rounds = OpenRounds(terms.balancer, self._meter, terms.moves_work, listeners, on_nan)
         if reducer.averages and not reducer.in_step and device.type == "cpu":
-            self._rounds.beyond = []
+            self.rounds.beyond = []
         self.memory: MemoryLimit | None = None
         self._counts_epochs = True  # it is over a loader
         # The last micro-step of a loop that draws its own samples is over, and its step to come.
@@ -77,19 +72,18 @@ class Loop:
         self._closing = ExitStack()
         self._left: MicroStep | None = None  # in whose middle the newest iteration was left
         self._carry = 0.0  # seconds of the last optimizer step, part of the next round's overhead
-        self.local = self._steps_by_itself(model)
-        reducer.begin(self)
 
     def watch_over(self, lookout: Alone) -> None:
         """Let ``lookout`` know of the rounds, and name the ranks that are lost; refuse the program's collectives in
-        rounds that ranks run in unlike numbers of pieces, since some would hang in them."""
+        rounds that ranks run in unlike numbers of pieces, since some would hang in them. Then rounds may begin."""
         # Why nobody need wait for the other ranks any more, if one of them has told; it returns at once.
         self.lost = self._meter.lost = lookout.known
-        self._lookout, lookout.explain = lookout, self.explain
+        self._lookout = lookout
+        lookout.explain = lambda error: explain(error, self.passes, self._left, self.rounds.fits)
         lookout.where = lambda: self._meter.where(self.progress.rounds)
-        alike = self.ranks == 1 or self.changes or self.terms.in_step
-        if not alike and self.terms.fixed_micro_steps is None:
+        if not (self.ranks == 1 or self.changes or self.terms.in_step or self.terms.fixed_micro_steps):
             self._closing.callback(waits.refuse(self._within, self.terms.loop))
+        self._reducer.begin(self)
 
     def limited_by(self, memory: MemoryLimit) -> None:
         """Let ``memory`` say what fits into this rank's."""
@@ -121,11 +115,6 @@ class Loop:
         """True in a round's last micro-step."""
         return self.in_round and self.passes.piece.last
 
-    @property
-    def loss(self) -> float:
-        """The mean loss of the newest round that all ranks have reported; NaN before there is one."""
-        return self._rounds.loss
-
     def loss_now(self) -> float:
         """The mean loss of the round that is complete, or has just been stepped, over all its samples. Collective."""
         piece = self.passes.piece if self.passes.complete and not self._reducer.travels else self.passes.over
@@ -136,7 +125,7 @@ class Loop:
             )
         if self._reducer.travels:  # with the gradients, so that all ranks know it
             self.settle()
-            return self.loss
+            return self.rounds.loss
         with self.named():
             return self._meter.loss_now(piece.batch)
 
@@ -174,9 +163,8 @@ class Loop:
                     self.host.micro_step_begins(passes.piece)
                     yield self.host.place(batch)
                 if own and piece.last and not source.more():
-                    if self.in_round:  # the loop steps the optimizer after its last micro-step
-                        passes.check_taken()
-                        self._own_end = True
+                    passes.check_taken()  # the loop steps the optimizer after its last micro-step
+                    self._own_end = True
                     return
                 if self._running is not running:
                     raise PacelineError(
@@ -195,9 +183,9 @@ class Loop:
         began, meter, progress = time.perf_counter(), self._meter, self.progress
         if meter.told and not self.behind:
             self.settle()
-        if self._rounds.links_due:  # also on a rank that has settled by itself, for a checkpoint
+        if self.rounds.links_due:  # also on a rank that has settled by itself, for a checkpoint
             with self.named():
-                self._rounds.measure_links()
+                self.rounds.measure_links()
         meter.start(progress.rounds, progress.epoch, began, self._carry)
         self._carry = 0.0
         if self.work.claims is not None and not meter.light:
@@ -219,7 +207,7 @@ class Loop:
     def settle(self) -> None:
         """Take in what the ranks reported of the round just finished, and plan from it."""
         with self.named():
-            self._rounds.settle()
+            self.rounds.settle()
 
     def settle_last(self) -> None:
         """``settle`` before the end, when nobody may be waited for long: another rank may have left otherwise."""
@@ -232,12 +220,12 @@ class Loop:
             self._end_round() if self._own_end and self._steps.taken else self.abandon()
             self._meter.tell()
         with suppress(WorkerError):
-            self._rounds.settle()
+            self.rounds.settle()
 
     def flush(self) -> None:
         """``settle``, also what the ranks have not told yet. Collective."""
         with self.named():
-            self._rounds.flush()
+            self.rounds.flush()
         self._reducer.together()
 
     def abandon(self) -> None:
@@ -248,10 +236,6 @@ class Loop:
             self._meter.drop(self.passes.piece.step)
         self.passes.micro_step = self.passes.over = None
         self._reducer.drop()
-
-    def explain(self, error: BaseException) -> str:
-        """The loop ends with this error: see ``memory_limits.explain``."""
-        return explain(error, self.passes, self._left, self._rounds.fits)
 
     def failed(self, error: BaseException) -> None:
         """The loop ends with this error: tell the other ranks. Raises WorkerError as ``name`` does."""
@@ -318,7 +302,7 @@ class Loop:
             self._carry += seconds
             self._gradients.used()
             return bool(optimizers)
-        if self._rounds.listeners:
+        if self.rounds.listeners:
             self._meter.running.learning_rate = learning_rate(optimizers)
         self.stepped(seconds)
         return True
@@ -339,10 +323,6 @@ class Loop:
         passes.micro_step, passes.over = None, piece
 
     # -- within ----------------------------------------------------------------------------------------------
-
-    def _steps_by_itself(self, model: torch.nn.Module) -> Any:
-        """The ``LocalSteps`` of a rank that steps by itself."""
-        return None
 
     def _open(self, source: Source) -> object:
         """An iteration begins: within its epoch after ``load_state_dict``, else with a whole one. Returns what tells
@@ -379,12 +359,10 @@ class Loop:
 
     def _end_round(self) -> None:
         """The micro-step of a complete round is over, and pace.step() did not end it."""
-        if self._steps.taken:  # by the user alone
-            self.stepped(self._steps.seconds)
-            return
-        if wrong := self.host.without_step(self.passes.piece.step, self._steps.ever, self._gradients.finite):
+        steps, step = self._steps, self.passes.piece.step
+        if not steps.taken and (wrong := self.host.without_step(step, steps.ever, self._gradients.finite)):
             raise PacelineError(wrong)
-        self.stepped(None)
+        self.stepped(steps.seconds if steps.taken else None)  # by the user alone
 
     def _leave(self, running: object) -> None:
         """The iteration is over, or was left: what is unfinished is dropped, but a step may still follow a complete

@@ -24,13 +24,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from paceline.errors import PacelineError
 from paceline.policies import Policy
-from paceline.rounds import Cluster, RoundResult
+from paceline.rounds import Cluster, Indices, RoundResult
 from paceline.torch import local, peers
 from paceline.torch.elastic.member import Member, Mended
 from paceline.torch.feed import nested
@@ -42,7 +40,6 @@ from paceline.torch.host import Hosting
 from paceline.torch.liveness.monitor import Alone, monitor
 from paceline.torch.liveness.shutdown import leave_in_time
 from paceline.torch.liveness.stall import SECONDS, OnMissed
-from paceline.torch.local import Merge, Merging
 from paceline.torch.local_loop import LocalLoop
 from paceline.torch.loop import LOST, Loop
 from paceline.torch.measuring.audience import Audience, asked
@@ -141,7 +138,7 @@ class Pace:
         on_members: Callable[[Mended], None] | None = None,
         collect_every: int | None = None,
         every: int | float | str | None = None,
-        merge: Merge | None = None,
+        merge: local.Merge | None = None,
         drop: float | str | None = None,
     ) -> None:
         given = Options.of(locals())
@@ -152,18 +149,18 @@ class Pace:
             given.check_elastic()
             self._reducer: Reducer = Member(model, on_members or (lambda mended: None))
         else:
-            self._reducer = (Merging if loop == "local" else reducer_of)(model, peers.ranks())
+            self._reducer = (local.Merging if loop == "local" else reducer_of)(model, peers.ranks())
         self.rank, self.ranks = peers.rank(), peers.ranks()
         self.terms = agree(model, given, self._reducer.in_step)
         self.policy, listeners = self.terms.policy, [on_round] if on_round else []
         self._loaders: list[BalancedLoader | StreamLoader] = []
-        kind = Loop if self.terms.merge is None else LocalLoop
+        kind = LocalLoop if loop == "local" else Loop
         self.loop = kind(model, self._reducer, self.terms, listeners, on_nan)
         if self.terms.memory:
             self.loop.limited_by(MemoryLimit(self.loop.passes, self.terms, nested.part))
         self.host = Hosting(self.loop, self._reducer)  # for frameworks that run the loop
         facts = {"policy": self.policy, "workers": self.ranks, "global_batch": self.global_batch}
-        if self.terms.merge is not None:
+        if loop == "local":
             facts |= {"loop": loop, "every": every}
         self._audience = Audience(listeners, facts, record=record, sinks=sinks, collect_every=collect_every)
         # last, since its threads run until it is closed
@@ -202,7 +199,7 @@ class Pace:
         """The mean loss of the newest round that all ranks have reported, over all its samples: usually the one
         before the running one, in rounds of a few milliseconds one of the newest 64; NaN before there is one. With
         loop="local" a round is the interval between two merges."""
-        return self.loop.loss
+        return self.loop.rounds.loss
 
     def loss_now(self) -> float:
         """The mean loss of the round whose gradients are complete, or whose step has just been taken, over all its
@@ -325,7 +322,7 @@ class Pace:
         check_loss(loss)
         return self.loop.passes.weighted(loss, reduction, count)
 
-    def loads(self, step: int, batch: int) -> NDArray[np.int64]:
+    def loads(self, step: int, batch: int) -> Indices:
         """Samples of each rank in round ``step`` of ``batch`` samples as planned, shape (n,)."""
         return self.terms.balancer.loads(step, batch)
 
