@@ -26,6 +26,7 @@ from paceline.torch.elastic.supervisor import Loss, Supervisor
 from paceline.train import checkpoint, checks, launch
 from paceline.train.config import TrainConfig
 from paceline.train.journal import Journal
+from support import elastic_jobs
 
 pytestmark = pytest.mark.xdist_group("elastic")
 STEPS = 90
@@ -279,6 +280,19 @@ def test_all_are_killed_at_once(tmp_path: Path) -> None:
         str(ended.value),
     )
     assert not multiprocessing.active_children()
+
+
+def test_a_worker_that_ends_before_the_run_begins_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All are needed to begin, so nothing is waited for, also if it has ended in good order."""
+    monkeypatch.setattr(launch, "_work", elastic_jobs.first_ends)
+    with pytest.raises(WorkerError) as ended:
+        launch.run(TrainConfig(workers=2), tmp_path, lambda event: None)
+    assert str(ended.value) == (
+        "worker 0 ended before the first round was done; the other workers were ended; nothing of the run was "
+        "written yet: start it again"
+    )
 
 
 def test_the_same_bits_as_without_it(tmp_path: Path) -> None:

@@ -90,6 +90,8 @@ def run(
                     check_stopped(stopped, workers, now, f"the run was ended; {how_to_go_on(run_dir)}")
                 talking = list(workers.items())
                 losses = supervisor.look()
+                if lasting and not supervisor.running:  # all are needed to begin
+                    losses = [loss._replace(lost=True) for loss in losses]
                 journal.lost(losses)
                 for ident, worker in talking:
                     for event in worker.said():
