@@ -286,12 +286,15 @@ def test_a_frozen_worker_is_killed_though_the_launcher_is_interrupted(
         if gone:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(keeper, "_change_members", change)
-    until = time.monotonic() + 60
-    with pytest.raises(KeyboardInterrupt):
+    def look_for_long() -> None:
+        until = time.monotonic() + 60
         while time.monotonic() < until:
             keeper.look()
             time.sleep(0.01)
+
+    monkeypatch.setattr(keeper, "_change_members", change)
+    with pytest.raises(KeyboardInterrupt):
+        look_for_long()
     keeper.close()
     assert [each.told for each in stands] == [["kill"], ["kill"]]
 
