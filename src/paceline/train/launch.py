@@ -66,8 +66,8 @@ def run(
     """
     context, lasting = multiprocessing.get_context("forkserver"), survives(config)
     context.set_forkserver_preload(LOADED)  # processes are forked from a small server that has PyTorch loaded
-    resource_tracker.ensure_running()  # which lets it through again
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # Ctrl-C would have it print a traceback
+    resource_tracker.ensure_running()  # before, since it lets SIGINT through again
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # else the server tells a traceback
     try:
         forkserver.ensure_running()
     finally:
