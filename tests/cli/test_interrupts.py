@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 
+import psutil
 import pytest
 
 from paceline.cli import startup
@@ -60,6 +65,29 @@ def test_the_end_in_order(ignored: list[int], sent: int, status: int) -> None:
         process.send_signal(sent)
     out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (status, "in order\n"), err
+
+
+def test_ctrl_c_while_pytorch_is_loaded_for_the_workers_is_one_sentence(tmp_path: Path) -> None:
+    """It reaches the server from which they are forked, too."""
+    command = [sys.executable, "-m", "paceline", "train", "--workers", "2", "--out", str(tmp_path / "run")]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    until = time.monotonic() + 120
+    while not any("multiprocessing.forkserver" in words for words in commands(process.pid)):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    time.sleep(0.5)
+    os.killpg(process.pid, signal.SIGINT)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == 130
+    assert "paceline: interrupted" in said
+    assert "Traceback" not in said
+
+
+def commands(parent: int) -> list[str]:
+    """Of the processes that this one has started."""
+    with suppress(psutil.Error):
+        return [" ".join(child.cmdline()) for child in psutil.Process(parent).children()]
+    return []
 
 
 def test_nohup_means_it() -> None:

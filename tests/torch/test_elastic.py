@@ -20,7 +20,7 @@ from paceline.torch.elastic.buckets import Buckets
 from paceline.torch.elastic.link import Link
 from paceline.torch.elastic.membership import MembershipEpoch, Worker
 from paceline.torch.elastic.recovery import Running
-from paceline.torch.elastic.rendezvous import Rendezvous
+from paceline.torch.elastic.rendezvous import Handover, Rendezvous
 from paceline.torch.elastic.supervisor import Supervisor
 from paceline.torch.measuring.meter import layout
 from support import elastic_jobs
@@ -400,6 +400,14 @@ def test_members_that_cannot_reach_one_another_say_so(monkeypatch: pytest.Monkey
     ):
         Rendezvous(link, None).enter({})  # type: ignore[arg-type]
     assert link.tries == 5 + 19
+
+
+def test_who_has_just_joined_hands_on_what_the_last_round_came_to() -> None:
+    """To one that missed it, as whoever ran it is lost meanwhile."""
+    hands = [Handover(torch.nn.Linear(1, 1), dict, lambda run: None) for _ in range(3)]
+    hands[0].record = torch.arange(3.0, dtype=torch.float64)
+    hands[1].take(hands[0].pack(), run=True)
+    assert torch.equal(hands[2].take(hands[1].pack(), run=False), hands[0].record)
 
 
 def test_if_all_are_told_to_leave_after_the_last_round_one_of_them_is_first() -> None:

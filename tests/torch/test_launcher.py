@@ -249,6 +249,8 @@ def test_a_program_that_ends_slowly_is_not_taken_for_frozen(monkeypatch: pytest.
 
     monkeypatch.setattr(supervisor, "ENDING_SECONDS", 1.0)
     keeper, stands = kept(2, restarts=0, dead=0.2)
+    for number, many in ((0, 2), (1, 1)):
+        keeper.store.add(f"entered/{number}", many)
     found, beats, began = list[supervisor.Loss](), 1, time.monotonic()
     try:
         while not found:
@@ -268,7 +270,33 @@ def test_a_program_that_ends_slowly_is_not_taken_for_frozen(monkeypatch: pytest.
         keeper.close()
     assert [(loss.ident, loss.words) for loss in found] == [(1, "gave no sign of life for 0.2 s")]
     assert stands[1].told == ["kill"]
+    assert keeper.newest == 1, "it was let in again"
     assert time.monotonic() - began > 1.2
+
+
+def test_a_frozen_worker_is_killed_though_the_launcher_is_interrupted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from paceline.torch.elastic.membership import BEAT
+
+    keeper, stands = kept(2, restarts=0, dead=0.2)
+    keeper.store.set(BEAT(1), "1")
+
+    def change(now: float, gone: set[int]) -> None:
+        if gone:
+            raise KeyboardInterrupt
+
+    def look_for_long() -> None:
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            keeper.look()
+            time.sleep(0.01)
+
+    monkeypatch.setattr(keeper, "_change_members", change)
+    with pytest.raises(KeyboardInterrupt):
+        look_for_long()
+    keeper.close()
+    assert [each.told for each in stands] == [["kill"], ["kill"]]
 
 
 def kept(places: int, restarts: int, dead: float = 100.0) -> tuple[Supervisor, list[Stands]]:
@@ -323,6 +351,8 @@ def test_nobody_takes_the_place_of_one_that_failed() -> None:
         (loss,) = keeper.look()
         assert (loss.place, loss.words, loss.lost, loss.failed) == (2, "was killed by SIGKILL", True, False)
         assert [each.where.place for each in stands] == [0, 1, 2, 2]
+        stands[3].over = -36  # one of those in real time that have no name
+        assert [loss.words for loss in keeper.look()] == ["was killed by 36"]
         assert [member.place for member in keeper.members] == [0]
     finally:
         keeper.close()
@@ -350,3 +380,19 @@ def test_who_has_not_begun_ends_no_other(capsys: pytest.CaptureFixture[str]) -> 
     finally:
         keeper.close()
     assert not capsys.readouterr().err
+
+
+def test_an_error_is_told_where_another_ends_in_the_same_instant(capsys: pytest.CaptureFixture[str]) -> None:
+    stands = list[Stands]()
+
+    def start(where: Where) -> Stands:
+        stands.append(Stands(where))
+        return stands[-1]
+
+    keeper = Supervisor(2, start)
+    try:
+        stands[0].over, stands[1].over = 3, 0
+        assert launcher.watch(keeper, []) == 1
+    finally:
+        keeper.close()
+    assert capsys.readouterr().err == "paceline: worker 0 ended with status 3\n"

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import re
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from paceline.torch.elastic.supervisor import Loss, Supervisor
 from paceline.train import checkpoint, checks, launch
 from paceline.train.config import TrainConfig
 from paceline.train.journal import Journal
+from support import elastic_jobs
 
 pytestmark = pytest.mark.xdist_group("elastic")
 STEPS = 90
@@ -221,11 +223,13 @@ def test_a_worker_that_fails_is_named_with_its_error(tmp_path: Path) -> None:
         ({"weigh": "hook"}, "--weigh hook leaves the sum to DDP"),
         ({"policy": "level:forecast=narx"}, "trains beside the rounds"),
         ({"dead_after": 0.0}, "--dead-after of at least 0.2"),
+        ({"dead_after": float("inf")}, "--dead-after inf: expected .* a finite number"),
+        ({"dead_after": float("nan"), "weigh": "hook", "elastic": None}, "--dead-after nan"),
         ({"max_restarts": -1}, "max-restarts=-1"),
     ],
 )
 def test_what_does_not_go_with_it(changed: dict[str, Any], words: str) -> None:
-    config = TrainConfig(elastic=True, **changed)
+    config = TrainConfig(**{"elastic": True, **changed})
     with pytest.raises(PacelineError, match=words):
         check(config)
 
@@ -279,6 +283,31 @@ def test_all_are_killed_at_once(tmp_path: Path) -> None:
         str(ended.value),
     )
     assert not multiprocessing.active_children()
+
+
+def test_a_worker_that_ends_before_the_run_begins_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All are needed to begin, so nothing is waited for, also if it has ended in good order."""
+    monkeypatch.setattr(launch, "_work", elastic_jobs.first_ends)
+    with pytest.raises(WorkerError) as ended:
+        launch.run(TrainConfig(workers=2), tmp_path, lambda event: None)
+    assert str(ended.value) == (
+        "worker 0 ended before the first round was done; the other workers were ended; nothing of the run was "
+        "written yet: start it again"
+    )
+
+
+def test_a_run_of_one_step_waits_for_its_directory(tmp_path: Path) -> None:
+    """The worker is through before the launcher, which is busy, has begun the record."""
+
+    def take(event: dict[str, Any]) -> None:
+        if event["type"] == "starting" and event["ready"]:
+            time.sleep(4)
+
+    config = TrainConfig(workers=1, steps=1, elastic=True)
+    assert launch.run(config, tmp_path / "run", take)["test_accuracy"] > 0
+    assert checkpoint.of_run(tmp_path / "run").load() is not None
 
 
 def test_the_same_bits_as_without_it(tmp_path: Path) -> None:

@@ -208,13 +208,13 @@ def watch(supervisor: Supervisor, asked_to_end: list[int]) -> int:
     """Until the last worker has ended: 0 if one came to the end, else 1. asked_to_end: signals, as they come."""
     ended, told = False, 0
     while supervisor.workers:
-        began = supervisor.running
-        for loss in supervisor.look():
+        began, losses = supervisor.running, supervisor.look()
+        for loss in losses:
             ended |= loss.words == "ended"
             if loss.lost or loss.words == "left":
                 last_words(f"worker {loss.place} {loss.words}")
-            if not began and loss.words != "left":  # all are needed to begin
-                return int(loss.lost)
+        if not began and any(loss.words != "left" for loss in losses):  # all are needed to begin
+            return int(any(loss.lost for loss in losses))
         for sentence in supervisor.news[told:]:
             last_words(sentence)
         told = len(supervisor.news)

@@ -65,12 +65,13 @@ def survives(config: TrainConfig, joined: bool = False) -> bool:
     was asked for and cannot.
     """
     wrong = hindrance(config, joined)
-    if not wrong and not config.dead_after >= LEAST_SECONDS:
-        raise PacelineError(
-            f"--dead-after {config.dead_after:g}: expected --dead-after of at least {LEAST_SECONDS:g} seconds"
-        )
     if config.elastic and wrong:
         raise PacelineError(f"--elastic is not possible here: {wrong}")
+    if not LEAST_SECONDS <= config.dead_after < np.inf:
+        raise PacelineError(
+            f"--dead-after {config.dead_after:g}: expected --dead-after of at least {LEAST_SECONDS:g} seconds, and a "
+            "finite number"
+        )
     if config.elastic is None:
         return not wrong and config.workers > 1
     return config.elastic

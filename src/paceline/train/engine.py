@@ -20,6 +20,7 @@ from paceline.errors import PacelineError
 from paceline.learners import models
 from paceline.learners.images import tensor
 from paceline.rounds import RoundResult
+from paceline.runs.run import CONFIG
 from paceline.torch import peers
 from paceline.torch.elastic.link import Left, company
 from paceline.torch.liveness.shutdown import end_with_parent
@@ -221,6 +222,8 @@ class Kept:
             states = (self._model.state_dict(), self._optimizer.state_dict(), self._pace.state_dict())
             archive = encode(model=states[0], optimizer=states[1], pace=states[2])
             self._newest = rounds
+            while not (self._files.newest.parent / CONFIG).exists():  # the launcher is about to write it
+                time.sleep(LOOK)
             self._tell({"type": "checkpoint", "rounds": rounds, "prepared": self._files.prepare(archive)})
 
 

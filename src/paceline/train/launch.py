@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from datetime import timedelta
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -65,6 +66,12 @@ def run(
     """
     context, lasting = multiprocessing.get_context("forkserver"), survives(config)
     context.set_forkserver_preload(LOADED)  # processes are forked from a small server that has PyTorch loaded
+    resource_tracker.ensure_running()  # before, since it lets SIGINT through again
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # else the server tells a traceback
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     life, held = context.Pipe(duplex=False)
     workers: dict[int, _Local] = {}
 
@@ -90,6 +97,8 @@ def run(
                     check_stopped(stopped, workers, now, f"the run was ended; {how_to_go_on(run_dir)}")
                 talking = list(workers.items())
                 losses = supervisor.look()
+                if lasting and not supervisor.running:  # all are needed to begin
+                    losses = [loss._replace(lost=True) for loss in losses]
                 journal.lost(losses)
                 for ident, worker in talking:
                     for event in worker.said():

@@ -73,6 +73,7 @@ class Handover:
             thing.load_state_dict(state)
         if run:
             self._go_on(parts["run"])
+            self.record = parts["record"]  # as this rank may be the next to hand over
         return parts["record"]
 
 

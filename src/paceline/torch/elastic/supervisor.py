@@ -117,10 +117,12 @@ class Supervisor:
         now = time.monotonic()
         silent, ending = self._look_for_silent(now) if self._detector.due(now) else ({}, set[int]())
         frozen = [self.workers.pop(ident) for ident in silent]
-        self._change_members(now, ends.keys() | silent.keys() | ending)
+        try:
+            self._change_members(now, ends.keys() | silent.keys() | ending)
+        finally:  # also where Ctrl-C comes meanwhile: ``close`` does not know them any more
+            for worker in frozen:
+                worker.kill()
         self._ends |= self.running and not self.members  # nobody is left who has the model
-        for worker in frozen:
-            worker.kill()
         found = []
         for ident, status in (ends | dict.fromkeys(silent)).items():
             order, failed = status == 0, status is not None and status > 0
@@ -133,7 +135,7 @@ class Supervisor:
                 if ident in left and order
                 else "ended"
                 if order
-                else f"was killed by {signal.Signals(-status).name}"
+                else f"was killed by {next((one.name for one in signal.Signals if one == -status), -status)}"
                 if status < 0
                 else f"ended with status {status}"
             )
@@ -237,8 +239,8 @@ class Supervisor:
         others = self.workers.keys() - {member.ident for member in self.members}
         new: list[Worker] = []
         for ident in sorted(others):
-            asks = self._asked("join", ident) and not self._asked("leave", ident)
-            if asks and self.placed[ident] not in held:
+            goes = self._asked("leave", ident) or self._asked("ending", ident)
+            if self._asked("join", ident) and not goes and self.placed[ident] not in held:
                 held.add(self.placed[ident])  # another for the same place waits until it is free
                 new.append(Worker(ident, self.placed[ident]))
         if self.store.add(f"entered/{self.newest}", 0) < len(self.members):
