@@ -47,8 +47,8 @@ class Tail:
         try:
             os.stat(self.run_dir / CONFIG)
             self.config = self.columns.config = read_facts(self.run_dir / CONFIG) or {}
-            self.summary = read_facts(self.run_dir / SUMMARY) or {}
             self._read_rounds()
+            self.summary = read_facts(self.run_dir / SUMMARY) or {}
             self.gone = ""
         except (FileNotFoundError, NotADirectoryError):
             self._lost(f"The run directory {self.run_dir} is gone; this page shows what was read before.")
