@@ -17,7 +17,7 @@ class Draws:
     """
 
     def __init__(self, samples: int, seed: int, shards: int = 1) -> None:
-        self._samples, self._seed, self._counts = samples, seed, dict[int, int]()
+        self._seed, self._counts = seed, dict[int, int]()
         order = np.random.default_rng((seed, 0xD1)).permutation(samples) if shards > 1 else np.arange(samples)
         self._shards = np.array_split(order, shards)
 
