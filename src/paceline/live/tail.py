@@ -44,6 +44,7 @@ class Tail:
         """Read what is new; whether anything is."""
         before = self._state()
         touched, now = self.touched, time.monotonic()
+        self.damaged = ""
         try:
             os.stat(self.run_dir / CONFIG)
             self.config = self.columns.config = read_facts(self.run_dir / CONFIG) or {}
@@ -110,7 +111,6 @@ class Tail:
         texts = data.splitlines(keepends=True)
         lines, wrong = read_all(texts, self._last)
         read = sum(map(len, texts[: len(lines)]))
-        self.damaged = ""
         if wrong:
             number = len(self.columns) + len(lines) + 1
             self.damaged = f"{self.run_dir / ROUNDS}, line {number} is damaged: it {wrong}."
