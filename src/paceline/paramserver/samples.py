@@ -38,10 +38,6 @@ class Draws:
     def give_back(self, taken: Indices) -> None:
         """The task's gradient was not used."""
 
-    def indices(self, taken: Indices) -> Indices:
-        """The samples' places in the training set."""
-        return taken
-
     def finished(self) -> bool:
         """Whether all has been used that is to be used."""
         return False
@@ -86,9 +82,6 @@ class Epochs:
 
     def give_back(self, taken: Indices) -> None:
         self._back.append(taken)
-
-    def indices(self, taken: Indices) -> Indices:
-        return taken
 
     def finished(self) -> bool:
         return self._done >= self.samples * self.epochs
