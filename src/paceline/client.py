@@ -93,7 +93,8 @@ class Worker:
             self._headers["Authorization"] = f"Bearer {token}"
         self.name, self.job, self._place, self._patience = name, job, place, patience
         self._url, self._secret = url, secrets.token_urlsafe(32)
-        quoted, mine = (urllib.parse.quote(each, safe="") for each in (job, name))
+        # What cannot be said in UTF-8 is for the service to refuse, which gets the name in the body of the join, too.
+        quoted, mine = (urllib.parse.quote(each, safe="", errors="replace") for each in (job, name))
         self._workers, self._mine = f"{parts.path.rstrip('/')}/v1/jobs/{quoted}/workers", f"/{mine}"
         self._part: Part | None = None  # in the worker's hands
         self._joined = False

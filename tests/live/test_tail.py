@@ -140,6 +140,32 @@ def test_a_damaged_line_is_named_and_what_stands_before_it_stays(recorder):
     agrees(tail, recorder.run_dir)
 
 
+def test_rounds_are_read_beside_a_damaged_summary(recorder):
+    write(recorder, 0, 5)
+    path = recorder.run_dir / "summary.json"
+    path.write_text("{")
+    tail = Tail(recorder.run_dir)
+    tail.poll()
+    assert "summary.json is damaged" in tail.damaged
+    assert len(tail.columns) == 5
+    path.write_text('{"steps": 5}')
+    tail.poll()
+    assert (tail.damaged, tail.summary) == ("", {"steps": 5})
+
+
+def test_what_is_put_right_before_the_first_round_is_no_longer_told(recorder):
+    path = recorder.run_dir / "run.json"
+    sound = path.read_bytes()
+    (recorder.run_dir / "rounds.jsonl").unlink(missing_ok=True)
+    path.write_text("{")
+    tail = Tail(recorder.run_dir)
+    tail.poll()
+    assert "run.json is damaged" in tail.damaged
+    path.write_bytes(sound)
+    assert tail.poll()
+    assert (tail.damaged, tail.config["policy"]) == ("", "equal")
+
+
 def test_a_long_record_is_read_in_pieces(recorder, monkeypatch):
     monkeypatch.setattr("paceline.live.tail.CHUNK", 700)
     write(recorder, 0, 50)

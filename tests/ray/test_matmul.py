@@ -7,6 +7,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -161,6 +162,20 @@ def test_a_straggler_is_not_waited_for(pool, slowed):
         assert not any(
             finished for _, finished in coded.observations.seen[2]
         )  # called off each time, and noted as such
+
+
+def test_a_worker_that_fails_when_nobody_needs_it_ends_no_later_product(pool, slowed):
+    def fails(name, master, turn, rows):
+        if name == "w2" and turn == 0:
+            time.sleep(0.5)
+            raise OSError("late")
+        return 0.0
+
+    slowed(fails)
+    with CodedMatrix(matrix(), stretched(plan(problem_of()), 2.0), 0, pool) as coded:
+        assert close_to(coded @ np.ones(20), matrix().sum(1))
+        ray.wait(coded.behind[2], timeout=30)
+        assert close_to(coded @ np.ones(20), matrix().sum(1))
 
 
 def test_parts_that_arrive_use_the_straggler_too(pool, slowed):

@@ -277,6 +277,8 @@ def test_what_the_client_says(tmp_path: Path) -> None:
     with process(tmp_path, "--batch", 8, "--workers", 1, "--floor", 0.2) as service:
         with pytest.raises(PacelineError, match="refuses: the token is missing or wrong"):
             client.Worker(service.url, name="a", token="wrong").join()
+        with pytest.raises(PacelineError, match="refuses: "):
+            client.Worker(service.url, name="gpu-\udcff", token=TOKEN).join()
         with pytest.raises(PacelineError, match="job 'x' is unknown here"):
             client.Worker(service.url, name="a", token=TOKEN, job="x").join()
         with client.Worker(service.url, name="a", token=TOKEN) as worker:

@@ -88,3 +88,17 @@ def test_answers_are_those_of_fastapi(tmp_path: Path, monkeypatch: pytest.Monkey
     assert sum("answer_seconds_count" in line for _, line, _ in slow) >= 3, "the metrics"
     assert sent.count(200) >= 6
     assert len(sent) < len(REQUESTS) - 12, "mistakes are FastAPI's to tell"
+
+
+@pytest.mark.parametrize("ask", ["wait=0", "wait=0.0000000000"])  # too long a number for the short way
+def test_of_two_secrets_the_first_counts(tmp_path: Path, ask: str) -> None:
+    async def statuses() -> list[int]:
+        async with serving(tmp_path) as call:
+            await call.ask("PUT", "/jobs/j", JOB)
+            for name in "ab":
+                await call.join(name, secret=SECRETS[name])
+            url, token = f"/v1/jobs/j/workers/a/next?{ask}", ("Authorization", f"Bearer {TOKEN}")
+            both = [[("X-Worker-Secret", SECRETS[each]) for each in order] for order in ("ab", "ba")]
+            return [(await call.http.get(url, headers=[token, *each])).status_code for each in both]
+
+    assert asyncio.run(statuses()) == [200, 403]

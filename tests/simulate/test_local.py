@@ -69,7 +69,7 @@ def test_merges_are_those_of_plain_loops(outer):
         for worker, load in enumerate(loads.tolist()):
             values = common.detach().numpy().copy()
             for size in (task.load for task in update.moved if task.worker == worker):
-                gradient, _ = learner.gradient(values, pool.indices(pool.take(worker, size)))
+                gradient, _ = learner.gradient(values, pool.take(worker, size))
                 values -= 0.3 * gradient
             changed += load / loads.sum() * (common.detach().numpy() - values)
         common.grad = torch.from_numpy(changed)

@@ -194,10 +194,8 @@ class Follower:
                 self._speeds = panel.speeds(self._tail.columns)
                 self._judged = time.monotonic()
             content = panel.panel(self._tail, self._saving, self._speeds)
-            columns = self._tail.columns
-            whole = (
-                findings(columns.part(0, len(columns))) if word == "finished" else []
-            )  # as its report says
+            columns, finished = self._tail.columns, word == "finished"
+            whole = findings(columns.part(0, len(columns))) if finished else []  # as its report says
             content["findings"] = points(whole) if whole else ""
             return mark, _json(content)
 

@@ -44,11 +44,12 @@ class Tail:
         """Read what is new; whether anything is."""
         before = self._state()
         touched, now = self.touched, time.monotonic()
+        self.damaged = ""
         try:
             os.stat(self.run_dir / CONFIG)
             self.config = self.columns.config = read_facts(self.run_dir / CONFIG) or {}
-            self.summary = read_facts(self.run_dir / SUMMARY) or {}
             self._read_rounds()
+            self.summary = read_facts(self.run_dir / SUMMARY) or {}
             self.gone = ""
         except (FileNotFoundError, NotADirectoryError):
             self._lost(f"The run directory {self.run_dir} is gone; this page shows what was read before.")
@@ -110,7 +111,6 @@ class Tail:
         texts = data.splitlines(keepends=True)
         lines, wrong = read_all(texts, self._last)
         read = sum(map(len, texts[: len(lines)]))
-        self.damaged = ""
         if wrong:
             number = len(self.columns) + len(lines) + 1
             self.damaged = f"{self.run_dir / ROUNDS}, line {number} is damaged: it {wrong}."

@@ -165,7 +165,7 @@ def _estimates(quick: bool, data: str, model: str, batch: int, rate: float, iter
     rows: list[dict[str, Any]] = []
     for t in range(iterations):
         k = int(rng.integers(8, WORKERS + 1))  # k varies, as it does under DBW
-        taken = (draws.indices(draws.take(worker, batch)) for worker in range(k))
+        taken = (draws.take(worker, batch) for worker in range(k))
         gradients, losses = zip(*(learns.gradient(values, samples) for samples in taken), strict=True)
         mean = np.mean(gradients, 0)
         found = rule.estimate(state)

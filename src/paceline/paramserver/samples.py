@@ -17,7 +17,7 @@ class Draws:
     """
 
     def __init__(self, samples: int, seed: int, shards: int = 1) -> None:
-        self._samples, self._seed, self._counts = samples, seed, dict[int, int]()
+        self._seed, self._counts = seed, dict[int, int]()
         order = np.random.default_rng((seed, 0xD1)).permutation(samples) if shards > 1 else np.arange(samples)
         self._shards = np.array_split(order, shards)
 
@@ -37,10 +37,6 @@ class Draws:
 
     def give_back(self, taken: Indices) -> None:
         """The task's gradient was not used."""
-
-    def indices(self, taken: Indices) -> Indices:
-        """The samples' places in the training set."""
-        return taken
 
     def finished(self) -> bool:
         """Whether all has been used that is to be used."""
@@ -86,9 +82,6 @@ class Epochs:
 
     def give_back(self, taken: Indices) -> None:
         self._back.append(taken)
-
-    def indices(self, taken: Indices) -> Indices:
-        return taken
 
     def finished(self) -> bool:
         return self._done >= self.samples * self.epochs

@@ -10,6 +10,7 @@ work too.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 import uuid
@@ -236,8 +237,9 @@ class CodedMatrix(Closing):
         """Take in the owed answers that have come since."""
         for n, answers in list(self.behind.items()):
             here, self.behind[n] = ray.wait(answers, num_returns=len(answers), timeout=0)
-            for answer in here:
-                self._get(answer, n)  # nothing, where the work was called off, unless the worker died
+            for answer in here:  # nothing, where the work was called off, unless the worker died
+                with contextlib.suppress(WorkerError):  # nobody needs what it failed at
+                    self._get(answer, n)
             if not self.behind[n]:
                 del self.behind[n]
 

@@ -121,10 +121,7 @@ class Columns:
         self._each = Growing(len(EACH), 0)
         self._sums = Growing(len(EACH) + 1, 0, start=0.0)  # EACH, and how often each worker was there
         self._speeds = np.zeros(0)
-        self._judged, self._order = (
-            0,
-            np.zeros(0, np.int64),
-        )  # rounds by which workers were put in order, and that
+        self._judged, self._order = 0, np.zeros(0, np.int64)  # rounds by which workers were ordered, and how
 
     @classmethod
     def of(cls, run: Run) -> Columns:

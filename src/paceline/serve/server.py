@@ -24,6 +24,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 from pydantic import ValidationError
+from starlette.datastructures import Headers
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -80,7 +81,7 @@ class Bounded:
         except _Refused as refusal:
             await _refuse(refusal, receive, send)
             return
-        answer = self._quick(scope, headers, body)
+        answer = self._quick(scope, body)
         if answer is None:
             await self.app(scope, _before(body, receive), send)
             return
@@ -132,15 +133,13 @@ class Bounded:
             raise _Refused(415, sentence, read=True)
         return body
 
-    def _quick(
-        self, scope: Scope, headers: dict[bytes, bytes], body: bytes
-    ) -> Coroutine[Any, Any, JSONResponse] | None:
+    def _quick(self, scope: Scope, body: bytes) -> Coroutine[Any, Any, JSONResponse] | None:
         """What answers one of the two requests; None for all others, and where there may be a mistake."""
         asked, found = _PATH.fullmatch(scope["path"]), _WAIT.fullmatch(scope["query_string"])
         wait = float(found[1]) if found and found[1] else None
         if asked is None or found is None or (wait or 0.0) > MOST_WAIT:
             return None
-        whose = asked["job"], asked["worker"], headers.get(b"x-worker-secret", b"").decode("latin-1")
+        whose = asked["job"], asked["worker"], Headers(scope=scope).get("x-worker-secret", "")
         if (scope["method"], asked["what"]) == ("GET", "next"):
             scope["endpoint"] = next_part
             return next_part(self.service, *whose, USUAL_WAIT if wait is None else wait)

@@ -94,7 +94,7 @@ class LocalSteps:
                 if stopped[worker]:
                     continue
                 taken = self._pool.take(worker, size)
-                gradient, loss = self._learner.gradient(values, self._pool.indices(taken))
+                gradient, loss = self._learner.gradient(values, taken)
                 axpy(values, gradient, -self._by.lr)
                 losses.append(loss)
                 tasks.append(Task(number, worker, index, index, taken, size, self.now))

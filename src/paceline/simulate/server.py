@@ -229,8 +229,7 @@ class Server:
         """Compute these gradients, and move the parameters."""
         computed = []
         for task, weight in parts:
-            indices = self._pool.indices(task.taken)
-            gradient, loss = self._learner.gradient(self._reading.pop(task.number), indices)
+            gradient, loss = self._learner.gradient(self._reading.pop(task.number), task.taken)
             computed.append(Part(gradient, loss, task.load, weight))
         found = aggregate(computed, batch)
         self.parameters.move(found.step, rate)
