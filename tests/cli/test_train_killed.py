@@ -60,7 +60,7 @@ def kept_rounds(run_dir: Path) -> int:
     return int(torch.load(run_dir / "checkpoint.pt", weights_only=True)["pace"]["rounds"])
 
 
-@pytest.mark.parametrize("elastic", ["--elastic", "--no-elastic"])
+@pytest.mark.parametrize("elastic", ["--elastic", pytest.param("--no-elastic", marks=pytest.mark.nightly)])
 def test_a_killed_launcher_leaves_no_gap_in_the_record(tmp_path: Path, elastic: str) -> None:
     run_dir = tmp_path / "run"
     arguments = [*OPTIONS, elastic, "--out", "run"]
@@ -85,7 +85,7 @@ def test_a_killed_launcher_leaves_no_gap_in_the_record(tmp_path: Path, elastic: 
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("elastic", ["--elastic", "--no-elastic"])
+@pytest.mark.parametrize("elastic", ["--elastic", pytest.param("--no-elastic", marks=pytest.mark.nightly)])
 def test_a_record_that_cannot_grow_is_not_behind_its_checkpoint(tmp_path: Path, elastic: str) -> None:
     """As on a full disk: a checkpoint takes the place of an older one, and the record needs room."""
     run_dir = tmp_path / "run"

@@ -36,7 +36,7 @@ def train(place: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
-@pytest.mark.parametrize("elastic", ["--elastic", "--no-elastic"])
+@pytest.mark.parametrize("elastic", ["--elastic", pytest.param("--no-elastic", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("every", ["4", "0.1s"])
 def test_a_run_uses_each_sample_once_an_epoch(tmp_path: Path, every: str, elastic: str) -> None:
     train(

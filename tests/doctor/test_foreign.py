@@ -23,7 +23,7 @@ from support.commands import paceline
 LOOPS = Path(__file__).with_name("foreign")
 RANKS = 3
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", RANKS)
-APPLIED = ("dit", "accelerated", "mnist", "imagenet", "tutorial", "siamese", "graphs", "text", "scaled")
+APPLIED = ("mnist", "siamese", "dit", "accelerated", "imagenet", "tutorial", "graphs", "text", "scaled")
 BY_HAND = {
     "llmc": "make an indexed data set of the samples and use pace.loader(dataset, shuffle=False)",
     "dcgan": 'docs/porting.md ("Two models") has the loop',

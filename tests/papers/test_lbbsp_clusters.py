@@ -69,6 +69,7 @@ def test_cluster_c_has_the_papers_batches(tmp_path: Path) -> None:
     assert np.isfinite(cluster_c(4, 2).workers[0].link.seconds(3))  # type: ignore[union-attr]
 
 
+@pytest.mark.nightly
 @pytest.mark.processes
 @pytest.mark.xdist_group("doctor")
 def test_three_workers_on_real_links() -> None:

@@ -122,7 +122,7 @@ RULES = [
     ("bsp", "push-wait", "everyone"),
     ("bsp", "push-interrupt", "static:4"),
     ("bsp", "pull", "static:4"),
-    ("ssp:1", "push-wait", "everyone"),
+    pytest.param("ssp:1", "push-wait", "everyone", marks=pytest.mark.nightly),
     ("lsp:2:2", "push-wait", "everyone"),
 ]
 

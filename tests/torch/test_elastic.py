@@ -47,7 +47,8 @@ def check(told: Told, rounds: int | None = None, whole: bool = True, **options: 
     for line in elastic_jobs.stayed(told):
         both = [line["loads"], line["shares"]]
         assert by_step.setdefault(line["step"], both) == both  # all make the same plans
-    assert sorted(by_step) == list(range(rounds))
+    # Those who told of a round may all be lost one after another, with it as their last, once others have joined.
+    assert {line["step"] for _, line in told.of("round")} == set(range(rounds))
     assert all(sum(loads) == elastic_jobs.BATCH for loads, _ in by_step.values()) or not whole
 
 
