@@ -8,10 +8,9 @@ Workers take overhead + seconds per sample * load, times noise that nobody can k
 of 0.1 or 0.3, spikes in none or a tenth of a worker's rounds, all workers equal or one 1.2 or 3 times slower (its
 overhead, too, in every other run). --held-out: other values and draws, by which nothing was chosen. --further: those
 that were looked at when what --held-out had shown of `auto` was mended. --last: those that were played once, when all
-was chosen. Policies see
-whole samples and seconds, as in training, and overheads are fitted. Rounds in pieces are played in pieces, each of
-which costs 1 % of an equal round. The first third of the rounds is not counted. All divisions are timed on the same
-draws.
+was chosen. Policies see whole samples and seconds, as in training, and overheads are fitted. Rounds in pieces are
+played in pieces, each of which costs 1 % of an equal round. The first third of the rounds is not counted. All
+divisions are timed on the same draws.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import itertools
 from typing import NamedTuple
 
 import numpy as np
-from scaffold import command_line, policy_name
+from scaffold import command_line, count, policy_name
 
 from paceline import policies
 from paceline.costs import Linear
@@ -47,23 +46,26 @@ class Cases(NamedTuple):
 
 
 GRID = Cases(0, 16, (3, 6, 12), (0.0, 0.2, 0.7, 0.95), (0.1, 0.3), (0.0, 0.1), (1.0, 1.2, 3.0))
-HELD_OUT = Cases(11, 20, (2, 4, 8), (0.35, 0.6, 0.8), (0.07, 0.25), (0.0, 0.07), (1.0, 1.3, 2.5))
-LAST = Cases(31, 16, (2, 6, 9), (0.25, 0.45, 0.7, 0.85, 0.95), (0.06, 0.2), (0.0, 0.08), (1.0, 1.15, 1.8))
-FURTHER = Cases(23, 24, (3, 5, 10), (0.1, 0.5, 0.75, 0.9), (0.05, 0.15), (0.0, 0.05), (1.0, 1.5, 2.0))
+OTHERS = {
+    "held-out": Cases(11, 20, (2, 4, 8), (0.35, 0.6, 0.8), (0.07, 0.25), (0.0, 0.07), (1.0, 1.3, 2.5)),
+    "further": Cases(23, 24, (3, 5, 10), (0.1, 0.5, 0.75, 0.9), (0.05, 0.15), (0.0, 0.05), (1.0, 1.5, 2.0)),
+    "last": Cases(
+        31, 16, (2, 6, 9), (0.25, 0.45, 0.7, 0.85, 0.95), (0.06, 0.2), (0.0, 0.08), (1.0, 1.15, 1.8)
+    ),
+}
 
 
 def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--policy", type=policy_name, action="append")
     others = parser.add_mutually_exclusive_group()
-    others.add_argument("--held-out", action="store_true")
-    others.add_argument("--further", action="store_true")
-    others.add_argument("--last", action="store_true")
-    parser.add_argument("--seeds", type=int, default=16)
-    parser.add_argument("--rounds", type=int, default=300)
+    for name, kinds in OTHERS.items():
+        others.add_argument(f"--{name}", action="store_const", dest="cases", const=kinds, default=GRID)
+    parser.add_argument("--seeds", type=count, default=16)
+    parser.add_argument("--rounds", type=count, default=300)
     parser.add_argument("--worst", type=int, default=0, help="so many of the worst cases of each policy")
     options = parser.parse_args()
-    cases = HELD_OUT if options.held_out else FURTHER if options.further else LAST if options.last else GRID
+    cases = options.cases
     heads = ("worst", "over 1.02", "mean", "all equal", "worst", "mean")
     print(f"{'':22}{'over equal shares':>32}{'over the best fixed division':>38}")
     print(f"{'':22}" + "".join(f"{head:>12}" for head in heads))
@@ -113,7 +115,7 @@ def ratios(name: str, workers: int, cases: Cases, seeds: int, rounds: int) -> li
             totals += np.stack([took, *others])
     ours, equal, best = totals.reshape(3, -1, seeds)
     over = ours / equal
-    found = over.mean(-1), np.mean(ours / best, axis=-1), over.std(-1, ddof=1)
+    found = over.mean(-1), np.mean(ours / best, axis=-1), over.std(-1, ddof=min(seeds - 1, 1))
     return [(*three, workers, *case) for *three, case in zip(*found, combined, strict=True)]
 
 

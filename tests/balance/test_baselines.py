@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 
 from paceline import Cluster, Round, policies
+from paceline.balance.abs import Abs
+from paceline.balance.factoring import Factoring
+from paceline.balance.lbbsp import Lbbsp
 from paceline.costs import Linear
+from paceline.errors import PacelineError
+from paceline.forecast.ema import Ema
+from paceline.forecast.learned import Narx, Recurrent
 
 from .streams import constant, drifting, play
 
@@ -111,3 +117,20 @@ def test_the_oracle_asks_for_what_it_needs():
         state, Round(plan.shares, np.array([1, np.nan]), 4, upcoming=Linear(np.ones(2), np.zeros(2)))
     )[0]
     np.testing.assert_array_equal(absent.shares, [1, 0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "option"),
+    [
+        (Abs, "reading"),
+        (Lbbsp, "reading"),
+        (Factoring, "scheme"),
+        (Ema, "of"),
+        (Narx, "inputs"),
+        (Recurrent, "cell"),
+    ],
+)
+def test_a_choice_that_does_not_exist_is_refused_also_without_a_name_in_text(kind, option):
+    made_for = (Cluster(3, BATCH),) if kind in (Abs, Lbbsp, Factoring) else ()
+    with pytest.raises(PacelineError, match=f"{option}=7: expected"):
+        kind(*made_for, **{option: 7})

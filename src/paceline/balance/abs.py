@@ -41,6 +41,8 @@ class Abs(Policy[AbsState]):
     def __post_init__(self) -> None:
         if self.window < 1:
             raise PacelineError(f"policy 'abs': window={self.window}: expected at least 1 round")
+        if self.reading not in ("inverse", "share"):
+            raise PacelineError(f"policy 'abs': reading={self.reading}: expected inverse or share")
 
     def init(self) -> tuple[Plan, AbsState]:
         shares = even(self.cluster)

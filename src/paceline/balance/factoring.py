@@ -93,6 +93,8 @@ class Factoring(Forecasting, Policy[FactoringState]):
             raise PacelineError(f"piece={self.piece}: expected at least 1 sample")
         if not self.overhead > 0:
             raise PacelineError(f"overhead={self.overhead:g}: expected more than 0 seconds")
+        if self.scheme not in ("adaptive", "factoring", "guided", "self"):
+            raise PacelineError(f"scheme={self.scheme}: expected adaptive, factoring, guided or self")
         Level(self.cluster, self.forecast)  # an unknown forecast is said now
 
     def init(self) -> tuple[Plan, FactoringState]:
@@ -118,14 +120,12 @@ class Factoring(Forecasting, Policy[FactoringState]):
     def _lost(self, state: FactoringState, round: Round) -> tuple[Array, Array, Array, Array, Array]:
         """``losses``, ``weight``, ``ends``, ``flat`` and ``seen`` of the state after a round."""
         pace = line_through(round.loads, round.seconds, round.overhead, np.nan)
-        known = np.isfinite(pace) & (
-            state.speeds > 0
-        )  # measured, and planned for by what was measured before
+        # Measured, and planned for by what was measured before.
+        known = np.isfinite(pace) & (state.speeds > 0)
         pieces, own = round.pieces, pace * (1.0 - state.flat)
         told = None if pieces is None else pieces.pace
-        if (
-            told is not None
-        ):  # a worker that was slower behind its first piece was held up: its seconds are no flat ones
+        if told is not None:
+            # A worker that was slower behind its first piece was held up there: none of its seconds are flat.
             own = np.where(np.isnan(told), own, np.minimum(told, pace))
         replay = Hindsight.of(np.where(known, round.loads, 0.0), state.planned, own, pace)
         measured = replay.ideal > 0
@@ -138,9 +138,7 @@ class Factoring(Forecasting, Policy[FactoringState]):
             missed = np.where(counts, np.maximum(late, 0.0) / np.where(measured, replay.ideal, 1.0), 0.0)
             found = replay.flat_part
         losses, weight = learn_losses(state.losses, state.weight, replay.losses(), measured, missed)
-        seen = MEMORY * state.seen + np.where(
-            counts, 1.0, 0.0
-        )  # else what is known of rounds in pieces fades
+        seen = MEMORY * state.seen + counts  # what is known of rounds in pieces fades in others
         gain = np.where(counts, 1.0 / np.maximum(seen, 1.0), 0.0)
         ends, flat = (old + gain * (new - old) for old, new in ((state.ends, missed), (state.flat, found)))
         return losses, weight, ends, flat, seen

@@ -45,6 +45,8 @@ class Lbbsp(Policy[LbbspState]):
             )
         if self.rounds < 1:
             raise PacelineError(f"policy 'lbbsp': rounds={self.rounds}: expected at least 1")
+        if self.reading not in ("loose", "strict"):
+            raise PacelineError(f"policy 'lbbsp': reading={self.reading}: expected loose or strict")
 
     def init(self) -> tuple[Plan, LbbspState]:
         shares = even(self.cluster)

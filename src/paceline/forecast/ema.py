@@ -44,6 +44,8 @@ class Ema(Forecast[Array]):
 
     def __post_init__(self) -> None:
         check_gain("ema", self.gain)
+        if self.of not in ("speed", "seconds"):
+            raise PacelineError(f"forecast 'ema': of={self.of}: expected speed or seconds")
 
     def init(self, shape: tuple[int, ...]) -> Array:
         return np.full(shape, np.nan)

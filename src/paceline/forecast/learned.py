@@ -211,6 +211,8 @@ class Narx(Learned):
 
     def __post_init__(self) -> None:
         Learned.__post_init__(self)
+        if self.inputs not in (6, 8):
+            raise PacelineError(f"forecast 'narx': inputs={self.inputs}: expected 6 or 8")
         if self.hidden < 0:
             raise PacelineError(
                 f"forecast 'narx': hidden={self.hidden}: expected 0 (the paper's size) or more"
@@ -244,6 +246,8 @@ class Recurrent(Learned):
 
     def __post_init__(self) -> None:
         Learned.__post_init__(self)
+        if self.cell not in ("simple", "lstm"):
+            raise PacelineError(f"forecast 'recurrent': cell={self.cell}: expected simple or lstm")
         if self.look < 1 or self.hidden < 1:
             raise PacelineError(
                 f"forecast 'recurrent': look={self.look}, hidden={self.hidden}: expected at least 1 of each"
