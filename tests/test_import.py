@@ -61,6 +61,11 @@ def test_importing_brings_nothing_but_numpy() -> None:
     assert set(python(code).stdout.split()) <= {"paceline", "numpy"}
 
 
+def test_the_doctor_starts_the_training_without_having_loaded_pytorch() -> None:
+    done = python("import sys, paceline.cli.doctor; print('torch' in sys.modules)")
+    assert done.stdout.split() == ["False"], done.stderr
+
+
 def test_the_wheel_is_typed_and_has_the_version_that_the_package_says(tmp_path: Path) -> None:
     hatchling = pytest.importorskip("hatchling.build")
     here = Path.cwd()
