@@ -6,8 +6,9 @@ import pytest
 from paceline import PacelineError
 from paceline.coded import plan, random_problem
 from paceline.papers.coded import successive
+from support.later import skip_without
 
-pytest.importorskip("cvxpy")
+skip_without("cvxpy")
 
 
 @pytest.mark.parametrize("seed", range(2))

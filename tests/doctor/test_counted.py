@@ -29,7 +29,6 @@ def images(*sizes: int) -> list[torch.Tensor]:
         ({"input_ids": torch.zeros(8, 12), "attention_mask": torch.zeros(8, 12)}, 8),
         ((torch.zeros(8, 4), {"pairs": (torch.zeros(8, 4), torch.zeros(8, 4))}), 8),
         (torch.nn.utils.rnn.pack_sequence([torch.zeros(5), torch.zeros(3), torch.zeros(1)]), 3),
-        (torch.nested.nested_tensor([torch.zeros(5), torch.zeros(3)], layout=torch.jagged), 2),
         (SimpleNamespace(num_graphs=6, x=torch.zeros(40, 4)), 6),
         (SimpleNamespace(batch_size=torch.Size([7, 2])), 7),
         ((torch.zeros(40, 4), torch.zeros(2, 90)), None),  # nodes and edges
@@ -43,6 +42,12 @@ def test_what_a_forward_pass_is_given(given: Any, samples: int | None) -> None:
     found, certain, *_ = counted(((given,), {}))
     assert certain is (samples is not None)
     assert samples is None or found == samples
+
+
+def test_a_jagged_tensor_has_a_sample_for_each_part() -> None:
+    jagged = torch.nested.nested_tensor([torch.zeros(5), torch.zeros(3)], layout=torch.jagged)
+    found, certain, *_ = counted(((jagged,), {}))
+    assert (found, certain) == (2, True)
 
 
 @pytest.mark.processes

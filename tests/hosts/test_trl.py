@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from support import hosts
-from support.later import later
+from support.later import later, skip_without
 from support.ranks import run_ranks
 
-pytest.importorskip("trl")
-pytest.importorskip("sentence_transformers")
+skip_without("trl")
+skip_without("sentence_transformers")
 jobs = later("support.trl_jobs", needs="transformers")
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("hosts")]

@@ -21,6 +21,11 @@ class _Later(ModuleType):
 
 def later(module: str, needs: str) -> Any:
     """The module; the tests of the calling one are skipped where ``needs`` is not installed."""
-    if find_spec(needs) is None:
-        pytest.skip(f"needs {needs}", allow_module_level=True)
+    skip_without(needs)
     return _Later(module)
+
+
+def skip_without(package: str) -> None:
+    """As ``pytest.importorskip`` for the tests of the calling module, but nothing is imported."""
+    if find_spec(package) is None:
+        pytest.skip(f"needs {package}", allow_module_level=True)
