@@ -7,7 +7,10 @@ import os
 import signal
 import sys
 
+import pytest
 from hypothesis import settings
+
+from support import ray_forks
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -32,3 +35,10 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 
 settings.register_profile("paceline", deadline=None)
 settings.load_profile("paceline")
+
+
+@pytest.fixture(scope="session")
+def forks_of_ray():
+    """The one process that the workers of each Ray are forked from where ``ray_forks.use`` was called."""
+    with ray_forks.server():
+        yield ray_forks

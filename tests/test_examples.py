@@ -5,13 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from support.launched import run_script
 from support.ranks import HOSTS
 
-EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+TESTS = Path(__file__).resolve().parent
+EXAMPLES = TESTS.parent / "examples"
 
 
 @pytest.mark.processes
@@ -93,13 +95,19 @@ def test_offloading() -> None:
     assert 1.0 < ratios["level"] < ratios["dolbie"] < ratios["equal"]
 
 
+def with_forked_workers(name: str) -> subprocess.CompletedProcess[str]:
+    program = "import runpy; from support import ray_forks; ray_forks.use()"
+    program += f"; runpy.run_path({str(EXAMPLES / name)!r}, run_name='__main__')"
+    return subprocess.run(
+        [sys.executable, "-c", program], cwd=TESTS, capture_output=True, text=True, timeout=600
+    )
+
+
 @pytest.mark.ray
 @pytest.mark.xdist_group("ray-products")
-def test_ray_server() -> None:
+def test_ray_server(forks_of_ray: Any) -> None:
     pytest.importorskip("ray")
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / "ray_server.py")], capture_output=True, text=True, timeout=120
-    )
+    done = with_forked_workers("ray_server.py")
     assert done.returncode == 0, done.stderr
     first, last = (float(part) for part in done.stdout.split("loss ")[1].split(" -> "))
     assert last < first / 3
@@ -107,11 +115,10 @@ def test_ray_server() -> None:
 
 @pytest.mark.ray
 @pytest.mark.xdist_group("ray-products")
-def test_ray_train() -> None:
+def test_ray_train(forks_of_ray: Any) -> None:
     pytest.importorskip("ray")
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / "ray_train.py")], capture_output=True, text=True, timeout=600
-    )
+    forks_of_ray.load(*forks_of_ray.BESIDE_RAY_TRAIN)
+    done = with_forked_workers("ray_train.py")
     assert done.returncode == 0, done.stderr
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("loss"))
     samples = [int(each) for each in line.split("[")[1].split("]")[0].split(", ")]

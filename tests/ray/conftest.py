@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from support import ray_forks
+
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 # Ray's workers import the programs by the names that the tests know them by.
@@ -14,8 +16,9 @@ os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), str(HERE.parent), os.envi
 
 
 @pytest.fixture(scope="session")
-def cluster():
+def cluster(forks_of_ray):
     ray = pytest.importorskip("ray")
+    ray_forks.use()
     ray.init(
         address="local",  # not another that stands on this machine
         num_cpus=8,

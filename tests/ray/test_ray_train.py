@@ -46,6 +46,11 @@ def fit(ranks: int, folder: Path, fails: int | None = None) -> list[dict[str, An
     ]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def loaded(forks_of_ray: Any) -> None:
+    forks_of_ray.load(*forks_of_ray.BESIDE_RAY_TRAIN)
+
+
 @pytest.fixture(scope="module")
 def found(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return fit(3, tmp_path_factory.mktemp("ray"))
