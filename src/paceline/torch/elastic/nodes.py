@@ -220,6 +220,8 @@ class NodeAgent:
                         what = ends if self._workers else "this machine joins"
                         self._tell(f"{lost}; {what} when it answers")
                     self._end()
+                if self._leaving:
+                    return 0  # all workers here have ended
                 if time.monotonic() - away > self._patience:
                     raise WorkerError(
                         f"the machine at {self._there}, which keeps the run together, has not answered for "
@@ -285,7 +287,8 @@ class NodeAgent:
         """Kill the workers here, and let go of the connection."""
         for worker in self._workers.values():
             worker.kill()
-        self._workers = {}
+        # Another run at the same place counts its workers from 0 once more.
+        self._workers, self._orders = {}, {}
         self._calls.close(0.0)  # a call that hangs keeps its thread
         self._calls, self._store = Calls("store"), None
 
