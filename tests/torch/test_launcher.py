@@ -231,6 +231,16 @@ def test_a_wrong_call_is_told(arguments: list[str], words: str, capsys: pytest.C
     assert said.count("\n") == 1
 
 
+def test_workers_are_told_how_many_share_their_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its memory is divided among them; torchrun has told the launcher how many launchers there are."""
+    told = dict[str, str]()
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    monkeypatch.setattr(launcher, "Process", lambda command, env: told.update(env))
+    monkeypatch.setattr(launcher, "_run", lambda asked, token, start: start(Where("", 0, 0, 0, 4)) or 0)
+    assert launcher.main(["--workers", "4", __file__]) == 0
+    assert told["LOCAL_WORLD_SIZE"] == "4"
+
+
 def test_a_first_machine_that_is_not_there_is_told_in_sentences() -> None:
     command = [sys.executable, "-m", "paceline.torch.launcher", "--join", "127.0.0.1:1", "--patience", "0"]
     done = subprocess.run([*command, __file__], capture_output=True, text=True, timeout=60)
