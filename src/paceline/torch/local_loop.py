@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import PacelineError
 from paceline.torch.gradients.reducers import Reducer
-from paceline.torch.gradients.steps import learning_rate
+from paceline.torch.gradients.steps import forget_unscaled, learning_rate
 from paceline.torch.gradients.weighing import Weighing
 from paceline.torch.local_merge import Merges
 from paceline.torch.loop import Loop
