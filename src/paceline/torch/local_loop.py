@@ -49,6 +49,7 @@ class LocalPasses(Passes):
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self.gradients = LocalWeighing(*given[:3])  # parameters, device, reducer
+        self._means.left = 0  # each step's loss is its own
         self.stepped = False  # in the running micro-step
 
     def begin(self, piece: Piece, batch: Any) -> None:
@@ -227,6 +228,7 @@ class LocalLoop(Loop):
             else:
                 for one in optimizers:
                     one.zero_grad()
+                forget_unscaled(scaler)
         finally:
             self.local.stepping = False
         self._gradients.used()

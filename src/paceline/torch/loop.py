@@ -17,7 +17,7 @@ import torch
 from paceline.errors import PacelineError, WorkerError
 from paceline.torch import peers, waits
 from paceline.torch.gradients.reducers import Reducer
-from paceline.torch.gradients.steps import Steps, learning_rate
+from paceline.torch.gradients.steps import Steps, forget_unscaled, learning_rate
 from paceline.torch.host import Host
 from paceline.torch.liveness.monitor import Alone
 from paceline.torch.measuring.open_rounds import Listeners, OnNan, OpenRounds
@@ -287,6 +287,7 @@ class Loop:
                     return False
             if self._reducer.late:
                 steps.taken.extend(optimizers)
+                forget_unscaled(scaler)
                 self.stepped(0.0)  # it was handed over
                 return True
             self._gradients.check_there(piece, optimizers)
