@@ -277,6 +277,8 @@ class Loop:
         passes, steps = self.passes, self._steps
         micro_step = passes.micro_step
         steps.check_ours(optimizers)
+        if self.changes:
+            self._reducer.check_handed_over([*optimizers, *([] if scaler is None else [scaler])])
         if steps.taken:
             steps.check_once(optimizers)
         if micro_step is not None:

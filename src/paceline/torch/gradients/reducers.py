@@ -48,6 +48,9 @@ class Reducer:
             "pace.register() was called on a Pace without elastic=True; expected it there alone"
         )
 
+    def check_handed_over(self, things: Sequence[Any]) -> None:
+        """Raises PacelineError for an optimizer or a scaler that a rank that joins would not be given."""
+
     def leave(self) -> None:
         """See ``Pace.leave``. Raises PacelineError if ranks cannot be lost or join."""
         raise PacelineError("pace.leave() was called on a Pace without elastic=True; expected it there alone")
