@@ -147,6 +147,8 @@ def test_the_loss_is_the_mean_over_the_whole_batch() -> None:
         ("seed", "rank 1 was given seed=1 and rank 0 seed=0"),
         ("no backward", "without pace.backward(loss)"),
         ("other plan", "rank 1 decided another plan"),
+        ("the module itself", "expected one of its own forward pass, outside of no_sync(): ddp(x)"),
+        ("no_sync around the forward pass", "a loss that DistributedDataParallel knows nothing of"),
     ],
 )
 def test_misuse_is_answered_in_a_sentence(kind: str, words: str) -> None:

@@ -18,6 +18,7 @@ from paceline.errors import PacelineError
 from paceline.torch import peers
 from paceline.torch.plan import Piece, Source
 
+LOOKS = 16  # rounds in which the forward pass is looked at
 Waits = Literal["never", "behind", "within"]
 """Where a backward pass waits for other ranks: behind the callbacks that were queued while it ran, or within."""
 
@@ -152,6 +153,16 @@ class Sums:
         """Let go of the model."""
 
 
+class _Prepared:
+    """A forward hook that notes whether the coming backward pass sums the gradients. It may be copied and pickled
+    with the model."""
+
+    now = False
+
+    def __call__(self, ddp: DistributedDataParallel, *_: Any) -> None:
+        self.now = self.now or (ddp.require_backward_grad_sync and torch.is_grad_enabled())
+
+
 class Replicated(Reducer):
     """DistributedDataParallel."""
 
@@ -160,6 +171,8 @@ class Replicated(Reducer):
     def __init__(self, ddp: DistributedDataParallel) -> None:
         self._ddp = ddp
         self._hooks = getattr(ddp, "_comm_hooks", ())  # of the user's; without a public name
+        self._prepared, self._looks = _Prepared(), LOOKS
+        self._handle = ddp.register_forward_hook(self._prepared)
 
     @property
     def waits(self) -> Waits:  # type: ignore[override]
@@ -174,6 +187,16 @@ class Replicated(Reducer):
                 "the model's no_sync() or require_backward_grad_sync was used within pace's loop; expected neither: "
                 "Paceline itself reduces the gradients in each round's last backward pass"
             )
+        if last and self._looks:
+            if not self._prepared.now:
+                raise PacelineError(
+                    "pace.backward() was given a loss that DistributedDataParallel knows nothing of, so that it "
+                    "would sum no gradients; expected one of its own forward pass, outside of no_sync(): ddp(x), and "
+                    "not model(x) or ddp.module(x)"
+                )
+            self._prepared.now, self._looks = False, self._looks - 1
+            if not self._looks:
+                self._handle.remove()  # it costs time, and such a mistake is made from the beginning
 
     def runs_again(self, prepared: Callable[[], None]) -> None:
         def told(*_: Any) -> None:  # behind the sending of buffers, and before the module's own forward pass
@@ -194,6 +217,10 @@ class Replicated(Reducer):
                 f"{name} already; use weigh='loss', which needs none"
             )
         self._ddp.register_comm_hook(state, hook)
+
+    def close(self, failed: bool) -> None:
+        super().close(failed)
+        self._handle.remove()
 
     def release(self) -> None:
         # otherwise gloo's thread may free its last work while Python ends, and abort
