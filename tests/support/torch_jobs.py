@@ -314,7 +314,12 @@ def misuse(rank: int, ranks: int, kind: str) -> str:
                     continue
                 with ddp.no_sync() if kind == "no_sync around the forward pass" else nullcontext():
                     out = model(x) if kind == "the module itself" else ddp(x)
+                if kind == "another backward pass":
+                    loss_of(out, y).backward(retain_graph=True)
                 pace.backward(loss_of(out, y))
+                if kind == "a step left out" and (rank, pace.rounds) == (1, 2):
+                    ddp.zero_grad()
+                    continue
                 pace.step(optimizer_of(ddp))
     except PacelineError as error:
         return str(error)

@@ -318,6 +318,8 @@ class Loop:
         piece, self._meter.running.ended = micro_step.piece, time.perf_counter()
         if seconds is not None:
             self._carry, self._steps.ever = seconds, True
+        elif not self.changes:  # a rank that joins does not know of those before
+            self._meter.left_out += 1
         self._gradients.used()
         progress = self.progress
         progress.rounds += 1

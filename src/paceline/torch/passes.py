@@ -283,7 +283,7 @@ class Passes:
             micro_step.refuse_rows()
         if reduction == "mean":
             part = many
-            if count is None and loss is not None and self._means.left and 0 < many < piece.batch:
+            if self._means.left and count is None and loss is not None and 0 < many < piece.batch:
                 self._means.look(loss, piece)
         elif reduction == "sum":
             part = float(many > 0)

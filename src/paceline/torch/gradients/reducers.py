@@ -154,13 +154,18 @@ class Sums:
 
 
 class _Prepared:
-    """A forward hook that notes whether the coming backward pass sums the gradients. It may be copied and pickled
-    with the model."""
+    """Whether the coming backward pass sums the gradients: a forward pass has been, and no backward pass since. Its
+    hooks may be copied and pickled with the model."""
 
     now = False
 
-    def __call__(self, ddp: DistributedDataParallel, *_: Any) -> None:
+    def through(self, ddp: DistributedDataParallel, *_: Any) -> None:
+        """Behind a forward pass."""
         self.now = self.now or (ddp.require_backward_grad_sync and torch.is_grad_enabled())
+
+    def used(self, _: torch.Tensor) -> None:
+        """Behind a parameter's gradient."""
+        self.now = False
 
 
 class Replicated(Reducer):
@@ -172,7 +177,9 @@ class Replicated(Reducer):
         self._ddp = ddp
         self._hooks = getattr(ddp, "_comm_hooks", ())  # of the user's; without a public name
         self._prepared, self._looks = _Prepared(), LOOKS
-        self._handle = ddp.register_forward_hook(self._prepared)
+        trained = [p for p in ddp.parameters() if p.requires_grad]
+        self._handles = [ddp.register_forward_hook(self._prepared.through)]
+        self._handles += [p.register_post_accumulate_grad_hook(self._prepared.used) for p in trained]
 
     @property
     def waits(self) -> Waits:  # type: ignore[override]
@@ -190,13 +197,13 @@ class Replicated(Reducer):
         if last and self._looks:
             if not self._prepared.now:
                 raise PacelineError(
-                    "pace.backward() was given a loss that DistributedDataParallel knows nothing of, so that it "
-                    "would sum no gradients; expected one of its own forward pass, outside of no_sync(): ddp(x), and "
-                    "not model(x) or ddp.module(x)"
+                    "pace.backward() was given a loss whose gradients DistributedDataParallel would sum over no "
+                    "other rank; expected one of its own forward pass, outside of no_sync() and without another "
+                    "backward pass in between: ddp(x), and not model(x) or ddp.module(x)"
                 )
-            self._prepared.now, self._looks = False, self._looks - 1
+            self._looks -= 1
             if not self._looks:
-                self._handle.remove()  # it costs time, and such a mistake is made from the beginning
+                self._forget()  # they cost time, and such a mistake is made from the beginning
 
     def runs_again(self, prepared: Callable[[], None]) -> None:
         def told(*_: Any) -> None:  # behind the sending of buffers, and before the module's own forward pass
@@ -220,7 +227,11 @@ class Replicated(Reducer):
 
     def close(self, failed: bool) -> None:
         super().close(failed)
-        self._handle.remove()
+        self._forget()
+
+    def _forget(self) -> None:
+        for handle in self._handles:
+            handle.remove()
 
     def release(self) -> None:
         # otherwise gloo's thread may free its last work while Python ends, and abort
