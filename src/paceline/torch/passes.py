@@ -89,7 +89,7 @@ class MeanCheck:
     def look(self, loss: torch.Tensor, piece: Piece) -> None:
         """The loss of a piece, which counts as a mean over its samples."""
         self.left -= 1
-        nodes = [loss.grad_fn]
+        nodes: list[Any] = [loss.grad_fn]
         for node in nodes:
             kind = "" if node is None else node.name()
             if kind.startswith(_PASSED):
