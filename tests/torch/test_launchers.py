@@ -171,8 +171,8 @@ def test_a_machine_disappears_and_comes_back_and_the_one_with_the_store_is_lost(
 
 def test_what_a_node_agent_is_told_and_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers wait for a machine with room; each end is told; a machine leaves after its workers, and a silent one is
-    gone on without."""
-    store, said = _store(0), list[str]()
+    gone on without, but not before the run has begun."""
+    store, said, begun = _store(0), list[str](), False
     door = Door("127.0.0.1", 0, "", store.port, said.append)
     known, workers = Known(store, 0.5, Seal(door.secret)), list[Stands]()
 
@@ -184,7 +184,7 @@ def test_what_a_node_agent_is_told_and_tells(monkeypatch: pytest.MonkeyPatch) ->
         end = time.monotonic() + 60
         while not true():
             assert time.monotonic() < end, said
-            said.extend(known.look())
+            said.extend(known.look(begun))
             time.sleep(0.005)
 
     def joined() -> tuple[NodeAgent, threading.Thread, list[int]]:
@@ -211,6 +211,10 @@ def test_what_a_node_agent_is_told_and_tells(monkeypatch: pytest.MonkeyPatch) ->
     station, thread, status = joined()
     until(lambda: len(workers) == 4)
     monkeypatch.setattr("paceline.torch.elastic.nodes.LOOK", 3.0)  # it stands still
+    stood = time.monotonic()
+    until(lambda: time.monotonic() - stood > 1.5)
+    assert last.poll() is None
+    begun = True
     until(lambda: last.poll() == GONE)
     assert "machine 3 gave no sign of life for 0.5 s" in said
     monkeypatch.setattr("paceline.torch.elastic.nodes.LOOK", 0.01)
