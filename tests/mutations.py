@@ -41,6 +41,7 @@ LEFT = "torch/test_loops.py::test_a_loop_that_was_left_between_rounds_goes_on_wi
 EXACT = "torch/test_exact.py::test_parameters_equal_those_of_one_process"
 COUNTS = "torch/test_counts.py::test_means_over_tokens_are_those_of_one_process"
 REFUSED = "torch/test_refused_steps.py::test_a_step_that_is_not_due_is_refused"
+MISUSE = "torch/test_measuring.py::test_misuse_is_answered_in_a_sentence"
 STRANGERS = "torch/test_strangers.py::"
 
 MUTATIONS = (
@@ -102,6 +103,24 @@ MUTATIONS = (
             "torch/test_silent_mistakes.py::"
             "test_learning_rates_that_go_by_a_ranks_own_samples_are_told_on_all_ranks",
         ),
+    ),
+    Mutation(
+        "steps: one rank alone may leave one out",
+        "self._meter.left_out += 1",
+        "pass",
+        (MISUSE,),
+    ),
+    Mutation(
+        "steps: gradients that DDP sums over no other rank are stepped with",
+        "if not self._prepared.now:",
+        "if False:",
+        (MISUSE,),
+    ),
+    Mutation(
+        "steps: a rank that joins may have another optimizer state",
+        "if not any(thing is one for one in self._given.registered):",
+        "if False:",
+        ("torch/test_launcher.py::test_a_script_goes_on_without_its_workers",),
     ),
     Mutation(
         "steps: gradients of the round before are counted again",

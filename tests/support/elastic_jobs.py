@@ -235,6 +235,7 @@ def _train(where: Where, out: Path, rounds: int, options: dict[str, Any], say: C
     norm, by_cost = bool(options.get("norm")), "costs" in options
     model = network(where.ident, norm)  # all begin with what worker 0 has
     optimizer, scheduler = optimizers(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0) if options.get("scaled") else None
     pace = Pace(
         model,
         BATCH,
@@ -280,15 +281,17 @@ def _train(where: Where, out: Path, rounds: int, options: dict[str, Any], say: C
 
             Prefetch.expect = expected  # type: ignore[method-assign]
         loader = pace.loader(Rows(samples), seed=3, **costs)
-        pace.register(optimizer, scheduler)
+        pace.register(optimizer, scheduler, *([] if scaler is None else [scaler]))
         say(kind="joined", at=time.time(), rounds=pace.rounds, statistics=statistics(model))
         last = rounds
         while pace.rounds < last:
             try:
                 for batch in loader:
-                    pace.round(batch, loss_of)
+                    pace.round(batch, loss_of, scaler=scaler)
+                    if scaler is not None:
+                        scaler.unscale_(optimizer)
                     orders.at("step")
-                    if pace.step(optimizer):
+                    if pace.step(optimizer, scaler):
                         scheduler.step()
                         if last > 10**6 and (out / "last").exists():
                             last = int((out / "last").read_text())

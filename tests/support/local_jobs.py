@@ -116,6 +116,8 @@ def one(
             if reduction == "sum":
                 loss = loss * len(x)
             pace.backward(loss, reduction, scaler, count=None if tokens is None else tokens.sum())
+            if scaler is not None:
+                scaler.unscale_(optimizer)
             if clip:
                 nn.utils.clip_grad_norm_(model.parameters(), clip)
             step, counts = pace.rounds, pace.counts

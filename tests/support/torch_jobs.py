@@ -9,6 +9,7 @@ import random
 import signal
 import subprocess
 import time
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -311,7 +312,14 @@ def misuse(rank: int, ranks: int, kind: str) -> str:
             for x, y, _ in pace.loader(Samples(83), seed=rank if kind == "seed" else 5):
                 if kind == "no backward":
                     continue
-                pace.backward(loss_of(ddp(x), y))
+                with ddp.no_sync() if kind == "no_sync around the forward pass" else nullcontext():
+                    out = model(x) if kind == "the module itself" else ddp(x)
+                if kind == "another backward pass":
+                    loss_of(out, y).backward(retain_graph=True)
+                pace.backward(loss_of(out, y))
+                if kind == "a step left out" and (rank, pace.rounds) == (1, 2):
+                    ddp.zero_grad()
+                    continue
                 pace.step(optimizer_of(ddp))
     except PacelineError as error:
         return str(error)

@@ -156,7 +156,7 @@ def test_sums_fail_and_a_round_is_left(tmp_path: Path) -> None:
         if 0 < newest < rounds - 5 and not (order := tmp_path / "order-2").exists():
             write(order, {"phase": "sums", "kind": "fail", "after": 2})
 
-    told = run(tmp_path, 3, rounds, plan, phases=True, oops=7, waits=True, seconds=100)
+    told = run(tmp_path, 3, rounds, plan, phases=True, oops=7, waits=True, scaled=True, seconds=100)
     check(told, rounds)
     assert (tmp_path / "oops").exists()
     assert [line["what"] for who, line in told.of("hit") if who == 0] == ["fail"]

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.xdist_group("elastic")
 SCRIPT = """
 import os, signal, sys, threading, time
 import torch
+from paceline.errors import PacelineError
 from paceline.torch import Pace
 from paceline.torch.elastic import member
 
@@ -41,6 +42,11 @@ with pace:
             if pace.rank == 2 and pace.rounds == 15:
                 raise ValueError("what is wrong in a script")
             pace.round(batch, lambda x, y: (model(x) - y).square().mean())
+            if pace.rounds == 0:
+                try:
+                    pace.step(torch.optim.SGD(model.parameters(), lr=0.1))
+                except PacelineError as error:
+                    print(error, file=sys.stderr, flush=True)
             pace.step(optimizer)
             if pace.rounds == 10 and pace.rank == 1:  # while it waits for the others at the end of the epoch
                 threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGKILL)).start()
@@ -69,7 +75,8 @@ def plain() -> list[float]:
 
 
 def test_a_script_goes_on_without_its_workers(tmp_path: Path) -> None:
-    """One is killed at the end of an epoch, where nobody waits for it, and one ends with an error."""
+    """One is killed at the end of an epoch, where nobody waits for it, and one ends with an error. An optimizer is
+    refused whose state nobody who joins would be given."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     command = [sys.executable, "-m", "paceline.torch.launcher", "--workers", "3", "--max-restarts", "0"]
@@ -77,6 +84,7 @@ def test_a_script_goes_on_without_its_workers(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "paceline: worker 1 was killed by SIGKILL" in done.stderr
     assert "ValueError: what is wrong in a script" in done.stderr
+    assert done.stderr.count("pace.step() was given a SGD that pace.register() was not") == 3
     assert "paceline: worker 2 ended with status 1" in done.stderr  # and not by a signal of its own
     end, rounds, held, *weights = done.stdout.split()
     assert (end, rounds) == ("end", "30")
@@ -229,6 +237,16 @@ def test_a_wrong_call_is_told(arguments: list[str], words: str, capsys: pytest.C
     assert words in said
     assert said.startswith("paceline: ")
     assert said.count("\n") == 1
+
+
+def test_workers_are_told_how_many_share_their_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its memory is divided among them; torchrun has told the launcher how many launchers there are."""
+    told = dict[str, str]()
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    monkeypatch.setattr(launcher, "Process", lambda command, env: told.update(env))
+    monkeypatch.setattr(launcher, "_run", lambda asked, token, start: start(Where("", 0, 0, 0, 4)) or 0)
+    assert launcher.main(["--workers", "4", __file__]) == 0
+    assert told["LOCAL_WORLD_SIZE"] == "4"
 
 
 def test_a_first_machine_that_is_not_there_is_told_in_sentences() -> None:

@@ -19,7 +19,7 @@ import psutil
 import pytest
 import torch
 
-from paceline.torch.elastic.gateway import Door
+from paceline.torch.elastic.gateway import Door, socket_at
 from paceline.torch.elastic.membership import Where
 from paceline.torch.elastic.messages import Seal
 from paceline.torch.elastic.nodes import GONE, NodeAgent
@@ -171,8 +171,8 @@ def test_a_machine_disappears_and_comes_back_and_the_one_with_the_store_is_lost(
 
 def test_what_a_node_agent_is_told_and_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers wait for a machine with room; each end is told; a machine leaves after its workers, and a silent one is
-    gone on without."""
-    store, said = _store(0), list[str]()
+    gone on without, but not before the run has begun."""
+    store, said, begun = _store(0), list[str](), False
     door = Door("127.0.0.1", 0, "", store.port, said.append)
     known, workers = Known(store, 0.5, Seal(door.secret)), list[Stands]()
 
@@ -184,7 +184,7 @@ def test_what_a_node_agent_is_told_and_tells(monkeypatch: pytest.MonkeyPatch) ->
         end = time.monotonic() + 60
         while not true():
             assert time.monotonic() < end, said
-            said.extend(known.look())
+            said.extend(known.look(begun))
             time.sleep(0.005)
 
     def joined() -> tuple[NodeAgent, threading.Thread, list[int]]:
@@ -211,6 +211,10 @@ def test_what_a_node_agent_is_told_and_tells(monkeypatch: pytest.MonkeyPatch) ->
     station, thread, status = joined()
     until(lambda: len(workers) == 4)
     monkeypatch.setattr("paceline.torch.elastic.nodes.LOOK", 3.0)  # it stands still
+    stood = time.monotonic()
+    until(lambda: time.monotonic() - stood > 1.5)
+    assert last.poll() is None
+    begun = True
     until(lambda: last.poll() == GONE)
     assert "machine 3 gave no sign of life for 0.5 s" in said
     monkeypatch.setattr("paceline.torch.elastic.nodes.LOOK", 0.01)
@@ -220,3 +224,38 @@ def test_what_a_node_agent_is_told_and_tells(monkeypatch: pytest.MonkeyPatch) ->
     thread.join(20)
     assert status == [3]
     door.close()
+
+
+def test_a_first_machine_that_comes_back_with_another_run_gets_its_workers() -> None:
+    """Their numbers are those of the run before; and who is told to leave while the first is away waits no longer."""
+    said, workers, status = list[str](), list[Stands](), list[int]()
+
+    def start(where: Where) -> Stands:
+        workers.append(Stands(where))
+        return workers[-1]
+
+    def until(true: Callable[[], bool]) -> None:
+        end = time.monotonic() + 60
+        while not true():
+            assert time.monotonic() < end, said
+            time.sleep(0.005)
+
+    def begins(port: int, many: int) -> Door:
+        store = _store(0)
+        door = Door("127.0.0.1", port, "", store.port, said.append)
+        known = Known(store, 5.0, Seal(door.secret))
+        known.start(Where("127.0.0.1", store.port, 0, 0, 1))
+        if many == 1:
+            thread.start()
+        until(lambda: known.look() is not None and len(workers) == many)
+        return door
+
+    port = socket_at("127.0.0.1", 0).getsockname()[1]
+    station = NodeAgent("127.0.0.1", port, 1, start, 0.5, 600.0, said.append)
+    thread = threading.Thread(target=lambda: status.append(station.run()), daemon=True)
+    for many in (1, 2):
+        begins(port, many).close()
+        until(lambda: workers[-1].told == ["kill"])
+    station.leave()
+    thread.join(30)
+    assert status == [0]

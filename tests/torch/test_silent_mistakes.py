@@ -76,6 +76,50 @@ def test_learning_rates_that_go_by_a_ranks_own_samples_are_told_on_all_ranks() -
     assert run_ranks(3, own_schedules, True) == [""] * 3
 
 
+def weighed(loss_of: Any, counts: Any, micro_batch: int | None) -> tuple[list[str], list[torch.Tensor]]:
+    """What is warned of, and the parameters, after an epoch in one process in passes of at most so many samples.
+
+    counts: what the loss is a mean over, if that is handed over."""
+    model, data = fresh(torch.float64), Samples(96)
+    optimizer = optimizer_of(model)
+
+    def one(x: torch.Tensor, y: torch.Tensor, _: torch.Tensor) -> Any:
+        loss = loss_of(model(x), y)
+        return loss if counts is None else (loss, counts(y))
+
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        with Pace(model, 24, "level", loop="round", micro_batch=micro_batch) as pace:
+            for batch in pace.loader(data, seed=5):
+                pace.round(batch, one)
+                pace.step(optimizer)
+    return [str(each.message) for each in heard], [p.detach() for p in model.parameters()]
+
+
+def test_a_mean_over_class_weights_or_targets_that_are_not_ignored_is_told_of_once() -> None:
+    """It counts as one over samples, unless what it is a mean over is handed over."""
+    weight = torch.tensor([0.2, 1.0, 3.0], dtype=torch.float64)
+    plain, ignoring = nn.CrossEntropyLoss(), nn.CrossEntropyLoss(ignore_index=1)
+    by_class, smooth = nn.CrossEntropyLoss(weight), nn.CrossEntropyLoss(weight, label_smoothing=0.1)
+    for loss_of, counts in [
+        (by_class, lambda y: weight[y].sum()),
+        (ignoring, lambda y: (y != 1).sum()),
+        (lambda out, y: 0.5 * smooth(out, y) / 2, lambda y: weight[y].sum()),
+    ]:
+        (told,), apart = weighed(loss_of, None, 5)
+        assert told.startswith("round 0: the loss is a mean over ")
+        assert " and counts as one over 5 samples" in told
+        silent, whole = weighed(loss_of, None, None)
+        assert silent == []
+        assert not all(map(torch.allclose, apart, whole))
+        silent, right = weighed(loss_of, counts, 5)
+        assert silent == []
+        assert all(
+            float((ours - theirs).abs().max()) < 1e-12 for ours, theirs in zip(right, whole, strict=True)
+        )
+    assert weighed(plain, None, 5)[0] == []
+
+
 def test_seconds_that_do_not_follow_loads_are_told_of_once() -> None:
     """Ranks that wait for each other unseen, and those whose seconds are equal since they are balanced."""
     rng, speeds = np.random.default_rng(0), np.array([1.0, 1.0, 4.0])

@@ -107,6 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         token = _token(asked, asked.join[0] if asked.join else asked.host or LOOPBACK)
         network = interface(address_towards(asked.join[0]) if asked.join else asked.host or LOOPBACK)
         beside = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": network} | dict(os.environ)
+        beside["LOCAL_WORLD_SIZE"] = str(asked.workers)  # where torchrun counts its launchers
         return _run(asked, token, lambda where: Process(command, env=beside | where.environment()))
     except WorkerError as error:
         last_words(str(error))

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import PacelineError
 from paceline.torch.gradients.reducers import Reducer
-from paceline.torch.gradients.steps import learning_rate
+from paceline.torch.gradients.steps import forget_unscaled, learning_rate
 from paceline.torch.gradients.weighing import Weighing
 from paceline.torch.local_merge import Merges
 from paceline.torch.loop import Loop
@@ -49,6 +49,7 @@ class LocalPasses(Passes):
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self.gradients = LocalWeighing(*given[:3])  # parameters, device, reducer
+        self._means.left = 0  # each step's loss is its own
         self.stepped = False  # in the running micro-step
 
     def begin(self, piece: Piece, batch: Any) -> None:
@@ -227,6 +228,7 @@ class LocalLoop(Loop):
             else:
                 for one in optimizers:
                     one.zero_grad()
+                forget_unscaled(scaler)
         finally:
             self.local.stepping = False
         self._gradients.used()

@@ -17,7 +17,7 @@ import torch
 from paceline.errors import PacelineError, WorkerError
 from paceline.torch import peers, waits
 from paceline.torch.gradients.reducers import Reducer
-from paceline.torch.gradients.steps import Steps, learning_rate
+from paceline.torch.gradients.steps import Steps, forget_unscaled, learning_rate
 from paceline.torch.host import Host
 from paceline.torch.liveness.monitor import Alone
 from paceline.torch.measuring.open_rounds import Listeners, OnNan, OpenRounds
@@ -277,6 +277,8 @@ class Loop:
         passes, steps = self.passes, self._steps
         micro_step = passes.micro_step
         steps.check_ours(optimizers)
+        if self.changes:
+            self._reducer.check_handed_over([*optimizers, *([] if scaler is None else [scaler])])
         if steps.taken:
             steps.check_once(optimizers)
         if micro_step is not None:
@@ -287,6 +289,7 @@ class Loop:
                     return False
             if self._reducer.late:
                 steps.taken.extend(optimizers)
+                forget_unscaled(scaler)
                 self.stepped(0.0)  # it was handed over
                 return True
             self._gradients.check_there(piece, optimizers)
@@ -315,6 +318,8 @@ class Loop:
         piece, self._meter.running.ended = micro_step.piece, time.perf_counter()
         if seconds is not None:
             self._carry, self._steps.ever = seconds, True
+        elif not self.changes:  # a rank that joins does not know of those before
+            self._meter.left_out += 1
         self._gradients.used()
         progress = self.progress
         progress.rounds += 1

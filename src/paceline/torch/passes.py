@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn
@@ -16,6 +17,9 @@ from paceline.torch.measuring.meter import Meter
 from paceline.torch.plan import Piece
 from paceline.torch.terms import Terms
 
+LOOKS = 16
+_MEAN = 1  # torch's number of that reduction
+_PASSED = "Add", "Clone", "Div", "Mul", "Sub", "ToCopy", "_DDPSink"  # nodes of a sum, or of a multiple
 NO_ROUND = "no round is running; expected this within `for ... in pace.loader(...)`"
 
 
@@ -72,6 +76,37 @@ class RowCheck:
         later = min(map(len, shapes)) > 1 and any(shape[1] % samples == 0 for shape in shapes)
         merged = found and samples % found == 0 and not self._whole
         return None if found >= samples or apart or later or merged else found
+
+
+class MeanCheck:
+    """Warns, once, of a loss that torch took as a mean over class weights, or over the targets that ``ignore_index``
+    leaves. It looks at a rank's first losses, and sees those of ``nll_loss`` and ``cross_entropy``, also in sums and
+    multiples."""
+
+    def __init__(self) -> None:
+        self.left = LOOKS  # losses to look at
+
+    def look(self, loss: torch.Tensor, piece: Piece) -> None:
+        """The loss of a piece, which counts as a mean over its samples."""
+        self.left -= 1
+        nodes: list[Any] = [loss.grad_fn]
+        for node in nodes:
+            kind = "" if node is None else node.name()
+            if kind.startswith(_PASSED):
+                nodes += [behind for behind, _ in node.next_functions]
+            elif kind.startswith("NllLoss") and node._saved_reduction == _MEAN:
+                over, targets = float(node._saved_total_weight), node._saved_target.numel()
+                if abs(over - targets) > 1e-6 * targets:
+                    self.left = 0
+                    warnings.warn(
+                        f"round {piece.step}: the loss is a mean over {over:g}, the weights of its {targets} targets "
+                        f"or those that ignore_index leaves, and counts as one over {piece.samples} samples, so that "
+                        "the gradient is not that of the whole batch; hand over what it is a mean over: "
+                        "pace.backward(loss, count=weight[y].sum()), or count=(y != ignore_index).sum()",
+                        RuntimeWarning,
+                        stacklevel=5,  # where the loop calls pace.backward
+                    )
+                    return
 
 
 def _shapes(batch: Any) -> list[tuple[int, ...]] | None:
@@ -131,7 +166,7 @@ class Passes:
             varies=terms.drop is not None,
             counted=meter.counted_by_all,
         )
-        self._rows, self._hooks = RowCheck(), list[Any]()
+        self._rows, self._means, self._hooks = RowCheck(), MeanCheck(), list[Any]()
         self._last: Any = None  # a ``LastGradient``; else ``ended`` is early enough
         if reducer.waits != "never" or self._by_hook:
             self._last = LastGradient(parameters, self._gradients_ready)
@@ -248,6 +283,8 @@ class Passes:
             micro_step.refuse_rows()
         if reduction == "mean":
             part = many
+            if self._means.left and count is None and loss is not None and 0 < many < piece.batch:
+                self._means.look(loss, piece)
         elif reduction == "sum":
             part = float(many > 0)
         else:

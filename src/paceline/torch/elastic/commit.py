@@ -82,7 +82,7 @@ def _fill(rows: Rows, present: NDArray[np.bool_]) -> None:
     for name in ("seconds", "cpu", "memory", "fits", "link", "rate"):
         rows[name][absent] = np.nan
     rows["count"][absent] = np.nan if np.isnan(one["count"][0]) else 0.0
-    for name in ("first", "rounds", "digest", "epoch"):
+    for name in ("first", "rounds", "digest", "epoch", "left"):
         rows[name][absent] = one[name]
     if "pieces" in (rows.dtype.names or ()):
         cost = rows["pieces"]["cost"]

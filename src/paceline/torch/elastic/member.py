@@ -6,7 +6,7 @@ The gradients are summed beside DistributedDataParallel, not by it. A round ends
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -120,6 +120,14 @@ class Member(Reducer):
         self._joined = True
         self._link.join()
         self._enter()
+
+    def check_handed_over(self, things: Sequence[Any]) -> None:
+        for thing in things:
+            if not any(thing is one for one in self._given.registered):
+                raise PacelineError(
+                    f"pace.step() was given a {type(thing).__name__} that pace.register() was not, so that a rank "
+                    "that joins would begin with another state of it; expected each optimizer and scaler in both"
+                )
 
     def leave(self) -> None:
         self._link.leave()

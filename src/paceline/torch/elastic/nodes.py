@@ -22,9 +22,15 @@ COUNT = "machines"
 START, LEAVE, KILL = "start", "leave", "kill"  # orders for a worker
 FIRST = 2  # number of the machine that joins first: that of the store is machine 1
 GONE = -1000  # the status of a worker on a machine that gave no sign of life
+BEGIN_SECONDS = 30.0  # without a sign of life, at least, until all have begun: nobody waits for a sum by then
 BYE_SECONDS = 3.0  # that the other machines have to hear of the end, at most
 LOOK = 0.01  # seconds between two looks of a node agent
 FIRST_SECONDS = 5.0  # that a call may take by which a machine joins: the store may be busy with many
+
+
+def patience(dead: float, begun: bool) -> float:
+    """Seconds without a sign of life after which somebody counts as lost. begun: whether the run has."""
+    return dead if begun else max(dead, BEGIN_SECONDS)
 
 
 class WorkerProcess(Protocol):
@@ -55,6 +61,7 @@ class Orders(NamedTuple):
     workers: tuple[tuple[str, Where], ...] = ()
     over: int | None = None  # the run is, with this status
     lost: bool = False  # the others have gone on without this machine
+    begun: bool = False  # the run has
 
 
 # Keys of the store: what the machine of that number tells, and what is wanted of it.
@@ -100,7 +107,7 @@ class Machines:
     def __init__(self, store: Any, dead: float, seal: Seal) -> None:
         self._store, self._dead, self._seal, self._detector = store, dead, seal, FailureDetector(dead)
         self._machines: dict[int, Machine] = {}  # that live, by number
-        self._known = FIRST
+        self._known, self._begun = FIRST, False
         self._waiting: list[Remote] = []
 
     def start(self, where: Where) -> Remote:
@@ -114,9 +121,10 @@ class Machines:
         rooms = sum(machine.room - len(machine.workers) for machine in self._machines.values())
         return rooms - len(self._waiting)
 
-    def look(self) -> list[str]:
-        """See to all of them, and return at once. What is worth telling."""
-        found = []
+    def look(self, begun: bool = True) -> list[str]:
+        """See to all of them, and return at once. What is worth telling. begun: whether the run has."""
+        found, self._begun = [], begun
+        dead = patience(self._dead, begun)
         for number in range(self._known, FIRST + self._store.add(COUNT, 0)):
             if not self._store.check([DOING(number)]):
                 break  # it is about to tell
@@ -127,11 +135,11 @@ class Machines:
         now = time.monotonic()
         if self._detector.due(now):
             beats = {number: each.beat for number, each in heard.items()}
-            for number in self._detector.silent(now, beats):
+            for number in self._detector.silent(now, beats, dead):
                 self._order(number, Orders(lost=True))  # if it lives, it ends its workers
                 for remote in self._machines.pop(number).workers:
                     remote.over = GONE
-                found.append(f"machine {number} gave no sign of life for {self._dead:g} s")
+                found.append(f"machine {number} gave no sign of life for {dead:g} s")
         self._waiting = [remote for remote in self._waiting if remote.over is None]
         for number, machine in list(self._machines.items()):
             ended = dict(heard[number].ended)
@@ -157,7 +165,9 @@ class Machines:
             time.sleep(EVERY)
 
     def _tell(self, number: int, machine: Machine, over: int | None = None) -> None:
-        wanted = Orders(tuple((remote.order, remote.where) for remote in machine.workers), over)
+        wanted = Orders(
+            tuple((remote.order, remote.where) for remote in machine.workers), over, begun=self._begun
+        )
         if wanted != machine.told:
             machine.told = wanted
             self._order(number, wanted)
@@ -211,7 +221,7 @@ class NodeAgent:
                 try:
                     number = self._join()
                     self._tell(f"machine {number} of the run at {self._there}")
-                    told, self._seconds = False, self._dead
+                    told, self._seconds = False, patience(self._dead, False)
                     return self._serve(number)
                 except Lost as lost:
                     if self._workers or not told:
@@ -220,6 +230,8 @@ class NodeAgent:
                         what = ends if self._workers else "this machine joins"
                         self._tell(f"{lost}; {what} when it answers")
                     self._end()
+                if self._leaving:
+                    return 0  # all workers here have ended
                 if time.monotonic() - away > self._patience:
                     raise WorkerError(
                         f"the machine at {self._there}, which keeps the run together, has not answered for "
@@ -251,6 +263,7 @@ class NodeAgent:
         while True:
             raw = self._ask("get", ORDERS(number))
             wanted = Orders(*self._seal.opened(ORDERS(number), raw, "the launcher of the first machine"))
+            self._seconds = patience(self._dead, wanted.begun)
             if wanted.lost:
                 raise Lost("the others have gone on without this machine")
             for order, words in wanted.workers:
@@ -285,7 +298,8 @@ class NodeAgent:
         """Kill the workers here, and let go of the connection."""
         for worker in self._workers.values():
             worker.kill()
-        self._workers = {}
+        # Another run at the same place counts its workers from 0 once more.
+        self._workers, self._orders = {}, {}
         self._calls.close(0.0)  # a call that hangs keeps its thread
         self._calls, self._store = Calls("store"), None
 

@@ -33,7 +33,7 @@ class Handover:
         self, model: torch.nn.Module, run: Callable[[], dict[str, Any]], go_on: Callable[[Any], None]
     ) -> None:
         self._model, self._run, self._go_on = model, run, go_on
-        self._registered: list[Any] = []
+        self.registered: list[Any] = []
         self.record: torch.Tensor | None = None  # of this rank's last commit, for one that missed it
 
     def register(self, things: Sequence[Any]) -> None:
@@ -48,13 +48,13 @@ class Handover:
                 unpack(bytes(pack(thing.state_dict())), f"the state of a {type(thing).__name__}")
             except Unread as error:  # now, and not when a rank joins
                 raise PacelineError(f"pace.register(): {error}") from error
-        self._registered = list(things)
+        self.registered = list(things)
 
     def pack(self) -> torch.Tensor:
         """All of it, as bytes in a tensor."""
         parts = {
             "model": self._model.state_dict(),
-            "registered": [thing.state_dict() for thing in self._registered],
+            "registered": [thing.state_dict() for thing in self.registered],
             "run": self._run(),
             "record": self.record,
         }
@@ -64,12 +64,12 @@ class Handover:
         """Take over what ``pack`` gave; ``run``: also where the run stands. Returns the record of its rank."""
         parts = unpack(packed.numpy().tobytes(), "what another worker hands over")
         self._model.load_state_dict(parts["model"])
-        if len(parts["registered"]) != len(self._registered):
+        if len(parts["registered"]) != len(self.registered):
             raise PacelineError(
-                f"pace.register() was given {len(self._registered)} things here, and {len(parts['registered'])} on "
+                f"pace.register() was given {len(self.registered)} things here, and {len(parts['registered'])} on "
                 "the rank that hands over; expected the same on every rank"
             )
-        for thing, state in zip(self._registered, parts["registered"], strict=True):
+        for thing, state in zip(self.registered, parts["registered"], strict=True):
             thing.load_state_dict(state)
         if run:
             self._go_on(parts["run"])

@@ -15,11 +15,10 @@ from paceline import tokens
 from paceline.torch.elastic.gateway import LOOPBACK, Door, socket_at
 from paceline.torch.elastic.membership import BEAT, COMES, ENDING, HAS, MembershipEpoch, Where, Worker
 from paceline.torch.elastic.messages import Seal
-from paceline.torch.elastic.nodes import GONE, Machines, WorkerProcess
+from paceline.torch.elastic.nodes import GONE, Machines, WorkerProcess, patience
 from paceline.torch.liveness.detector import TIMES, FailureDetector, Starved
 
 DEAD_SECONDS = 1.0  # without a sign of life
-BEGIN_SECONDS = 30.0  # the same, at least, until all have begun: nobody waits for a sum by then
 ENDING_SECONDS = 30.0  # that a program may take to end, without a sign of life
 GRACE = 0.1  # seconds for the end of a worker to be seen, after sums have failed
 KEPT = 8  # membership epochs
@@ -129,7 +128,7 @@ class Supervisor:
             words = (
                 silent[ident]
                 if status is None
-                else f"was on a machine that gave no sign of life for {self._dead:g} s"
+                else f"was on a machine that gave no sign of life for {patience(self._dead, self.running):g} s"
                 if status == GONE
                 else "left"
                 if ident in left and order
@@ -165,7 +164,7 @@ class Supervisor:
             self._door.close()
 
     def _look_elsewhere(self) -> None:
-        news = self._machines.look()
+        news = self._machines.look(self.running)
         self.news += news
         taken = {self.placed[ident] for ident in self.workers}
         free = [place for place in range(self._here, self._places) if place not in taken]
@@ -184,7 +183,7 @@ class Supervisor:
 
     def _look_for_silent(self, now: float) -> tuple[dict[int, str], set[int]]:
         """Workers without a sign of life for too long, and words for that; and those that end their programs."""
-        dead = self._dead if self.running else max(self._dead, BEGIN_SECONDS)
+        dead = patience(self._dead, self.running)
         long = max(dead, TIMES * self._dead)
         idents = list(self.workers)
         raws = self.store.multi_get([BEAT(ident) for ident in idents]) if idents else []

@@ -18,6 +18,7 @@ from paceline.errors import PacelineError
 from paceline.torch import peers
 from paceline.torch.plan import Piece, Source
 
+LOOKS = 16  # rounds in which the forward pass is looked at
 Waits = Literal["never", "behind", "within"]
 """Where a backward pass waits for other ranks: behind the callbacks that were queued while it ran, or within."""
 
@@ -47,6 +48,9 @@ class Reducer:
         raise PacelineError(
             "pace.register() was called on a Pace without elastic=True; expected it there alone"
         )
+
+    def check_handed_over(self, things: Sequence[Any]) -> None:
+        """Raises PacelineError for an optimizer or a scaler that a rank that joins would not be given."""
 
     def leave(self) -> None:
         """See ``Pace.leave``. Raises PacelineError if ranks cannot be lost or join."""
@@ -149,6 +153,21 @@ class Sums:
         """Let go of the model."""
 
 
+class _Prepared:
+    """Whether the coming backward pass sums the gradients: a forward pass has been, and no backward pass since. Its
+    hooks may be copied and pickled with the model."""
+
+    now = False
+
+    def through(self, ddp: DistributedDataParallel, *_: Any) -> None:
+        """Behind a forward pass."""
+        self.now = self.now or (ddp.require_backward_grad_sync and torch.is_grad_enabled())
+
+    def used(self, _: torch.Tensor) -> None:
+        """Behind a parameter's gradient."""
+        self.now = False
+
+
 class Replicated(Reducer):
     """DistributedDataParallel."""
 
@@ -157,6 +176,10 @@ class Replicated(Reducer):
     def __init__(self, ddp: DistributedDataParallel) -> None:
         self._ddp = ddp
         self._hooks = getattr(ddp, "_comm_hooks", ())  # of the user's; without a public name
+        self._prepared, self._looks = _Prepared(), LOOKS
+        trained = [p for p in ddp.parameters() if p.requires_grad]
+        self._handles = [ddp.register_forward_hook(self._prepared.through)]
+        self._handles += [p.register_post_accumulate_grad_hook(self._prepared.used) for p in trained]
 
     @property
     def waits(self) -> Waits:  # type: ignore[override]
@@ -171,6 +194,16 @@ class Replicated(Reducer):
                 "the model's no_sync() or require_backward_grad_sync was used within pace's loop; expected neither: "
                 "Paceline itself reduces the gradients in each round's last backward pass"
             )
+        if last and self._looks:
+            if not self._prepared.now:
+                raise PacelineError(
+                    "pace.backward() was given a loss whose gradients DistributedDataParallel would sum over no "
+                    "other rank; expected one of its own forward pass, outside of no_sync() and without another "
+                    "backward pass in between: ddp(x), and not model(x) or ddp.module(x)"
+                )
+            self._looks -= 1
+            if not self._looks:
+                self._forget()  # they cost time, and such a mistake is made from the beginning
 
     def runs_again(self, prepared: Callable[[], None]) -> None:
         def told(*_: Any) -> None:  # behind the sending of buffers, and before the module's own forward pass
@@ -191,6 +224,14 @@ class Replicated(Reducer):
                 f"{name} already; use weigh='loss', which needs none"
             )
         self._ddp.register_comm_hook(state, hook)
+
+    def close(self, failed: bool) -> None:
+        super().close(failed)
+        self._forget()
+
+    def _forget(self) -> None:
+        for handle in self._handles:
+            handle.remove()
 
     def release(self) -> None:
         # otherwise gloo's thread may free its last work while Python ends, and abort

@@ -157,6 +157,13 @@ class Steps:
         return found
 
 
+def forget_unscaled(scaler: Any) -> None:
+    """No step follows in this micro-step for which a GradScaler, if there is one, may have unscaled gradients: so it
+    does the next time."""
+    if scaler is not None:
+        scaler.update(scaler.get_scale())  # given a number, it asks for no step
+
+
 def held(optimizer: torch.optim.Optimizer) -> Iterator[torch.nn.Parameter]:
     """The optimizer's parameters, in all its groups."""
     for group in getattr(optimizer, "param_groups", ()):

@@ -39,6 +39,7 @@ def fields(rounds: int) -> list[Any]:
         ("rounds", "f8"),  # in it; 0 if no reading is there yet
         ("digest", "f8"),  # of the plan in force
         ("epoch", "f8"),  # of the newest round; -1 if no reading is there yet
+        ("left", "f8"),  # rounds until now whose optimizer step was left out on purpose
         ("deciding", "f8"),  # processor seconds that the newest decision took
         ("overhead", "f8"),  # seconds of the optimizer step before each round, measured apart; their mean
         ("rate", "f8"),  # learning rate of its optimizer; NaN before the first step
@@ -70,7 +71,7 @@ def layout(pieces: bool, by_itself: bool = False) -> np.dtype[np.void]:
 
 UNTOLD = math.nan  # the loss of a round, before one was handed in
 MEASURED = attrgetter("reading", "carry", "loss", "count")
-SAME = ["rounds", "first", "digest", "epoch", "rate"]  # on all ranks
+SAME = ["rounds", "first", "digest", "epoch", "left", "rate"]  # on all ranks
 
 
 class OpenRound:
@@ -113,6 +114,7 @@ class Meter:
         # Called before a round is told of while the interval before it was not taken in yet.
         self.settle: Callable[[], None] = lambda: None
         self.rate: Callable[[], float] = lambda: math.nan  # of the optimizer
+        self.left_out = 0  # rounds whose optimizer step was left out on purpose
         self.memory: Callable[[], tuple[float, float]] | None = None  # gives ``fits`` and ``ran_out``
         self.due = 0  # the round with whose end the ranks tell; the same on all of them
         self.light = False  # the rounds until then have no pieces to tell of
@@ -325,7 +327,7 @@ class Meter:
         readings, carries, losses, counts = zip(*map(MEASURED, known), strict=True) if known else ((),) * 4
         blank = [unknown] * ((1 if self.by_itself else MOST_ROUNDS) - rounds)
         row = [
-            *(first, rounds, self.digest(), epoch, self.deciding),
+            *(first, rounds, self.digest(), epoch, self.left_out, self.deciding),
             *(sum(carries) / rounds if known else unknown, self.rate()),
             UNTOLD not in losses if known else unknown,
             *((unknown, 0.0) if self.memory is None else self.memory()),
@@ -349,6 +351,7 @@ def check_same(step: int, rows: Rows) -> None:
         ("first", "tells of other rounds than the other ranks"),
         ("rounds", "tells of another number of rounds than the other ranks"),
         ("epoch", "is in another epoch than the other ranks"),
+        ("left", "has left out another number of optimizer steps than the other ranks"),
     ):
         told = rows[name]
         if (told != told[0]).any():
