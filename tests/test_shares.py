@@ -193,7 +193,12 @@ def test_steps_taken_together_are_the_steps_one_by_one(seed, n, ties):
     cost = Linear(slope, rng.choice([0.0, 1.0, 8.0], n))
     batch = int(rng.integers(0, 5 * n))
     low, high = np.zeros(n), np.full(n, float(max(batch, 1)))
-    np.testing.assert_array_equal(whole_samples(cost, batch), one_by_one(cost, batch, low, high))
+    best = one_by_one(cost, batch, low, high)
+    np.testing.assert_array_equal(whole_samples(cost, batch), best)
+    # A plan's shares are where the search begins, as good as they are.
+    near = water_level(cost, batch).loads / batch if batch else np.full(n, 1 / n)
+    for shares in (near, np.full(n, 1 / n), rng.dirichlet(np.ones(n))):
+        np.testing.assert_array_equal(whole_samples(Plan(shares, costs=cost), batch), best)
 
 
 def test_whole_samples_of_shares_favour_who_is_least_over_its_share():

@@ -20,6 +20,7 @@ from paceline.rounds import Plan
 __all__ = ["WaterLevel", "at_least", "project", "proportional", "water_level", "whole_samples"]
 
 LARGEST = np.finfo(float).max
+CLOSE = 1e-14  # part of a total by which the sum of its parts may miss it
 
 
 class WaterLevel(NamedTuple):
@@ -87,12 +88,12 @@ def _limits(total: Array, least: ArrayLike, most: ArrayLike) -> tuple[Array, Arr
     """The limits as arrays. Raises PacelineError if they cannot hold the total, shape (..., 1)."""
     low, high = np.asarray(least, float), np.asarray(most, float)
     slack = 1e-9 * np.abs(total)
-    if low.ndim and np.any((over := low.sum(-1, keepdims=True) - total) > slack):
+    if low.ndim and ((over := low.sum(-1, keepdims=True) - total) > slack).any():
         raise PacelineError(
             f"the workers' least loads need {np.max(over):g} more than the {np.max(total):g} to divide; "
             "lower the least loads"
         )
-    if high.ndim and high.shape[-1] > 1 and np.any((short := total - high.sum(-1, keepdims=True)) > slack):
+    if high.ndim and high.shape[-1] > 1 and ((short := total - high.sum(-1, keepdims=True)) > slack).any():
         raise PacelineError(
             f"the workers' most loads leave {np.max(short):g} of {np.max(total):g} without a place; "
             "raise the limits"
@@ -110,9 +111,16 @@ def _fill(
     Newton's method on a piecewise linear function within a bracket: it ends on the right piece, where its
     step is the closed form (Cominetti, Mascarenhas and Silva 2014, on the continuous quadratic knapsack).
     """
-    level = np.full_like(total, np.nan) if guess is None else np.asarray(guess, float)[..., None]
-    if np.isnan(level).any():  # as if no limit bound
-        level = (total + offset.sum(-1, keepdims=True)) / rate.sum(-1, keepdims=True)
+    level = (total + offset.sum(-1, keepdims=True)) / rate.sum(-1, keepdims=True)
+    loads = rate * level
+    loads -= offset
+    if ((low <= loads) & (loads <= high)).all():  # no limit binds
+        short = total - loads.sum(-1, keepdims=True)
+        if (np.abs(short) <= CLOSE * np.abs(total)).all():
+            return level, loads
+    if guess is not None:
+        started = np.asarray(guess, float)[..., None]
+        level = np.where(np.isnan(started), level, started)
     left, right = np.full(level.shape, -np.inf), np.full(level.shape, np.inf)
     for attempt in range(200):
         free = rate * level
@@ -133,7 +141,7 @@ def _fill(
             right = np.minimum(right, np.nextafter(end, np.inf))
             step = np.where(blind, 0.5 * (left + right), step)
         step = np.where(unfilled, step, level)
-        if np.all(np.abs(step - level) <= 4e-16 * np.abs(level)):
+        if (np.abs(step - level) <= 4e-16 * np.abs(level)).all():
             break
         level = step
     missed = ~(np.abs(short) <= 1e-12 * np.abs(total))
@@ -233,10 +241,11 @@ def whole_samples(
     """
     total = np.asarray(float(batch))[None]
     low, high = np.asarray(least, float), np.asarray(batch if most is None else most, float)
+    near = None  # loads that are likely to be best, in fractions
     if isinstance(expected, Plan):
         low = np.where(expected.shares > 0, low, 0.0)
         cost = expected.costs or expected.by_shares()
-        low, high = np.broadcast_arrays(low, high, expected.shares)[:2]
+        near = expected.shares * float(batch)
     else:
         cost = expected
     if unit > 1:
@@ -251,9 +260,12 @@ def whole_samples(
     low, high = np.ceil(low), np.minimum(np.floor(high), batch)
     if ((needed := low.sum(-1, keepdims=True)) > total).any():
         low = np.where(needed > total, np.floor(low * (total / np.maximum(needed, 1.0))), low)
-    low, high = _limits(total, low, high)
-    loads = _most_together(cost, total, low, high)
-    return _with_rest(cost, loads, total, high).astype(np.int64)
+    _, high = _limits(total, 0.0, high)
+    started = None if near is None else _first_to_end(cost, near, total, low, high)
+    if started is None:
+        loads = _most_together(cost, total, low, high)
+        started = loads, total - loads.sum(-1, keepdims=True), _ends_with(cost, loads, 1, high)
+    return _with_rest(cost, *started, high).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +290,27 @@ def _counts(cost: Cost, level: Array, low: Array, high: Array) -> Array:
     loads += (loads < high) & (cost.seconds(loads + 1) <= level)
     loads -= (loads > low) & (cost.seconds(loads) > level)
     return np.where(np.isinf(level), high, loads)  # never is soon enough, even for those who are gone
+
+
+def _ends_with(cost: Cost, loads: Array, more: int, high: Array) -> Array:
+    """When each ends with so many samples more. Somebody who never ends comes after all others, but before somebody
+    who is at the limit."""
+    loads = loads + more
+    return np.where(loads <= high, np.minimum(cost.seconds(loads), LARGEST), np.inf)
+
+
+def _first_to_end(
+    cost: Cost, near: Array, total: Array, low: Array, high: Array
+) -> tuple[Array, Array, Array] | None:
+    """The whole samples of loads that are ``near`` the best, how many are left to give out, (..., 1), and when each
+    would end with one more; None if many are left, or one of them could end before one of those."""
+    loads = np.minimum(np.maximum(np.floor(near), low), high)
+    left = total - loads.sum(-1, keepdims=True)
+    if not ((left >= 0) & (left <= loads.shape[-1])).all():
+        return None
+    last = np.where(loads > low, cost.seconds(loads), 0.0).max(-1)
+    soonest = _ends_with(cost, loads, 1, high)
+    return (loads, left, soonest) if (last < soonest.min(-1)).all() else None
 
 
 def _most_together(cost: Cost, total: Array, low: Array, high: Array) -> Array:
@@ -323,26 +356,22 @@ def _most_together(cost: Cost, total: Array, low: Array, high: Array) -> Array:
     return loads
 
 
-def _with_rest(cost: Cost, loads: Array, total: Array, high: Array) -> Array:
-    """Gives the rest, one sample after another, to whoever then ends soonest; the lowest rank wins a tie.
+def _with_rest(cost: Cost, loads: Array, left: Array, soonest: Array, high: Array) -> Array:
+    """Gives what is left, one sample after another, to whoever then ends soonest; the lowest rank wins a tie.
 
-    All whose next sample ends before anybody's next but one are given theirs in one pass, the soonest first.
+    left: samples, (..., 1). soonest: when each ends with one more, (..., n). All whose next sample ends before
+    anybody's next but one are given theirs in one pass, the soonest first.
     """
-    left, ranks = total - loads.sum(-1, keepdims=True), np.arange(loads.shape[-1])
-
-    def ends(more: int) -> Array:
-        # Somebody who never ends comes after all others, but before somebody who is at the limit.
-        seconds = np.minimum(cost.seconds(np.minimum(loads + more, high)), LARGEST)
-        return np.where(loads + more <= high, seconds, np.inf)
-
-    while (left > 0).any():
-        soonest = ends(1)
-        given = (soonest < ends(2).min(-1, keepdims=True)) | (ranks == soonest.argmin(-1)[..., None])
+    ranks = np.arange(loads.shape[-1])
+    while (left > 1).any():
+        given = soonest < _ends_with(cost, loads, 2, high).min(-1, keepdims=True)
+        given |= ranks == soonest.argmin(-1)[..., None]
         if (given.sum(-1, keepdims=True) > left).any():
             given &= soonest.argsort(-1, kind="stable").argsort(-1) < left
         loads = loads + given
         left = left - given.sum(-1, keepdims=True)
-    return loads
+        soonest = _ends_with(cost, loads, 1, high)
+    return loads + ((ranks == soonest.argmin(-1)[..., None]) & (left > 0))
 
 
 def at_least(loads: NDArray[np.int64], floor: int) -> NDArray[np.int64]:

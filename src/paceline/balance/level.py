@@ -123,19 +123,15 @@ def learn_errors(errors: Errors, expected: Linear, pace: Array, overhead: Array)
         off = np.abs(log(pace / expected.seconds_per_sample))
     late = np.abs(overhead - expected.overhead)
     known = np.isfinite(off)
+    number = MEMORY * errors.number + known.sum(-1, keepdims=True)
     if not known.all():
         off, late = np.where(known, off, 0.0), np.where(known, late, 0.0)
-    if errors.number.any():
-        off, late = (
-            np.where(errors.number > 0, np.minimum(each, UNUSUAL * usual), each)
-            for each, usual in zip((off, late), scatter(errors), strict=True)
-        )
-    return Errors(
-        *(
-            MEMORY * before + new.sum(-1, keepdims=True)
-            for before, new in zip(errors, (off, late, known), strict=True)
-        )
-    )
+    usual, delay = (UNUSUAL * each for each in scatter(errors))
+    if not (before := errors.number > 0).all():  # nothing is usual yet
+        usual, delay = (np.where(before, each, np.inf) for each in (usual, delay))
+    off, late = np.minimum(off, usual), np.minimum(late, delay)
+    pace, overhead = MEMORY * errors.pace, MEMORY * errors.overhead
+    return Errors(pace + off.sum(-1, keepdims=True), overhead + late.sum(-1, keepdims=True), number)
 
 
 def scatter(errors: Errors) -> tuple[Array, Array]:

@@ -27,6 +27,7 @@ LEAST_SCATTER = 0.003
 JUMP = 4.0  # standard deviations that no scatter explains
 JUMP_LEAST = 0.1  # and the relative change below which it is not worth a new start
 VARIED = 0.1  # relative change of load that may teach about overhead, if it is
+ALIKE = 0.09  # relative change of load that is surely less
 VARIED_SCATTERS = 4.0  # this many times the scatter, too
 NOTHING = 1e-9  # samples, a fraction of one: its seconds tell nothing, and its square would be none
 DOUBT = 2.0  # standard errors by which an overhead may be less than it is estimated
@@ -71,49 +72,63 @@ def update(fit: OverheadFit, loads: Array, seconds: Array, known: Array | float 
     """
     with np.errstate(invalid="ignore", divide="ignore"):  # NaN wherever nothing is known; replaced at the end
         here = (loads > NOTHING) & np.isfinite(seconds)
-        b = np.where(here, loads, 1.0)
-        t = np.maximum(np.where(here, seconds - known, 1.0), 1e-12)
-        first = here & np.isnan(fit.overhead)
+        all_here = here.all()
+        b = loads if all_here else np.where(here, loads, 1.0)
+        t = seconds - known
+        t = np.maximum(t if all_here else np.where(here, t, 1.0), 1e-12)
 
-        slope_var = fit.slope_var + fit.scatter * fit.seconds_per_sample**2
-        overhead_var = fit.overhead_var + 0.1 * fit.scatter * fit.overhead**2
-        expected = fit.overhead + fit.seconds_per_sample * b
-        noise = fit.scatter * expected**2
-        variance = overhead_var + 2 * b * fit.covar + b**2 * slope_var + noise
+        part = fit.seconds_per_sample * b
+        r = fit.slope_var + fit.scatter * fit.seconds_per_sample**2
+        p, q = fit.overhead_var + 0.1 * fit.scatter * fit.overhead**2, fit.covar
+        expected = fit.overhead + part
+        squared = expected**2
+        noise = fit.scatter * squared
+        variance = p + 2 * b * q + b**2 * r + noise
         off = t - expected
-        jump = (off**2 > JUMP**2 * variance) & (np.abs(off) > JUMP_LEAST * np.minimum(t, expected))
+        far = off**2
+        jump = far > JUMP**2 * variance
+        if jump.any():
+            jump &= np.abs(off) > JUMP_LEAST * np.minimum(t, expected)
 
-        slope = fit.seconds_per_sample
-        if not np.isnan(fit.before).all():
+        slope, before = fit.seconds_per_sample, fit.before
+        if not np.isnan(before).all():
             # The last round was a spike where the speed before it explains this one better than the spike does.
-            usual = fit.overhead + fit.before * b
+            usual = fit.overhead + before * b
             over = np.abs(log(t / usual)) < np.abs(log(t / expected))
-            slope, off = np.where(over, fit.before, slope), np.where(over, t - usual, off)
-            jump &= ~over | (off**2 > JUMP**2 * variance)
+            slope, off = np.where(over, before, slope), np.where(over, t - usual, off)
+            far, before = off**2, np.full(here.shape, np.nan)
+            jump &= ~over | (far > JUMP**2 * variance)
 
-        varied = np.abs(log(b / fit.load)) > np.maximum(VARIED, VARIED_SCATTERS * np.sqrt(fit.scatter))
-        toward = np.where(varied, (overhead_var + b * fit.covar) / variance, 0.0)
-        gain = (fit.covar + b * slope_var) / variance
-        overhead, slope = fit.overhead + toward * off, slope + gain * off
+        gain = (q + b * r) / variance
+        overhead, slope = fit.overhead, slope + gain * off
         # The variances for any gains, best or not (Joseph's form).
-        a, c, d, e = 1 - toward, -toward * b, -gain, 1 - gain * b
-        p, q, r = overhead_var, fit.covar, slope_var
-        overhead_var = a * a * p + 2 * a * c * q + c * c * r + toward**2 * noise
-        covar = a * d * p + (a * e + c * d) * q + c * e * r + toward * gain * noise
+        d, e = -gain, 1 - gain * b
+        overhead_var, covar = p, d * p + e * q
         slope_var = d * d * p + 2 * d * e * q + e * e * r + gain**2 * noise
+        change = b - fit.load
+        alike = (np.abs(change) <= ALIKE * fit.load).all()  # False in a first round
+        if not alike:
+            varied = np.abs(log(b / fit.load)) > np.maximum(VARIED, VARIED_SCATTERS * np.sqrt(fit.scatter))
+            toward = np.where(varied, (p + b * q) / variance, 0.0)
+            overhead = overhead + toward * off
+            a, c = 1 - toward, -toward * b
+            overhead_var = a * a * p + 2 * a * c * q + c * c * r + toward**2 * noise
+            covar = a * d * p + (a * e + c * d) * q + c * e * r + toward * gain * noise
         kept = np.minimum(np.maximum(overhead, 0.0), 0.95 * t)  # the slope moves along with what is cut
         slope = np.maximum(slope + (kept - overhead) * covar / overhead_var, 0.01 * t / b)
 
         # How far off the seconds were, as far as scatter rather than ignorance was to blame.
-        blame = fit.scatter * (expected**2 + (b * fit.seconds_per_sample) ** 2) / variance
-        surprise = np.minimum(off**2 / variance, JUMP**2) - 1.0
+        blame = fit.scatter * (squared + part**2) / variance
+        surprise = np.minimum(far / variance, JUMP**2) - 1.0
         scatter = np.maximum(fit.scatter * (1.0 + MEMORY * blame * surprise), LEAST_SCATTER**2)
 
-    nothing = np.full_like(b, np.nan)
-    load = fit.load + MEMORY * (b - fit.load)
-    updated = OverheadFit(kept, slope, overhead_var, covar, slope_var, scatter, load, nothing)
+    load = fit.load + MEMORY * change
+    updated = OverheadFit(kept, slope, overhead_var, covar, slope_var, scatter, load, before)
+    if all_here and alike and not jump.any():
+        return updated
+    first = here & np.isnan(fit.overhead)
     fresh = here & (jump | first)
-    if here.all() and not fresh.any():
+    if all_here and not fresh.any():
         return updated
     base = np.where(first, 0.0, np.minimum(fit.overhead, 0.5 * t))
     unsure = np.where(first, (GUESS * t) ** 2, p)

@@ -77,14 +77,14 @@ def follow(track: Track, values: Array) -> tuple[Array, Array, Track]:
 
     usual = np.sqrt(track.squares / track.weight)
     limit = np.maximum(OUTLIER * usual, LEAST_OUTLIER)
-    np.clip(change, -limit, limit, out=change)
+    change = np.minimum(np.maximum(change, -limit), limit)
     workers = y.shape[-1]
     squares = MEMORY * track.squares + (change * change).sum(-1, keepdims=True) / workers
     products = MEMORY * track.products + (change * track.change).sum(-1, keepdims=True) / workers
     weight = MEMORY * track.weight + portion
     sums, both = (squares, products, weight), squares / weight
     drifting = 1 + 2 * products / squares - DOUBT / np.sqrt(workers * weight)
-    drift = both * np.clip(drifting, LEAST_DRIFT, 1.0)
+    drift = both * np.minimum(np.maximum(drifting, LEAST_DRIFT), 1.0)
     scatter = 0.5 * (both - drift) + 1e-8
 
     mean, variance, lasting = track.mean, track.variance, track.lasting

@@ -20,6 +20,7 @@ from paceline.torch.terms import Terms
 LOOKS = 16
 _MEAN = 1  # torch's number of that reduction
 _PASSED = "Add", "Clone", "Div", "Mul", "Sub", "ToCopy", "_DDPSink"  # nodes of a sum, or of a multiple
+PLAIN = list, tuple
 NO_ROUND = "no round is running; expected this within `for ... in pace.loader(...)`"
 
 
@@ -60,7 +61,7 @@ class RowCheck:
 
     def missing(self, batch: Any, samples: int) -> int | None:
         """Rows of a batch in which some of the planned samples are missing; else None."""
-        first = batch[0] if batch.__class__ in (list, tuple) and batch else None  # as most of them are
+        first = batch[0] if batch.__class__ in PLAIN and batch else None  # as most of them are
         if first.__class__ is torch.Tensor and first.shape[:1] == (samples,):
             self._whole = True
             return None
@@ -261,9 +262,9 @@ class Passes:
         backward pass through it follows at once, on this thread."""
         weight = self.weight(loss, reduction, None if count is None else checked_count(count))
         # On a device a pass is through long before its gradients are, and hooks tell on which stream these will be.
-        behind, micro_step = self._on_cpu and self._reducer.waits == "behind", self.micro_step
-        if behind and micro_step is not None and micro_step.piece.last:
-            self._last.begins(loss, partial(self._meter.stop, micro_step.whole))
+        step = self.micro_step
+        if step is not None and step.piece.last and self._on_cpu and self._reducer.waits == "behind":
+            self._last.begins(loss, partial(self._meter.stop, step.whole))
         if weight:
             return loss if weight == 1.0 else loss * weight
         return torch.nan_to_num(loss) * 0.0

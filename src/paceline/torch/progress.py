@@ -44,10 +44,10 @@ class Progress:
 
     def remaining(self) -> Iterator[tuple[int, int]]:
         """(first sample, size) of each round left in this epoch of the loader in use, as it stands when asked for."""
-        first, step, samples = self.samples_done, self.rounds, self.samples
+        first, step, samples, size_of = self.samples_done, self.rounds, self.samples, self.size
         while (left := samples - first) > 0:
-            size = self.size(step)
-            if left - size < min(self._floor, size):  # what would be too little for a round joins this one
+            size = size_of(step)
+            if (rest := left - size) < size and rest < self._floor:  # too little for a round joins this one
                 size = left
             yield first, size
             first, step = first + size, step + 1

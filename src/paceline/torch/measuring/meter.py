@@ -10,6 +10,7 @@ tried, and ``committed`` follows.
 from __future__ import annotations
 
 import math
+import struct
 import time
 from collections.abc import Callable
 from operator import add, attrgetter
@@ -250,7 +251,7 @@ class Meter:
         self._announced = self._sequence
         row = self._row([], False)
         row[0] = -2.0 - step
-        self._reducer.commit(self._sequence, np.array(row).tobytes())
+        self._reducer.commit(self._sequence, _bytes(row))
         if (self._received(self._late(words))["first"] != row[0]).any():
             raise PacelineError(words)
 
@@ -273,7 +274,7 @@ class Meter:
         """The rounds of the interval that was announced, none if no reading is there yet, and what all ranks tell of
         them, (n,)."""
         rows, self.told = self._received(), False
-        same = rows[SAME].tolist()
+        same = list(zip(*[rows[name].tolist() for name in SAME], strict=True))
         rounds = int(same[0][0])
         told, self._untold = self._untold[:rounds], self._untold[rounds:]
         if same.count(same[0]) != len(same):
@@ -317,7 +318,7 @@ class Meter:
     def _announce(self, lag: int | None = None) -> None:
         known = self._untold[: len(self._untold) - (self.lag if lag is None else lag)]
         self._announced = self._sequence
-        self._reducer.commit(self._sequence, np.array(self._row(known, self.told)).tobytes())
+        self._reducer.commit(self._sequence, _bytes(self._row(known, self.told)))
 
     def _row(self, known: list[OpenRound], whole: bool) -> list[float]:
         """What this rank tells of the rounds that are ``known``, which are an interval if ``whole``: the numbers of a
@@ -342,6 +343,10 @@ class Meter:
         elif known and self.by_itself and not self._pieces:
             row += known[-1].samples, *known[-1].parts.tolist()
         return row + [unknown] * (self._layout.itemsize // 8 - len(row))
+
+
+def _bytes(row: list[float]) -> bytes:
+    return struct.pack(f"{len(row)}d", *row)
 
 
 def check_same(step: int, rows: Rows) -> None:

@@ -101,7 +101,8 @@ class OpenRounds:
         of each round."""
         balancer, plans, many = self._balancer, list(map(PLAN, rounds)), len(rounds)
         first, last, newest = rounds[0].step, rounds[-1].step, plans[-1]
-        took, losses, counts = rows["seconds"][:, :many], rows["loss"][:, :many], rows["count"][:, :many]
+        took, losses = rows["seconds"][:, :many], rows["loss"][:, :many]
+        counts = rows["count"][:, :many] if self._meter.counts else None
         known, loads, batch = rows["overhead"], newest.loads, newest.batch
         reports, within, head = None, None, None
         parts = None if newest.deal is None else newest.deal.parts
@@ -123,8 +124,8 @@ class OpenRounds:
         elif self._meter.by_itself:  # a rank that was lost left its part to others, or a late one dropped it
             loads = rows["samples"].astype(np.int64)
             parts = None if newest.deal is None else rows["parts"]
-        for number in range(many if self._meter.counts else 0):
-            check_counts(first + number, counts[:, number].tolist())
+        for number, told in enumerate(() if counts is None else counts.T.tolist()):
+            check_counts(first + number, told)
         mean = took[:, 0] if many == 1 else took.mean(-1)
         seconds = float(np.fmax.reduce(mean))
         times = None if reports is None else reports.times()
@@ -195,11 +196,13 @@ class OpenRounds:
         return min(max(math.ceil(MULTIPLE * deciding / max(seconds, 1e-9)), 1), MOST_ROUNDS)
 
 
-def mean_losses(losses: Array, counts: Array, batches: NDArray[np.int64]) -> Array:
+def mean_losses(losses: Array, counts: Array | None, batches: NDArray[np.int64]) -> Array:
     """The means of the ranks' summed losses, (n, rounds), over what they are sums of: samples if no rank counted
     something else. Shape (rounds,); NaN for a mean over nothing."""
-    counted = ~np.isnan(counts)
-    many = np.where(counted.any(0), np.where(counted, counts, 0.0).sum(0), batches)
+    many: NDArray[Any] = batches
+    if counts is not None:
+        counted = ~np.isnan(counts)
+        many = np.where(counted.any(0), np.where(counted, counts, 0.0).sum(0), batches)
     return losses.sum(0) / np.where(many > 0, many, np.nan)
 
 
