@@ -135,9 +135,8 @@ def digest(plan: Plan) -> int:
     numbers = plan.shares.ravel().tolist()
     for part in plan.piece_plan or ():
         numbers += np.asarray(part).ravel().tolist()
-    told = struct.pack(
-        f"<{len(numbers) + 1}d", len(numbers), *[number + 0.0 for number in numbers]
-    )  # one zero
+    # Adding 0.0 makes one zero of the two.
+    told = struct.pack(f"<{len(numbers) + 1}d", len(numbers), *[number + 0.0 for number in numbers])
     return int.from_bytes(told, "little") % DIGESTS
 
 

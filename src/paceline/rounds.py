@@ -272,9 +272,8 @@ class RoundResult:
     loss: float = math.nan  # mean over the round's samples, or what was counted; NaN where nobody told of one
     shares: Array  # the plan made from it
     within: PieceRecord | None = None  # its pieces, if work may move within the round
-    learning_rate: float = (
-        math.nan
-    )  # of the first optimizer's first group; NaN where pace.step did not step it
+    # Of the first optimizer's first group; NaN where pace.step did not step it.
+    learning_rate: float = math.nan
     costs: Array | None = None  # of each worker's part in mean samples, if the loader was given costs
     parts: Array | None = None  # lengths, squared lengths and micro-batches these are made of, (n, 3)
     ran_out: Array | None = None  # passes of each that have not fitted into its memory since they were told

@@ -99,9 +99,8 @@ class TestWithRay:
         command = [sys.executable, "-m", "paceline", *BASE, *asynchronous, "--out", str(out)]
         training = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         began = time.monotonic()
-        while (
-            not (out / "run.json").exists() or len(runs.read(out).round) < 4 * every + 2
-        ):  # more updates than bsp has rounds
+        # More updates than bsp has rounds.
+        while not (out / "run.json").exists() or len(runs.read(out).round) < 4 * every + 2:
             assert training.poll() is None
             assert time.monotonic() - began < 120
             time.sleep(0.02)

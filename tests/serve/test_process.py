@@ -60,9 +60,8 @@ def test_workers_that_notice_nothing_of_a_killed_service(tmp_path: Path) -> None
         for parts in zip(*logs.values(), strict=True):
             assert len({part.round for part in parts}) == 1
             assert sum(part.samples for part in parts) == 700
-            placed = sorted(
-                parts, key=lambda part: part.offset
-            )  # in the order in which they happened to join
+            # In the order in which they happened to join.
+            placed = sorted(parts, key=lambda part: part.offset)
             ends = [part.offset + part.samples for part in placed]
             assert [part.offset for part in placed] == [0, *ends[:-1]], "one after the other"
             assert sum(part.weight for part in parts) == pytest.approx(1.0)

@@ -145,9 +145,8 @@ def completion(problem: Problem, k: Array, rate: Array) -> Array:
     """
     brings = k * rate
     served = brings.sum(1) > 0
-    slope = np.divide(
-        1.0, brings, out=np.full(brings.shape, np.inf), where=brings > 0
-    )  # k of HiGHS may be -0.0
+    # HiGHS may give -0.0 for k.
+    slope = np.divide(1.0, brings, out=np.full(brings.shape, np.inf), where=brings > 0)
     cost = Linear(slope[served], problem.wait[served])
     result = np.full(len(brings), np.inf)
     result[served] = water_level(cost, problem.rows[served], most=np.inf).seconds

@@ -91,9 +91,8 @@ def simulate(plan: CodedPlan, runs: int, rng: np.random.Generator, messages: int
     loads = plan.rows_assigned
     times = np.empty((runs, masters))
     divided = np.flatnonzero(((plan.probability > 0) & (plan.probability < 1)).any(0))
-    edges = np.cumsum(
-        plan.probability[:, divided], axis=0
-    )  # (M, divided): master m if the draw is in its span
+    # (M, divided): master m if the draw is in its span.
+    edges = np.cumsum(plan.probability[:, divided], axis=0)
     chunk = max(CHUNK // (messages * int((loads > 0).sum(1).max())), 1)
     for start in range(0, runs, chunk):
         part = slice(start, min(start + chunk, runs))

@@ -359,9 +359,8 @@ def save(path: Path, network: Network, state: LearnedState) -> None:
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = state.wrong[0] / state.wrong[1]
     flat = state.parameters.reshape(-1, network.parameters)
-    ratio = (
-        np.where(np.isnan(ratio), np.inf, ratio).reshape(len(flat), -1).mean(axis=1)
-    )  # pooled: its workers
+    # Pooled: its workers.
+    ratio = np.where(np.isnan(ratio), np.inf, ratio).reshape(len(flat), -1).mean(axis=1)
     content = io.BytesIO()
     np.savez(content, network=repr(network), parameters=flat[np.argmin(ratio)])
     write_whole(path, content.getvalue())

@@ -187,10 +187,8 @@ class CodedMatrix(Closing):
         pending = self._send(ray.put(x), asked)
         everything = sum(len(self.layout.owned[n]) for n in asked)
         enough, blocks = self.layout.code.k, dict[int, Array]()  # the products that are here, by block
-        rows, took = (
-            Counter[int](),
-            defaultdict[int, float](float),
-        )  # of who has answered: rows, and milliseconds
+        # Of who has answered: rows, and milliseconds.
+        rows, took = Counter[int](), defaultdict[int, float](float)
         while pending and len(blocks) < enough and left > 0:
             left = begin + self.patience - time.perf_counter()
             # no fewer messages than these can suffice: one wait for all of them
