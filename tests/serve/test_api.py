@@ -399,7 +399,7 @@ def test_a_restart_goes_on_with_the_same_plan(tmp_path: Path, policy: str) -> No
     assert {part["samples"] for part in plain} > {233, 234}
     records = [runs.read(tmp_path / kind / "runs" / "j") for kind in ("plain", "restarted")]
     np.testing.assert_equal(records[0].loads, records[1].loads)
-    np.testing.assert_equal(records[0].shares, records[1].shares)
+    np.testing.assert_equal(records[0].extras["shares"], records[1].extras["shares"])
     assert records[0].round.tolist() == records[1].round.tolist() == list(range(8))
 
 
