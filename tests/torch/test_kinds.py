@@ -34,6 +34,7 @@ GOOD: dict[str, Any] = {"model": MODEL, "global_batch": 8, "policy": "level"}
         ({"micro_batch": -4}, "micro_batch=-4: expected a whole number, 1 to"),
         ({"micro_steps": 1.5}, "micro_steps=1.5: expected a whole number"),
         ({"quantum": None}, "quantum=None: expected a whole number"),
+        ({"collect_every": 2**63}, "collect_every=9223372036854775808: expected a whole number, 1 to 9,223,"),
         ({"record": 5}, "record=5: expected the path of a new directory"),
         ({"on_round": "print"}, "on_round='print': expected a function"),
         ({"limits": "1:8"}, "limits='1:8': expected 'memory', or a pair"),
@@ -53,8 +54,9 @@ def test_each_is_named(options: dict[str, Any], words: str) -> None:
 
 def test_numbers_of_numpy_are_numbers() -> None:
     pace = paceline.torch.Pace(
-        MODEL, np.int64(8), micro_batch=np.int32(8), limits=[(np.int64(1), None)], policy="level"
-    )
+        MODEL, np.int64(8), micro_batch=np.int32(8), limits=[(np.int64(1), None)], policy="level",
+        collect_every=np.int64(2**31),
+    )  # fmt: skip
     assert pace.global_batch == 8
     pace.close()
 

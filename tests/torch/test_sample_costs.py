@@ -163,3 +163,6 @@ def test_costs_are_read_from_columns_tensors_and_fields() -> None:
         read("tokens", Table())
     with pytest.raises(PacelineError, match="sample 0 has nan"):
         read("text", Table())
+    for one in (3, np.float64(3), torch.tensor(3)):
+        with pytest.raises(PacelineError, match=r"cost=3: expected one number for each sample; leave it out"):
+            read(one, Table())

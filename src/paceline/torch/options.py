@@ -78,9 +78,9 @@ class Options:
             raise PacelineError(
                 f"policy={short(self.policy)}: expected the name of a policy, or a function that makes one"
             )
-        for name in ("micro_batch", "micro_steps", "collect_every"):
+        for name, most in ("micro_batch", MANY), ("micro_steps", MANY), ("collect_every", 2**63 - 1):
             if getattr(self, name) is not None:
-                whole(name, getattr(self, name))
+                whole(name, getattr(self, name), most=most)
         whole("quantum", self.quantum)
         if self.limits is not None and not (isinstance(self.limits, str) and self.limits == MEMORY):
             _pairs(self.limits)
