@@ -111,9 +111,11 @@ def _fill(
     step is the closed form (Cominetti, Mascarenhas and Silva 2014, on the continuous quadratic knapsack).
     """
     level = np.full_like(total, np.nan) if guess is None else np.asarray(guess, float)[..., None]
-    if np.isnan(level).any():  # as if no limit bound
-        level = (total + offset.sum(-1, keepdims=True)) / rate.sum(-1, keepdims=True)
+    if (unknown := np.isnan(level)).any():  # as if no limit bound
+        unlimited = (total + offset.sum(-1, keepdims=True)) / rate.sum(-1, keepdims=True)
+        level = np.where(unknown, unlimited, level)
     left, right = np.full(level.shape, -np.inf), np.full(level.shape, np.inf)
+    settled = np.zeros(level.shape, bool)  # whose level stays, whatever the other realizations still do
     for attempt in range(200):
         free = rate * level
         free -= offset
@@ -129,13 +131,13 @@ def _fill(
             blind = unfilled  # crossing to and fro: halve the bracket instead
         if blind.any():
             start, end = _ends(rate, offset, low, high)
-            left = np.maximum(left, np.nextafter(start, -np.inf))
-            right = np.minimum(right, np.nextafter(end, np.inf))
+            left = np.where(blind, np.maximum(left, np.nextafter(start, -np.inf)), left)
+            right = np.where(blind, np.minimum(right, np.nextafter(end, np.inf)), right)
             step = np.where(blind, 0.5 * (left + right), step)
-        step = np.where(unfilled, step, level)
-        if np.all(np.abs(step - level) <= 4e-16 * np.abs(level)):
+        settled = settled | ~unfilled | (np.abs(step - level) <= 4e-16 * np.abs(level))
+        if settled.all():
             break
-        level = step
+        level = np.where(settled, level, step)
     missed = ~(np.abs(short) <= 1e-12 * np.abs(total))
     if missed.any():  # somebody is so quick, or so late, that neighbouring floats are far apart
         bisected, divided = _bisect_lines(rate, offset, total, low, high)
@@ -162,9 +164,9 @@ def _narrowed(
     loads_at: Callable[[Array], Array], total: Array, left: Array, right: Array
 ) -> tuple[Array, Array]:
     """The level between two others at which the total is reached, and the loads: mixed of those below and above."""
-    while np.any((middle := halfway(left, right)) > left):
+    while (open_ := (middle := halfway(left, right)) > left).any():
         enough = loads_at(middle).sum(-1, keepdims=True) >= total
-        left, right = np.where(enough, left, middle), np.where(enough, middle, right)
+        left, right = np.where(open_ & ~enough, middle, left), np.where(open_ & enough, middle, right)
     return right, _between(loads_at(left), loads_at(right), total)
 
 

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.balance.members import among_present, even
+from paceline.balance.members import among_present, carried, even
 from paceline.balance.protocol import Policy
 from paceline.errors import PacelineError
 from paceline.rounds import Array, Cluster, Plan, Round
@@ -61,9 +61,7 @@ class Abs(Policy[AbsState]):
             seconds, loads, reports = (np.zeros_like(shares) for _ in range(3))
             age = np.zeros_like(age)
         after = AbsState(shares, seconds, loads, reports, age)
-        if round.present.all():
-            return Plan(shares), after
-        return Plan(among_present(self.cluster, round.present, shares)), after
+        return Plan(carried(self.cluster, round.present, shares)), after
 
     def _weights(self, seconds: Array, loads: Array, reports: Array) -> Array:
         """New shares before limits; a worker that ran nothing counts like the slowest that did."""

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.balance.members import among_present, bounds, even, fill_unknown, remembered
+from paceline.balance.members import among_present, bounds, carried, even, fill_unknown, remembered
 from paceline.balance.protocol import Policy
 from paceline.costs import Cost, Linear, line_through
 from paceline.errors import PacelineError
@@ -65,15 +65,13 @@ class Dolbie(Policy[DolbieState]):
 
     def step(self, state: DolbieState, round: Round) -> tuple[Plan, DolbieState]:
         cluster, present = self.cluster, round.present
-        everybody = bool(present.all())
         least, most = bounds(cluster, present)
-        shares = state.shares
-        if not everybody or cluster.limited:
-            shares = among_present(cluster, present, shares)
+        within = among_present if cluster.limited else carried
+        shares = within(cluster, present, state.shares)
         slope = line_through(round.loads, round.seconds, round.overhead, state.seconds_per_sample)
         cost = round.costs or Linear(fill_unknown(slope), round.overhead)
 
-        seconds = round.seconds if everybody else np.where(present, round.seconds, -np.inf)
+        seconds = np.where(present, round.seconds, -np.inf)
         straggler = slowest(seconds)
         level = np.take_along_axis(seconds, straggler, -1)
         gain = possible_gain(cost, level, shares, most, round.batch, straggler)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.balance.dolbie import slowest
-from paceline.balance.members import among_present, bounds, even, remembered
+from paceline.balance.members import bounds, carried, even, remembered
 from paceline.balance.protocol import Policy
 from paceline.errors import PacelineError
 from paceline.rounds import Array, Cluster, Plan, Round
@@ -55,8 +55,7 @@ class Lbbsp(Policy[LbbspState]):
 
     def step(self, state: LbbspState, round: Round) -> tuple[Plan, LbbspState]:
         present = round.present
-        everybody = bool(present.all())
-        shares = np.array(state.shares) if everybody else among_present(self.cluster, present, state.shares)
+        shares = np.array(carried(self.cluster, present, state.shares))
         least, most = (np.broadcast_to(b, shares.shape) for b in bounds(self.cluster, present))
 
         reported = present & np.isfinite(round.seconds)

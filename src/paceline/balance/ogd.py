@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from paceline.balance.dolbie import slowest
-from paceline.balance.members import among_present, bounds, even, fill_unknown, remembered
+from paceline.balance.members import bounds, carried, even, fill_unknown, remembered
 from paceline.balance.protocol import Policy
 from paceline.costs import line_through
 from paceline.errors import PacelineError
@@ -45,7 +45,7 @@ class Ogd(Policy[OgdState]):
 
     def step(self, state: OgdState, round: Round) -> tuple[Plan, OgdState]:
         present = round.present
-        shares = state.shares if present.all() else among_present(self.cluster, present, state.shares)
+        shares = carried(self.cluster, present, state.shares)
         slope = line_through(round.loads, round.seconds, round.overhead, state.seconds_per_sample)
         straggler = slowest(np.where(present, round.seconds, -np.inf))
         steepness = np.take_along_axis(fill_unknown(slope), straggler, -1) * round.batch

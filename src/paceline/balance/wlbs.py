@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.balance.dolbie import slowest
-from paceline.balance.members import among_present, even
+from paceline.balance.members import among_present, carried, even
 from paceline.balance.protocol import Policy
 from paceline.errors import PacelineError
 from paceline.rounds import Array, Cluster, Machines, Plan, Round
@@ -86,9 +86,7 @@ class Wlbs(Policy[WlbsState]):
             loads = self._adjusted(loads, batches, self._micro)
             batches = _begun(self.cluster)
         shares = loads / self.cluster.global_batch
-        if not round.present.all():
-            shares = among_present(self.cluster, round.present, shares)
-        return Plan(shares), WlbsState(loads, batches, epoch)
+        return Plan(carried(self.cluster, round.present, shares)), WlbsState(loads, batches, epoch)
 
     @property
     def _micro(self) -> int:
