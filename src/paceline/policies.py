@@ -32,6 +32,8 @@ def create(text: str, cluster: Cluster) -> Policy[Any]:
 
     Raises PacelineError on an unknown name or option, or a value that does not fit, and lists what does.
     """
+    if not isinstance(cluster, Cluster):
+        raise PacelineError(f"cluster={short(cluster)}: expected a paceline.Cluster")
     policy: Policy[Any] = options.build(POLICIES, text, "policy", cluster=cluster)
     complete(policy)
     return policy

@@ -155,9 +155,9 @@ class TestWithRay:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--backup", "static:4"], "k=4: expected 1 to the number of workers, 3"),
+        (["--backup", "static:4"], "k=4: expected a whole number, 1 to 3"),
         (["--sync", "ssp:-2"], "staleness=-2"),
-        (["--backup", "static:0"], "k=0: expected 1"),
+        (["--backup", "static:0"], "k=0: expected a whole number, 1 to 3"),
         (["--sync", "lsp:5:1"], "group=5"),
         (["--sync", "lsp:2:-1"], "barrier=-1"),
         (["--sync", "lsp:2:2", "--mode", "pull"], "exclude each other"),

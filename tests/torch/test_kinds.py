@@ -45,6 +45,11 @@ GOOD: dict[str, Any] = {"model": MODEL, "global_batch": 8, "policy": "level"}
         ({"deterministic": "no"}, "deterministic='no': expected True or False"),
         ({"elastic": "false"}, "elastic='false': expected True or False"),
         ({"fill": 2}, "fill=2: expected True or False"),
+        ({"on_members": 3}, "on_members=3: expected a function that takes a Mended"),
+        ({"on_missed": []}, r"on_missed=\[\]: expected 'warn', 'end' or a function"),
+        ({"patience": "60"}, "patience='60': expected a positive number of seconds"),
+        ({"report_to": None}, "report_to=None: expected names of sinks"),
+        ({"report_to": 3}, "report_to=3: expected names of sinks"),
     ],
 )
 def test_each_is_named(options: dict[str, Any], words: str) -> None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from paceline.balance.members import among_present, carried, even
 from paceline.balance.protocol import Policy
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, whole
 from paceline.rounds import Array, Cluster, Plan, Round
 
 
@@ -39,8 +39,7 @@ class Abs(Policy[AbsState]):
     settles: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if self.window < 1:
-            raise PacelineError(f"policy 'abs': window={self.window}: expected at least 1 round")
+        whole("policy 'abs': window", self.window)
         if self.reading not in ("inverse", "share"):
             raise PacelineError(f"policy 'abs': reading={self.reading}: expected inverse or share")
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from paceline.balance.members import among_present, bounds, carried, even, fill_unknown, remembered
 from paceline.balance.protocol import Policy
 from paceline.costs import Cost, Linear, line_through
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, number, whole
 from paceline.rounds import Array, Cluster, Plan, Round
 
 
@@ -55,8 +55,7 @@ class Dolbie(Policy[DolbieState]):
     def __post_init__(self) -> None:
         if self.alpha is not None and not 0 < self.alpha <= 1:
             raise PacelineError(f"policy 'dolbie': alpha={self.alpha:g}: expected 0 < alpha <= 1")
-        if not 0 <= self.floor <= 1:
-            raise PacelineError(f"policy 'dolbie': floor={self.floor:g}: expected 0 <= floor <= 1")
+        number("policy 'dolbie': floor", self.floor, "0 <= floor <= 1", lambda floor: 0 <= floor <= 1)
 
     def init(self) -> tuple[Plan, DolbieState]:
         shares = even(self.cluster)
@@ -169,8 +168,7 @@ class Traffic(NamedTuple):
 
 def start_peers(workers: int, alpha: float | None = None) -> list[Peer]:
     """Equal shares, and the step of eq. (7) or a given smaller one."""
-    if workers < 1:
-        raise PacelineError(f"workers={workers}: expected at least 1 worker")
+    whole("workers", workers)
     safe = float(feasible_step(1 / workers, workers))
     return [Peer(rank, 1 / workers, safe if alpha is None else min(alpha, safe)) for rank in range(workers)]
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from paceline.balance.dolbie import slowest
 from paceline.balance.members import bounds, carried, even, remembered
 from paceline.balance.protocol import Policy
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, number, whole
 from paceline.rounds import Array, Cluster, Plan, Round
 
 SAME = 1e-9  # relative difference of seconds that is rounding, not precedence
@@ -39,12 +39,8 @@ class Lbbsp(Policy[LbbspState]):
     reading: Literal["loose", "strict"] = "loose"
 
     def __post_init__(self) -> None:
-        if not self.delta > 0:
-            raise PacelineError(
-                f"policy 'lbbsp': delta={self.delta:g}: expected a positive number of samples"
-            )
-        if self.rounds < 1:
-            raise PacelineError(f"policy 'lbbsp': rounds={self.rounds}: expected at least 1")
+        number("policy 'lbbsp': delta", self.delta, "a positive number of samples", lambda delta: delta > 0)
+        whole("policy 'lbbsp': rounds", self.rounds)
         if self.reading not in ("loose", "strict"):
             raise PacelineError(f"policy 'lbbsp': reading={self.reading}: expected loose or strict")
 

@@ -11,7 +11,7 @@ from paceline.balance.dolbie import slowest
 from paceline.balance.members import bounds, carried, even, fill_unknown, remembered
 from paceline.balance.protocol import Policy
 from paceline.costs import line_through
-from paceline.errors import PacelineError
+from paceline.errors import number
 from paceline.rounds import Array, Cluster, Plan, Round
 from paceline.shares import project
 
@@ -36,8 +36,7 @@ class Ogd(Policy[OgdState]):
     settles: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if not self.rate > 0:
-            raise PacelineError(f"policy 'ogd': rate={self.rate:g}: expected a positive number")
+        number("policy 'ogd': rate", self.rate, "a positive number", lambda rate: rate > 0)
 
     def init(self) -> tuple[Plan, OgdState]:
         shares = even(self.cluster)
