@@ -32,12 +32,12 @@ def success(loads: Array, chance: Array, need: float, units: int | None = None) 
     exact, for whole loads.
     """
     if units is None:
-        target, parts = int(np.ceil(need)), loads.astype(np.int64)
+        target, parts = int(np.ceil(need)), np.floor(loads)
     else:
-        target, parts = units, np.floor(loads * (units / need) + 1e-9).astype(np.int64)
+        target, parts = units, np.floor(loads * (units / need) + 1e-9)
     below = np.zeros(target)  # P[exactly so many rows], for fewer than the target
     below[0] = 1.0
-    for size, p in zip(np.minimum(parts, target).tolist(), chance.tolist(), strict=True):
+    for size, p in zip(np.minimum(parts, target).astype(int).tolist(), chance.tolist(), strict=True):
         if size and p:
             moved = p * below[: target - size]
             below *= 1 - p

@@ -58,16 +58,16 @@ def interval(every: Any) -> int | float | str:
     Raises PacelineError for anything else."""
     if every is None or (isinstance(every, str) and every.strip() == AUTO):
         return AUTO
-    number = every
+    asked = every
     if isinstance(every, str):
-        found = SECONDS.fullmatch(every.strip())
-        number = float(found[1]) if found else int(every) if every.isdecimal() else None
-    plain = isinstance(number, int | float | np.integer) and not isinstance(number, bool)
-    if not plain or not 0 < number < MANY:
+        found = SECONDS.fullmatch(every.strip())  # below, cut: int() takes 4,300 digits
+        asked = float(found[1]) if found else int(every[:20]) if every.isdecimal() else None
+    plain = isinstance(asked, int | float | np.integer) and not isinstance(asked, bool)
+    if not plain or not 0 < asked < MANY:
         raise PacelineError(
             f"every={short(every)}: expected steps, 1 or more, seconds such as '2 s' or 2.0, or 'auto'"
         )
-    return float(number) if isinstance(number, float) else int(number)
+    return float(asked) if isinstance(asked, float) else int(asked)
 
 
 def next_size(

@@ -35,6 +35,7 @@ def check(config: TrainConfig, data: Data) -> None:
     number("momentum", config.momentum, "0 or more, and less than 1", lambda momentum: 0 <= momentum < 1)
     options.check_weigh(config.weigh)
     stall.check(config.patience)
+    _check_loop(config)
     _check_slowdown(config, data)
     model = models.create(config.model, data.shape, data.classes)
     floor = 2 if options.has_batch_norm(model) else 1
@@ -45,7 +46,6 @@ def check(config: TrainConfig, data: Data) -> None:
             f"micro-batch={config.micro_batch}: expected at least {2 * floor - 1}: {config.model} has batch norm"
         )
     _check_engine(config)
-    _check_loop(config)
 
 
 def server(config: TrainConfig) -> ServerConfig:
