@@ -248,9 +248,8 @@ def queue(samples: int) -> float:
 
     workers = [Worker.remote(rank) for rank in range(len(MILLISECONDS))]  # type: ignore[attr-defined]
     pool, values = ActorPool(workers), np.zeros(20 * 64 + 64 + 64 * 10 + 10, np.float32)
-    list(
-        pool.map_unordered(lambda worker, sent: worker.gradient.remote(sent, 1), [values] * 30)
-    )  # loads PyTorch
+    # Loads PyTorch.
+    list(pool.map_unordered(lambda worker, sent: worker.gradient.remote(sent, 1), [values] * 30))
     begun, start, done, since = time.perf_counter(), 0.0, 0, 0.0
     while since < WARM_UP + SECONDS:
         tasks = [(ray.put(values), samples)] * (BATCH // samples)

@@ -44,11 +44,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 NEWNET = 0x40000000  # of setns: a network namespace
-RANKS, EVERY, MOVES = (
-    3,
-    8,
-    8.0,
-)  # local steps between merges; seconds after which another rank is the slow one
+# Local steps between merges; seconds after which another rank is the slow one.
+RANKS, EVERY, MOVES = (3, 8, 8.0)
 SPEEDS = (1.0, 1.0, 4.0)
 CLAIMED = "factoring:scheme=self"  # every step but a rank's last
 SNAPSHOTS, LONGEST = 30, 120.0  # in a run; seconds until its clock starts, at most

@@ -304,10 +304,8 @@ ROWS: dict[str, tuple[str, Callable[[int], Ran]]] = {
 
 def _served_rows() -> None:
     def row(name: str, title: str, delay: Any, before: dict[str, str], **setting: Any) -> None:
-        ROWS[name] = (
-            title,
-            lambda steps: on_ray(delay, before, max(steps * BATCH // 1500, 1), **setting),
-        )  # the digits have 1,500 images
+        # The digits have 1,500 images.
+        ROWS[name] = (title, lambda steps: on_ray(delay, before, max(steps * BATCH // 1500, 1), **setting))
 
     steady, stalls = Steady(), Stalls()  # one each, so that rows share their baselines
     for kind, what in (("cpu", "processors"), ("gpu", "GPUs")):

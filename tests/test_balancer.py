@@ -167,6 +167,12 @@ def test_quanta_and_floors() -> None:
     assert balancer("equal", floor=2).loads(0, 3).tolist() == [3, 0, 0, 0]
     with pytest.raises(PacelineError, match="positive divisor of the global batch"):
         balancer("equal", quantum=30)
+    for wrong in (1.5, float("nan"), "2", None, 0, -1, True):
+        for name in ("quantum", "floor"):
+            with pytest.raises(PacelineError, match=f"{name}=.*: expected a whole number, 1 to"):
+                balancer("equal", **{name: wrong})
+    with pytest.raises(PacelineError, match=r"policy='level': expected a policy, as paceline\.policies"):
+        Balancer("level")  # type: ignore[arg-type]
     with pytest.raises(PacelineError, match="looks into the future"):
         balancer("optimum")
 

@@ -10,6 +10,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[1]
+# Extras that are no developer's own.
 USERS = (
     "cli",
     "plot",
@@ -19,7 +20,7 @@ USERS = (
     "tensorboard",
     "serve",
     "hosts",
-)  # extras that are no developer's own
+)
 
 
 def bounds() -> dict[str, Version]:

@@ -31,9 +31,8 @@ def test_this_machine():
     assert 2**27 < found.memory < 2**50
     again = [measure() for _ in range(3)]
     assert {machine.host for machine in again} == {found.host}
-    assert max(machine.speed for machine in again) == pytest.approx(
-        found.speed, rel=2.0
-    )  # seen again, give or take who else is busy
+    # Seen again, give or take who else is busy.
+    assert max(machine.speed for machine in again) == pytest.approx(found.speed, rel=2.0)
 
 
 def test_a_kernel_without_a_boot_id_goes_by_the_machines_name(monkeypatch, tmp_path):

@@ -36,16 +36,16 @@ def test_options_reach_the_policy():
         ("dolbie:alpha=2", "0 < alpha <= 1"),
         ("dolbie:floor=-1", "0 <= floor <= 1"),
         ("abs:reading=sideways", "inverse, share"),
-        ("abs:window=0", "at least 1 round"),
+        ("abs:window=0", "window=0: expected a whole number, 1 to"),
         ("ogd:rate=0", "positive"),
         ("lbbsp:delta=-5", "positive number of samples"),
-        ("lbbsp:rounds=0", "at least 1"),
+        ("lbbsp:rounds=0", "rounds=0: expected a whole number, 1 to"),
         ("lbbsp:reading=sideways", "loose, strict"),
         ("level:forecast=ema:of=time", "speed, seconds"),
         ("level:forecast=oracle", "forecast 'oracle' is unknown"),
         ("lbbsp-gpu:knee=40", "lower it"),
         ("wlbs:micro=-1", "micro=-1"),
-        ("wlbs:period=0", "period >= 1"),
+        ("wlbs:period=0", "period=0: expected a whole number, 1 to"),
         ("equal:cluster=3", "no options"),
     ],
 )
@@ -64,6 +64,18 @@ def test_states_come_apart_and_together_whatever_their_shape():
     for a, b in zip(policies.leaves(back), stored, strict=True):
         assert a.dtype == b.dtype
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("cluster", [None, 4, "x"])
+def test_a_policy_is_made_for_a_cluster_alone(cluster):
+    with pytest.raises(PacelineError, match=r"cluster=.*: expected a paceline\.Cluster"):
+        policies.create("level", cluster)
+
+
+@pytest.mark.parametrize("text", [None, 3, ["level"], b"level"])
+def test_a_policy_is_asked_for_by_text_alone(text):
+    with pytest.raises(PacelineError, match=r"policy .* is unknown; expected one of abs, "):
+        policies.create(text, CLUSTER)
 
 
 def test_another_policys_state_is_refused():

@@ -22,8 +22,10 @@ def test_fractional_limits_are_cut_to_the_whole_samples_within():
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"workers": 0, "global_batch": 4}, "at least 1 worker"),
-        ({"workers": 2, "global_batch": 0}, "at least 1 sample"),
+        ({"workers": 0, "global_batch": 4}, "workers=0: expected a whole number, 1 to"),
+        ({"workers": 2, "global_batch": 0}, "global_batch=0: expected a whole number, 1 to"),
+        ({"workers": 1.5, "global_batch": 4}, "workers=1.5: expected a whole number"),
+        ({"workers": 2, "global_batch": float("nan")}, "global_batch=nan: expected a whole number"),
         ({"workers": 2, "global_batch": 10, "least": [6, 7]}, "3 more than the global batch of 10"),
         ({"workers": 2, "global_batch": 10, "most": [3, 4]}, "3 short of the global batch of 10"),
         ({"workers": 2, "global_batch": 10, "least": [0, 5], "most": [10, 4]}, "worker 1: least 5, most 4"),

@@ -23,7 +23,7 @@ from paceline import policies, shares
 from paceline.balance.factoring import Auto
 from paceline.balance.protocol import Policy, complete
 from paceline.costs import Linear
-from paceline.errors import PacelineError, short
+from paceline.errors import PacelineError, short, whole
 from paceline.forecast import overheads
 from paceline.rounds import Array, Gradients, PiecePlan, PieceTimes, Plan, Round, measurable
 from paceline.samples import CostLearner, CostModel, Deal, InPieces, Room, deal, in_pieces
@@ -46,9 +46,15 @@ class Balancer:
     def __init__(
         self, policy: Policy[Any], *, quantum: int = 1, floor: int = 1, learner: CostLearner | None = None
     ) -> None:
+        if not hasattr(policy, "cluster"):
+            raise PacelineError(
+                f"policy={short(policy)}: expected a policy, as paceline.policies.create makes one"
+            )
         complete(policy)
         cluster = policy.cluster
-        if quantum < 1 or cluster.global_batch % quantum:
+        whole("quantum", quantum)
+        whole("floor", floor)
+        if cluster.global_batch % quantum:
             raise PacelineError(
                 f"quantum={quantum}: expected a positive divisor of the global batch of {cluster.global_batch}"
             )

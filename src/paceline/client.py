@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, number
 from paceline.tokens import TOKEN
 
 __all__ = ["Dropped", "Part", "Worker"]
@@ -75,9 +75,10 @@ class Worker:
         place: int | None = None,
         patience: float = 60.0,
     ) -> None:
-        if not job or not name:
+        if not all(isinstance(each, str) and each for each in (job, name)):
             raise PacelineError(f"job={job!r}, name={name!r}: expected the names of a job and of this worker")
-        parts = urllib.parse.urlsplit(url)
+        number("patience", patience, "seconds, 0 or more", lambda seconds: seconds >= 0)
+        parts = urllib.parse.urlsplit(url if isinstance(url, str) else "")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise PacelineError(f"{url!r} is no service's address: expected one as http://127.0.0.1:7070")
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
@@ -88,7 +89,7 @@ class Worker:
         token = os.environ.get(TOKEN) if token is None else token
         self._headers = {"Content-Type": "application/json"}
         if token is not None:
-            if not token.isascii() or not token.isprintable():
+            if not isinstance(token, str) or not token.isascii() or not token.isprintable():
                 raise PacelineError("the token is no printable ASCII: give it as paceline serve printed it")
             self._headers["Authorization"] = f"Bearer {token}"
         self.name, self.job, self._place, self._patience = name, job, place, patience

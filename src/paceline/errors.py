@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import difflib
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from numbers import Integral, Real
+from typing import Any
+
+MANY = 2**31 - 1  # of most things that are counted, at most
 
 
 class PacelineError(ValueError):
@@ -64,6 +68,27 @@ def expected(word: str, known: Iterable[str]) -> str:
 def short(value: object) -> str:
     """A value as Python writes it, cut to what fits into a sentence."""
     return textwrap.shorten(repr(value), 60, placeholder="...")
+
+
+def whole(name: str, value: Any, least: int = 1, most: int = MANY) -> None:
+    """Raises PacelineError if this is no whole number in this range."""
+    counts = isinstance(value, Integral) and not isinstance(value, bool)
+    if not counts or not least <= value <= most:
+        raise PacelineError(f"{name}={short(value)}: expected a whole number, {least} to {most:,}")
+
+
+def number(name: str, value: Any, expected: str, fits: Callable[[Any], Any]) -> None:
+    """Raises PacelineError if this is no number, or one that does not fit what is ``expected``."""
+    if not isinstance(value, Real) or isinstance(value, bool) or not fits(value):
+        raise PacelineError(f"{name}={short(value)}: expected {expected}")
+
+
+def switches(**given: Any) -> None:
+    """Raises PacelineError for the first that is neither True nor False: any text, also "no", would count as True."""
+    for name, value in given.items():
+        kind = type(value).__name__  # bool_ is numpy's
+        if value is not None and not (kind in ("bool", "bool_", "int") and value in (0, 1)):
+            raise PacelineError(f"{name}={short(value)}: expected True or False")
 
 
 def _edits(one: str, other: str) -> int:

@@ -25,8 +25,8 @@ def build(registry: Mapping[str, type[T]], text: str, noun: str, **given: Any) -
 
     Raises PacelineError on an unknown name or option, or a value that its field cannot hold.
     """
-    name, _, rest = text.strip().partition(":")
-    if name not in registry:
+    name, _, rest = text.strip().partition(":") if isinstance(text, str) else (text, "", "")
+    if not isinstance(text, str) or name not in registry:
         raise PacelineError(f"{noun} {name!r} is unknown{expected(name, sorted(registry))}")
     kind = registry[name]
     hints = typing.get_type_hints(kind)
@@ -49,7 +49,7 @@ def keyed(registry: Mapping[str, type[Any]], text: str, *taken: str) -> str:
 
     taken: fields that the caller sets. What cannot be resolved is left for ``build`` to complain about.
     """
-    name, *parts = (part.strip() for part in text.replace(",", ":").split(":"))
+    name, *parts = (part.strip() for part in str(text).replace(",", ":").split(":"))
     if name not in registry or not parts:
         return text
     fields = _settable(registry[name], taken)

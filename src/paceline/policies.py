@@ -32,6 +32,8 @@ def create(text: str, cluster: Cluster) -> Policy[Any]:
 
     Raises PacelineError on an unknown name or option, or a value that does not fit, and lists what does.
     """
+    if not isinstance(cluster, Cluster):
+        raise PacelineError(f"cluster={short(cluster)}: expected a paceline.Cluster")
     policy: Policy[Any] = options.build(POLICIES, text, "policy", cluster=cluster)
     complete(policy)
     return policy
@@ -135,9 +137,8 @@ def digest(plan: Plan) -> int:
     numbers = plan.shares.ravel().tolist()
     for part in plan.piece_plan or ():
         numbers += np.asarray(part).ravel().tolist()
-    told = struct.pack(
-        f"<{len(numbers) + 1}d", len(numbers), *[number + 0.0 for number in numbers]
-    )  # one zero
+    # Adding 0.0 makes one zero of the two.
+    told = struct.pack(f"<{len(numbers) + 1}d", len(numbers), *[number + 0.0 for number in numbers])
     return int.from_bytes(told, "little") % DIGESTS
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.costs import LONGEST, QUICKEST, Array, Cost, Linear
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, whole
 
 __all__ = [
     "Array",
@@ -70,10 +70,8 @@ class Cluster:
 
     def __post_init__(self) -> None:
         n, batch = self.workers, self.global_batch
-        if n < 1:
-            raise PacelineError(f"workers={n}: expected at least 1 worker")
-        if batch < 1:
-            raise PacelineError(f"global_batch={batch}: expected at least 1 sample")
+        whole("workers", n)
+        whole("global_batch", batch, most=2**53)
         least = np.ceil(np.broadcast_to(np.asarray(0.0 if self.least is None else self.least, float), (n,)))
         most = np.asarray(batch if self.most is None else self.most, float)
         most = np.minimum(np.floor(np.broadcast_to(most, (n,))), batch)
@@ -272,9 +270,8 @@ class RoundResult:
     loss: float = math.nan  # mean over the round's samples, or what was counted; NaN where nobody told of one
     shares: Array  # the plan made from it
     within: PieceRecord | None = None  # its pieces, if work may move within the round
-    learning_rate: float = (
-        math.nan
-    )  # of the first optimizer's first group; NaN where pace.step did not step it
+    # Of the first optimizer's first group; NaN where pace.step did not step it.
+    learning_rate: float = math.nan
     costs: Array | None = None  # of each worker's part in mean samples, if the loader was given costs
     parts: Array | None = None  # lengths, squared lengths and micro-batches these are made of, (n, 3)
     ran_out: Array | None = None  # passes of each that have not fitted into its memory since they were told

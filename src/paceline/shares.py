@@ -114,13 +114,13 @@ def _fill(
     level = (total + offset.sum(-1, keepdims=True)) / rate.sum(-1, keepdims=True)
     loads = rate * level
     loads -= offset
-    if ((low <= loads) & (loads <= high)).all():  # no limit binds
-        short = total - loads.sum(-1, keepdims=True)
-        if (np.abs(short) <= CLOSE * np.abs(total)).all():
-            return level, loads
+    settled = ((low <= loads) & (loads <= high)).all(-1, keepdims=True)  # no limit binds
+    settled &= np.abs(total - loads.sum(-1, keepdims=True)) <= CLOSE * np.abs(total)
+    if settled.all():
+        return level, loads
     if guess is not None:
         started = np.asarray(guess, float)[..., None]
-        level = np.where(np.isnan(started), level, started)
+        level = np.where(settled | np.isnan(started), level, started)
     left, right = np.full(level.shape, -np.inf), np.full(level.shape, np.inf)
     for attempt in range(200):
         free = rate * level
@@ -137,13 +137,14 @@ def _fill(
             blind = unfilled  # crossing to and fro: halve the bracket instead
         if blind.any():
             start, end = _ends(rate, offset, low, high)
-            left = np.maximum(left, np.nextafter(start, -np.inf))
-            right = np.minimum(right, np.nextafter(end, np.inf))
+            left = np.where(blind, np.maximum(left, np.nextafter(start, -np.inf)), left)
+            right = np.where(blind, np.minimum(right, np.nextafter(end, np.inf)), right)
             step = np.where(blind, 0.5 * (left + right), step)
-        step = np.where(unfilled, step, level)
-        if (np.abs(step - level) <= 4e-16 * np.abs(level)).all():
+        # Who is settled stays so, whatever the other realizations still do.
+        settled = settled | ~unfilled | (np.abs(step - level) <= 4e-16 * np.abs(level))
+        if settled.all():
             break
-        level = step
+        level = np.where(settled, level, step)
     missed = ~(np.abs(short) <= 1e-12 * np.abs(total))
     if missed.any():  # somebody is so quick, or so late, that neighbouring floats are far apart
         bisected, divided = _bisect_lines(rate, offset, total, low, high)
@@ -170,9 +171,9 @@ def _narrowed(
     loads_at: Callable[[Array], Array], total: Array, left: Array, right: Array
 ) -> tuple[Array, Array]:
     """The level between two others at which the total is reached, and the loads: mixed of those below and above."""
-    while np.any((middle := halfway(left, right)) > left):
+    while (open_ := (middle := halfway(left, right)) > left).any():
         enough = loads_at(middle).sum(-1, keepdims=True) >= total
-        left, right = np.where(enough, left, middle), np.where(enough, middle, right)
+        left, right = np.where(open_ & ~enough, middle, left), np.where(open_ & enough, middle, right)
     return right, _between(loads_at(left), loads_at(right), total)
 
 

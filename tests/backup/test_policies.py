@@ -195,7 +195,7 @@ def test_arrivals_count_late_ones():
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("static:5", "k=5: expected 1 to the number of workers, 4"),
+        ("static:5", "k=5: expected a whole number, 1 to 4"),
         ("static", "k=0"),
         ("dbw:depth=0", "depth=0"),
         ("dbw:beta=0.5", "beta=0.5"),

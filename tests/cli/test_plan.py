@@ -1,5 +1,6 @@
 import functools
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -80,6 +81,9 @@ def test_deadline_tells_the_probability(workers):
     result = run(workers, "--rows", "100", "--deadline", "100")
     assert "x: done by 100 ms with probability 0." in result.stdout
     assert_refused(run(workers, "--rows", "100", "--deadline", "-1"), "deadline=-1")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert "with probability 1" in run(workers, "--rows", "100", "--deadline", "1e99").stdout
 
 
 def test_a_probabilistic_plan_that_may_never_finish_says_so(workers):

@@ -101,6 +101,9 @@ def test_help_has_its_options_in_panels(monkeypatch: pytest.MonkeyPatch) -> None
         ("reproduce dolbi", r"expected one of dolbie, .*; did you mean dolbie\?"),
         ("trian", r"No such command 'trian'; did you mean 'train'\?"),
         ("serve --prot 1", r"serve has no option --prot; did you mean --port\?"),
+        ("serve --cost x", r"--cost 'x': expected one of 'sum', 'padded'; see paceline serve --help"),
+        ("doctor --steps -- true", r"--steps '--': expected a whole number; see paceline doctor --help"),
+        ("plan w.csv --rows 10 --deadline -- x", r"--deadline '--': expected a number; see paceline plan --help"),
     ],
 )  # fmt: skip
 def test_a_mistyped_word_is_told_what_it_is_like(

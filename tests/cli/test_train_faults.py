@@ -148,9 +148,8 @@ def test_signals_end_all_workers_and_leave_a_readable_record(
 
 def test_a_launcher_killed_while_workers_start_leaves_none(tmp_path: Path) -> None:
     process = start([*LONG, "--workers", "6", "--slowdown-ms", "1,1,1,1,1,1", "--out", "run"], tmp_path)
-    until(
-        lambda: len(psutil.Process(process.pid).children(recursive=True)) >= 3
-    )  # two serve the first worker
+    # Two serve the first worker.
+    until(lambda: len(psutil.Process(process.pid).children(recursive=True)) >= 3)
     process.kill()
     process.wait(SECONDS)
     until(lambda: not session_of(process))

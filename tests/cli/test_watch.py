@@ -58,7 +58,10 @@ def test_a_port_that_cannot_be_had_is_refused(tmp_path):
         assert_refused(
             paceline("watch", tmp_path / "run", "--no-open", "--port", port), f"port {port} is in use; choose"
         )
-    assert_refused(paceline("watch", tmp_path / "run", "--port", 70000), "--port 70000: expected 0 to 65535")
+    assert_refused(
+        paceline("watch", tmp_path / "run", "--port", 70000),
+        "--port=70000: expected a whole number, 0 to 65,535",
+    )
     assert_refused(paceline("watch", tmp_path / "run", "--host", "192.0.2.1"), "cannot listen on 192.0.2.1:0")
 
 

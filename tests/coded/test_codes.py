@@ -80,9 +80,8 @@ def test_worst_condition_looks_at_every_choice_where_it_can():
 
 def test_parities_beyond_the_missing_choose_the_better_conditioned_system():
     code = MDS(2, 4)
-    object.__setattr__(
-        code, "parity", np.array([[1.0, 1e-12], [0.6, 0.8]])
-    )  # the first is useless for block 1
+    # The first is useless for block 1.
+    object.__setattr__(code, "parity", np.array([[1.0, 1e-12], [0.6, 0.8]]))
     a, x = matrix(4, 3), matrix(3, 1)[:, 0]
     blocks = code.encode(a)
     y = code.decode({i: blocks[i] @ x for i in (0, 2, 3)}, 4)

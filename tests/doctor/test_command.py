@@ -98,7 +98,8 @@ def test_a_killed_doctor_leaves_no_ranks() -> None:
 def test_commands_that_show_nothing(tmp_path: Path) -> None:
     assert_refused(paceline("doctor", "--", "no-such-command"), "no-such-command: no such command")
     assert_refused(
-        paceline("doctor", "--steps", 2, "--", sys.executable, "-V"), "--steps 2: expected at least 10"
+        paceline("doctor", "--steps", 2, "--", sys.executable, "-V"),
+        "--steps=2: expected a whole number, 10 to",
     )
     assert_refused(paceline("doctor", "--out", tmp_path.parent, "--", sys.executable, "-V"), "exists")
     command = ("--", sys.executable, "-c", "print('trained')")

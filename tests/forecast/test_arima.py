@@ -65,9 +65,8 @@ def test_fit_recovers_the_process_that_made_the_series() -> None:
 
 def test_the_moving_average_stays_invertible() -> None:
     rng = np.random.default_rng(0)
-    twice = np.diff(
-        rng.normal(size=(300, 4)), 2, axis=0
-    )  # differenced too often: theta wants to be -1 or beyond
+    # Differenced too often: theta wants to be -1 or beyond.
+    twice = np.diff(rng.normal(size=(300, 4)), 2, axis=0)
     _, theta = fit(twice, 0, 1)
     assert np.all(np.abs(theta) <= 0.98)
 

@@ -57,7 +57,7 @@ def test_any_record(seed, tmp_path):
 def test_a_round_without_workers(tmp_path):
     run = any_run(np.random.default_rng(0), tmp_path)
     nobody = np.zeros((len(run.round), 0))
-    empty = replace(run, **dict.fromkeys(("loads", "compute", "overhead", "wait", "shares"), nobody))
+    empty = replace(run, **dict.fromkeys(("loads", "compute", "overhead", "wait"), nobody))
     columns = Columns.of(empty)
     tail = SimpleNamespace(
         columns=columns,

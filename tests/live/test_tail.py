@@ -153,6 +153,55 @@ def test_rounds_are_read_beside_a_damaged_summary(recorder):
     assert (tail.damaged, tail.summary) == ("", {"steps": 5})
 
 
+def test_rounds_are_read_beside_a_damaged_configuration(recorder):
+    tail = Tail(recorder.run_dir)
+    write(recorder, 0, 5)
+    assert tail.poll()
+    path = recorder.run_dir / "run.json"
+    sound = path.read_bytes()
+    path.write_text("{")
+    write(recorder, 5, 8)
+    assert tail.poll()
+    assert "run.json is damaged" in tail.damaged
+    assert (len(tail.columns), tail.config["policy"]) == (8, "equal")
+    path.write_bytes(sound)
+    recorder.finish()
+    assert tail.poll()
+    assert (tail.damaged, tail.summary["steps"]) == ("", 8)
+
+
+def test_what_has_not_changed_is_not_read_again(recorder, monkeypatch):
+    """Neither the two small files, nor what stands behind a damaged line, while the record grows or not."""
+    tail, path = Tail(recorder.run_dir), recorder.run_dir / "rounds.jsonl"
+    write(recorder, 0, 5)
+    (recorder.run_dir / "summary.json").write_text("{")
+    with path.open("ab") as file:
+        file.write(b'{"round": 5}\n')
+    write(recorder, 6, 300)
+    tail.poll()
+    told = tail.damaged
+    assert "line 6 is damaged" in told
+    parsed = []
+    loads = json.loads
+    monkeypatch.setattr("paceline.runs.run.json.loads", lambda text: parsed.append(text) or loads(text))
+    for end in (300, 310, 320):
+        write(recorder, end, end + 10)
+        tail.poll()
+        assert not tail.poll()
+    assert (parsed, tail.damaged, len(tail.columns)) == ([], told, 5)
+
+
+def test_a_file_that_may_be_read_again_is(recorder):
+    tail, path = Tail(recorder.run_dir), recorder.run_dir / "summary.json"
+    path.mkdir()
+    tail.poll()
+    assert "cannot read" in tail.damaged
+    path.rmdir()
+    path.write_text('{"steps": 0}')
+    tail.poll()
+    assert (tail.damaged, tail.summary) == ("", {"steps": 0})
+
+
 def test_what_is_put_right_before_the_first_round_is_no_longer_told(recorder):
     path = recorder.run_dir / "run.json"
     sound = path.read_bytes()

@@ -74,9 +74,8 @@ def listing(x: Array, alpha: float, gamma: Array, comm: Array) -> tuple[Array, f
 
 
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize(
-    "alpha", [0.001, 0.04]
-)  # the experiments', and 1 / (N - 1)^2, where eq. (7) binds at once
+# The experiments', and 1 / (N - 1)^2, where eq. (7) binds at once.
+@pytest.mark.parametrize("alpha", [0.001, 0.04])
 def test_dolbie_master_and_workers(seed: int, alpha: float) -> None:
     """DOLBIE, eqs. (4) to (7), Alg. 1, lines 1 to 16, section VI-A."""
     policy = policies.create(f"dolbie:alpha={alpha},floor=0", Cluster(N, int(BATCH)))
@@ -102,10 +101,8 @@ def test_dolbie_first_step_size_is_that_of_the_smallest_share() -> None:
 def test_dolbie_without_a_master(seed: int, alpha: float) -> None:
     """DOLBIE, eq. (8), Alg. 2, lines 1 to 13."""
     peers = start_peers(N, alpha)
-    x, local = (
-        np.full(N, 1 / N),
-        np.full(N, alpha),
-    )  # Algorithm 2 with eq. (8): each has a step size of its own
+    # Algorithm 2 with eq. (8): each has a step size of its own.
+    x, local = (np.full(N, 1 / N), np.full(N, alpha))
     for gamma, comm in systems(60, seed):
         peers, _ = play_round(peers, Linear(1 / gamma, comm), int(BATCH))
         possible, s = acceptable(x, gamma, comm)
@@ -323,9 +320,8 @@ def test_lbbsp_moving_average_weighs_the_newest_by_a_fifth() -> None:
         np.testing.assert_allclose(predicted, mean, rtol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("inputs", "hidden"), [(6, 2), (8, 1)]
-)  # eq. (4) with windows of 2, read in both ways
+# Eq. (4) with windows of 2, read in both ways.
+@pytest.mark.parametrize(("inputs", "hidden"), [(6, 2), (8, 1)])
 def test_lbbsp_narx_has_one_hidden_layer_and_fewer_than_20_parameters(inputs: int, hidden: int) -> None:
     """LB-BSP, eq. (4)."""
     network = Perceptron(inputs, hidden)
@@ -547,10 +543,11 @@ def test_coded_p5_by_brute_force(seed: int) -> None:
     problem, u = cluster(2, 8, 20 + seed)
     phi = (-special.lambertw(-np.exp(-2.0), -1).real - 1) / u
     v = u / (1e4 * (1 + u * phi))  # eq. (8)
+    # Eq. (9).
     best = max(
         min(v[0, [o == 0 for o in owner]].sum(), v[1, [o == 1 for o in owner]].sum())
         for owner in itertools.product((0, 1), repeat=8)
-    )  # eq. (9)
+    )
     assert plan(problem, "exact").t_star.max() == pytest.approx(1 / best, rel=1e-4)
     assert plan(problem, "probabilistic").t_star.max() <= (1 + 1e-9) / best
 
@@ -616,9 +613,8 @@ def test_coded_algorithm_3_takes_the_printed_steps() -> None:
         late, late0 = load * np.exp(-u * t / load), l0 * np.exp(-u * t0 / l0)
         g = (k**2 + load**2) / 2 - (k0 + l0) ** 2 / 2 - (k0 + l0) * (k - k0 + load - l0)
         h = (k + late) ** 2 / 2 - (k0**2 + late0**2) / 2 - k0 * (k - k0)
-        square = np.exp(
-            -2 * u * t0 / l0
-        )  # the slopes of l^2 e^{-2ut/l} / 2 are square (l + ut) and -square u l
+        # The slopes of l^2 e^{-2ut/l} / 2 are square (l + ut) and -square u l.
+        square = np.exp(-2 * u * t0 / l0)
         h = h - square * (l0 + u * t0) * (load - l0) + square * u * l0 * (t - t0)
         return rows + (g + np.exp(u * a) * h).sum(1)
 

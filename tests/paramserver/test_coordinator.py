@@ -161,9 +161,8 @@ def test_who_is_slow_is_waited_for_when_it_comes_back():
     finish(engine, coordinator, 3, 14.0)
     assert np.flatnonzero(log[-1].loads).tolist() == [0, 1, 2, 3]
     due = coordinator.due(4.0, 0.5)[3]
-    assert due == pytest.approx(
-        14.0 + 4 * 4.0 / load * engine.running[3].load + 0.5
-    )  # by its own measure now
+    # By its own measure now.
+    assert due == pytest.approx(14.0 + 4 * 4.0 / load * engine.running[3].load + 0.5)
 
 
 @pytest.mark.parametrize(

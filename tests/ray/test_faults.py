@@ -153,9 +153,8 @@ def test_whatever_happens_to_workers_the_others_go_on(sync, mode, backup, tmp_pa
             yield from run.some(2)
             if len(killed) <= 2:  # these two come while the others go
                 run.server.add()
-        joined.extend(
-            {1, 2} - run.server.present() - {worker}
-        )  # that one, if it was back already, is gone again
+        # That one, if it was back already, is gone again.
+        joined.extend({1, 2} - run.server.present() - {worker})
         yield from run.back(set(joined))
         told["worker"], told["at"] = max(run.server.present()), time.perf_counter()
         run.server.leave(told["worker"])

@@ -159,9 +159,8 @@ def test_a_straggler_is_not_waited_for(pool, slowed):
             x = np.random.default_rng(seed).standard_normal(20)
             assert close_to(coded @ x, a @ x)
             assert coded.last.workers <= 4
-        assert not any(
-            finished for _, finished in coded.observations.seen[2]
-        )  # called off each time, and noted as such
+        # Called off each time, and noted as such.
+        assert not any(finished for _, finished in coded.observations.seen[2])
 
 
 def test_a_worker_that_fails_when_nobody_needs_it_ends_no_later_product(pool, slowed):

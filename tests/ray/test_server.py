@@ -223,6 +223,46 @@ def test_one_call():
     assert np.abs(values - X.mean(0)).max() < 0.3
 
 
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("global_btch", "did you mean global_batch? Expected"),
+        ("colour", "expected"),
+        ("momentun", "momentum?"),
+    ],
+)
+def test_an_option_that_does_not_exist_is_named(name, near):
+    with pytest.raises(PacelineError) as refused:
+        train(quadratic, len(X), **{name: 1})
+    said = str(refused.value)
+    assert said.startswith(f"paceline.ray.train has no option '{name}'; ")
+    assert near in said
+    assert "one of program, samples, workers, global_batch, " in said
+    assert said.endswith(", sync, mode, backup, rate, lr, momentum, limits, machines")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"program": None}, "program=None: expected a function"),
+        ({"delay": 3}, "delay=3: expected a function"),
+        ({"on_update": "print"}, "on_update='print': expected a function"),
+        ({"replace": "no"}, "replace='no': expected True or False"),
+        ({"samples": 1.5}, "samples=1.5: expected a whole number, 1 to"),
+        ({"epochs": float("nan")}, "epochs=nan: expected a whole number, 1 to"),
+        ({"seed": -1}, "seed=-1: expected a whole number, 0 to"),
+        ({"workers": "2"}, "workers='2': expected a whole number, 1 to"),
+        ({"global_batch": 3.5}, "global_batch=3.5: expected a whole number"),
+        ({"sync": None}, "gate None is unknown; expected one of"),
+        ({"lr": "x"}, "lr='x': expected a positive learning rate"),
+        ({"momentum": None}, "momentum=None: expected 0 or more"),
+    ],
+)
+def test_what_no_run_can_begin_with_is_named(wrong, said):
+    with pytest.raises(PacelineError, match=said):
+        train(**{"program": quadratic, "samples": 10, "workers": 2, "global_batch": 4} | wrong)
+
+
 def test_a_program_that_fails_is_quoted(monkeypatch):
     monkeypatch.setattr("paceline.ray.server.Crew", Crew)
 

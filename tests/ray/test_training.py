@@ -99,9 +99,8 @@ class TestWithRay:
         command = [sys.executable, "-m", "paceline", *BASE, *asynchronous, "--out", str(out)]
         training = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         began = time.monotonic()
-        while (
-            not (out / "run.json").exists() or len(runs.read(out).round) < 4 * every + 2
-        ):  # more updates than bsp has rounds
+        # More updates than bsp has rounds.
+        while not (out / "run.json").exists() or len(runs.read(out).round) < 4 * every + 2:
             assert training.poll() is None
             assert time.monotonic() - began < 120
             time.sleep(0.02)
@@ -156,9 +155,9 @@ class TestWithRay:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--backup", "static:4"], "k=4: expected 1 to the number of workers, 3"),
+        (["--backup", "static:4"], "k=4: expected a whole number, 1 to 3"),
         (["--sync", "ssp:-2"], "staleness=-2"),
-        (["--backup", "static:0"], "k=0: expected 1"),
+        (["--backup", "static:0"], "k=0: expected a whole number, 1 to 3"),
         (["--sync", "lsp:5:1"], "group=5"),
         (["--sync", "lsp:2:-1"], "barrier=-1"),
         (["--sync", "lsp:2:2", "--mode", "pull"], "exclude each other"),

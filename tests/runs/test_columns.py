@@ -24,7 +24,7 @@ def record(rounds, workers, seed, absent=0.1, path="run"):
         path=path, config={"policy": "level"}, round=np.arange(rounds) * 2, epoch=np.zeros(rounds, int),
         time=np.cumsum(wall), seconds=wall, batch=np.nansum(loads, axis=1), loss=random.random(rounds),
         loads=loads, compute=compute, overhead=np.where(gone, np.nan, 0.005), wait=wall[:, None] - compute,
-        shares=np.full((rounds, workers), np.nan), extras={}, summary={}, notes=[],
+        extras={}, summary={}, notes=[],
     )  # fmt: skip
 
 
@@ -40,7 +40,6 @@ def cut(run, start, end):
         "compute",
         "overhead",
         "wait",
-        "shares",
     )
     return dataclasses.replace(run, **{name: getattr(run, name)[start:end] for name in names})
 

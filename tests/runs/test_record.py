@@ -44,9 +44,8 @@ def test_what_is_written_is_read(tmp_path, config):
     assert np.array_equal(run.compute, [[0.5, 1], [0.25, nan]], equal_nan=True)
     assert np.array_equal(run.overhead, [[0.1, 0.2], [0, nan]], equal_nan=True)
     assert np.array_equal(run.wait, [[0.5, 0], [0, nan]], equal_nan=True)
-    assert np.array_equal(run.shares, [[0.75, 0.25], [nan, nan]], equal_nan=True)
     assert np.array_equal(run.loss, [2.5, nan], equal_nan=True)
-    assert run.extras == {"pieces": [None, [[1, 2]]]}
+    assert run.extras == {"shares": [[0.75, 0.25], None], "pieces": [None, [[1, 2]]]}
     assert (run.summary, run.notes, run.workers, run.policy) == ({}, [], 2, "level")
 
 
@@ -265,4 +264,4 @@ def test_floats_come_back_to_the_last_bit(tmp_path, config):
     with Recorder.create(tmp_path / "run", config) as recorder:
         line(recorder, 0, loads=random[0], compute=random[1], shares=random[3])
     run = read(tmp_path / "run")
-    assert np.array_equal([run.loads[0], run.compute[0], run.shares[0]], random[[0, 1, 3]])
+    assert np.array_equal([run.loads[0], run.compute[0], run.extras["shares"][0]], random[[0, 1, 3]])

@@ -63,12 +63,11 @@ def big(rounds, workers, tmp_path):
     random = np.random.default_rng(0)
     compute = 0.1 + random.random((rounds, workers)) / 50
     wall = compute.max(axis=1)
-    blank = np.full((rounds, workers), np.nan)
     return Run(
         path=tmp_path, config={"policy": "level"}, round=np.arange(rounds), epoch=np.zeros(rounds, int),
         time=np.cumsum(wall), seconds=wall, batch=np.full(rounds, 10.0 * workers), loss=random.random(rounds),
         loads=np.full((rounds, workers), 10.0), compute=compute, overhead=np.zeros((rounds, workers)),
-        wait=wall[:, None] - compute, shares=blank, extras={}, summary={}, notes=[],
+        wait=wall[:, None] - compute, extras={}, summary={}, notes=[],
     )  # fmt: skip
 
 

@@ -191,5 +191,5 @@ def test_a_package_that_is_not_there_is_told(tmp_path, monkeypatch, name, packag
 def test_an_unknown_sink_is_refused(tmp_path):
     with pytest.raises(PacelineError, match=r"sink 'wand' is unknown; did you mean wandb\?"):
         sinks.create("wand", tmp_path, {})
-    with pytest.raises(PacelineError, match="metrics port 70000: expected 0 to 65535"):
+    with pytest.raises(PacelineError, match="metrics port=70000: expected a whole number, 0 to 65,535"):
         Prometheus(tmp_path, {}, port=70000)

@@ -82,7 +82,7 @@ def test_no_run_beats_its_bound(loads, seconds):
     run = Run(
         path="", config={}, round=np.arange(6), epoch=np.zeros(6, int), time=np.cumsum(wall), seconds=wall,
         batch=loads.sum(axis=1).astype(float), loss=np.full(6, np.nan), loads=loads.astype(float),
-        compute=compute, overhead=blank, wait=wall[:, None] - compute, shares=blank, extras={}, summary={},
+        compute=compute, overhead=blank, wait=wall[:, None] - compute, extras={}, summary={},
         notes=[],
     )  # fmt: skip
     # A worker without load in a round counts at its last speed, so the sum of speeds is at least that of

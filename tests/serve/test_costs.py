@@ -122,8 +122,8 @@ def test_what_does_not_fit_is_refused_in_a_sentence(tmp_path: Path) -> None:
         )
         for body, status, words in (
             (right | {"lengths": [1, 2, 3]}, 422, "lengths: got 3 numbers for the data set's 4 samples"),
-            (right | {"lengths": [1, 2, 3, 0]}, 422, "lengths.3: input should be greater than 0"),
-            ({"lengths": [1, 2, 3, 4]}, 422, "round: field required"),
+            (right | {"lengths": [1, 2, 3, 0]}, 422, "lengths.3: expected more than 0"),
+            ({"lengths": [1, 2, 3, 4]}, 422, "round: it is missing"),
         ):
             found, said = next_of("a", body)
             assert (found, words in said["error"]) == (status, True), said
@@ -142,9 +142,8 @@ def test_what_does_not_fit_is_refused_in_a_sentence(tmp_path: Path) -> None:
         status, said = next_of("a", right, "/v1/jobs/default")
         assert status == 422
         assert "the job has no cost" in said["error"]
-        assert (
-            "indices" not in next_of("a", None, "/v1/jobs/default")[1]
-        )  # as clients of earlier versions expect
+        # As clients of earlier versions expect.
+        assert "indices" not in next_of("a", None, "/v1/jobs/default")[1]
         with (
             pytest.raises(PacelineError, match=r"give rounds\(lengths=\.\.\.\)"),
             client.Worker(service.url, name="c", token=TOKEN, job=_third(service)) as alone,

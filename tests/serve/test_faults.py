@@ -183,6 +183,26 @@ def test_a_database_that_may_not_grow(play: Play, tmp_path: Path) -> None:
     play(scenario, floor=100.0)
 
 
+def test_a_round_that_all_left_is_divided_again_and_takes_no_report_of_its_first_parts(play: Play) -> None:
+    async def scenario(call: Caller) -> None:
+        assert (await call.ask("PUT", "/jobs/k", JOB | {"start": 1}))[0] == 201
+        await call.join("a", job="k")
+        before = (await call.next("a", job="k"))[1]
+        mine = {"X-Worker-Secret": call.secrets["a"]}
+        assert (await call.ask("DELETE", "/jobs/k/workers/a", headers=mine))[0] == 204
+        for name in "ab":
+            await call.join(name, job="k")
+        after = (await call.next("a", job="k"))[1]
+        assert (before["round"], after["round"]) == (0, 0)
+        assert (before["samples"], after["samples"]) == (12, 6)
+        late = GOOD | {"samples": before["samples"]}
+        said = "samples=12: expected at most 6, what round 0 planned for worker 'a'"
+        refused(await call.report("a", late, job="k"), 422, said)
+        assert (await call.report("a", GOOD, job="k"))[0] == 200
+
+    play(scenario)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_whatever_comes_at_once_a_restart_finds_the_same(tmp_path: Path, seed: int) -> None:
     """Workers that come, report, go, replace themselves and are dropped all at the same time; commits that fail."""

@@ -345,7 +345,7 @@ def test_everybody_goes_and_others_come() -> None:
         ({"policy": "optimum"}, "only runs in simulations"),
         ({"policy": "factoring"}, "moves work within a round"),
         ({"policy": "level:forecast=magic"}, "magic"),
-        ({"workers": 0}, "workers=0: input should be greater than or equal to 1"),
+        ({"workers": 0}, "workers=0: expected 1 or more"),
         ({"batch": 0}, "batch=0"),
         ({"start": 4}, "start=4: expected 1 to 3"),
         ({"limits": ((1, 2),) * 2}, "limits for 2 of 3 workers"),

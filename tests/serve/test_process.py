@@ -60,9 +60,8 @@ def test_workers_that_notice_nothing_of_a_killed_service(tmp_path: Path) -> None
         for parts in zip(*logs.values(), strict=True):
             assert len({part.round for part in parts}) == 1
             assert sum(part.samples for part in parts) == 700
-            placed = sorted(
-                parts, key=lambda part: part.offset
-            )  # in the order in which they happened to join
+            # In the order in which they happened to join.
+            placed = sorted(parts, key=lambda part: part.offset)
             ends = [part.offset + part.samples for part in placed]
             assert [part.offset for part in placed] == [0, *ends[:-1]], "one after the other"
             assert sum(part.weight for part in parts) == pytest.approx(1.0)
@@ -223,8 +222,8 @@ def test_mistakes_at_the_start(tmp_path: Path) -> None:
         ("5 characters: expected 16 or more", "--token", "short"),
         ("cannot listen on 192.0.2.1", "--host", "192.0.2.1"),
         ("--job 'a b': expected at most 64 letters", "--batch", 8, "--workers", 2, "--job", "a b"),
-        ("batch=-5: input should be greater than or equal to 1", "--batch", -5, "--workers", 2),
-        ("--port 70000: expected 0 to 65535", "--port", 70000),
+        ("batch=-5: expected 1 or more", "--batch", -5, "--workers", 2),
+        ("--port=70000: expected a whole number, 0 to 65,535", "--port", 70000),
     ):
         assert_refused(
             paceline(
@@ -262,6 +261,9 @@ def test_a_token_is_made_and_kept(tmp_path: Path) -> None:
 
 
 def test_what_the_client_says(tmp_path: Path) -> None:
+    for wrong in ({"patience": float("nan")}, {"name": 3}, {"token": 3}, {"url": 3}):
+        with pytest.raises(PacelineError, match=r"patience=nan: expected|name=3|the token|3 is no service's"):
+            client.Worker(**{"url": "http://127.0.0.1:9", "name": "a"} | wrong)  # type: ignore[arg-type]
     with pytest.raises(PacelineError, match="'ftp://x' is no service's address"):
         client.Worker("ftp://x", name="a")
     for token in ("Schlüssel-für-Ω", "two\nlines-of-a-token"):

@@ -272,7 +272,7 @@ def settings(**changes: Any) -> str:
         (digested("jobs", "name='j'", settings=settings(limits=5)), "its settings cannot be used"),
         (
             digested("jobs", "name='j'", settings=settings(batch=-5)),
-            "batch=-5: input should be greater than or equal to 1",
+            "batch=-5: expected 1 or more",
         ),
         (digested("jobs", "name='j'", settings=settings(policy="magic")), "policy 'magic' is unknown"),
         (digested("jobs", "name='j'", state="[]"), "its state cannot be used"),

@@ -116,7 +116,7 @@ link = { megabytes = 1.0, mbps = 80.0 }
     ("options", "says"),
     [
         (["--sync", "ssp:-1"], "staleness=-1"),
-        (["--sync", "lsp:9:2"], "group=9: expected 1 to the number of workers, 4"),
+        (["--sync", "lsp:9:2"], "group=9: expected a whole number, 0 to 4"),
         (["--backup", "static:5"], "k=5"),
         (["--sync", "ssp:2", "--mode", "pull"], "exclude each other"),
         (["--sync", "ssp:2", "--backup", "dbw"], "leave out --backup"),

@@ -281,11 +281,11 @@ def test_aggregates_by_hand():
 @pytest.mark.parametrize(
     ("choices", "says"),
     [
-        ({"backup": "static:9"}, "k=9: expected 1 to the number of workers, 4"),
+        ({"backup": "static:9"}, "k=9: expected a whole number, 1 to 4"),
         ({"sync": "ssp:3", "backup": "dbw"}, "leave out --backup"),
         ({"sync": "asp", "mode": "pull"}, "exclude each other"),
         ({"lr": -1.0}, "expected a positive learning rate"),
-        ({"global_batch": 3}, "at least 1 sample each"),
+        ({"global_batch": 3}, "global_batch=3: expected a whole number, 4 to"),
         ({"momentum": 1.0}, "momentum=1"),
     ],
 )

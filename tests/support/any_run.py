@@ -37,7 +37,6 @@ def any_run(random, folder):
         compute=compute,
         overhead=random.random(shape) if random.random() < 0.5 else unknown,
         wait=seconds[:, None] - compute if random.random() < 0.5 else unknown,
-        shares=unknown,
         extras={},
         summary={},
         notes=[],

@@ -365,9 +365,8 @@ class Told:
 
     faults: list[Fault] = field(default_factory=list)
     losses: list[Loss] = field(default_factory=list)
-    seen: dict[int, float] = field(
-        default_factory=dict
-    )  # when each worker's loss was, as ``time.time`` tells it
+    # When each worker's loss was, as ``time.time`` tells it.
+    seen: dict[int, float] = field(default_factory=dict)
     lines: dict[int, list[dict[str, Any]]] = field(default_factory=dict)  # by worker
     places: dict[int, int] = field(default_factory=dict)  # of all that were started
     stalls: list[Any] = field(default_factory=list)  # processes that stop the launcher for a while

@@ -138,6 +138,7 @@ class WaitingHook(Loop):
         ddp.register_comm_hook(None, sum_at_once)
 
 
+# Ways in which no parameter needs a hook.
 QUICK = (
     Plain,
     Scaled,
@@ -149,7 +150,7 @@ QUICK = (
     Compiled,
     InPieces,
     ByTheUser,
-)  # ways in which no parameter needs a hook
+)
 WAYS = (*QUICK, ByAHost, Reentrant, WaitingHook)
 
 

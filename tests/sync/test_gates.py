@@ -178,9 +178,9 @@ def test_ssp_never_lets_anybody_run_further_ahead(order, s):
     ("text", "mode", "says"),
     [
         ("bspp", "push-wait", r"did you mean bsp\? Expected one of asp, bsp, lsp, ssp"),
-        ("ssp:-1", "push-wait", "staleness=-1: expected 0"),
+        ("ssp:-1", "push-wait", "staleness=-1: expected a whole number, 0 to"),
         ("ssp:x", "push-wait", "staleness=x: expected a whole number"),
-        ("lsp:9:5", "push-wait", "group=9: expected 1 to the number of workers, 4"),
+        ("lsp:9:5", "push-wait", "group=9: expected a whole number, 0 to 4"),
         ("lsp:2:-1", "push-wait", "barrier=-1"),
         ("lsp:1:2:3:4:5", "push-wait", "scale=3"),
         ("ssp:3", "push-interrupt", "exclude each other"),

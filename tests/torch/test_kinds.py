@@ -34,6 +34,7 @@ GOOD: dict[str, Any] = {"model": MODEL, "global_batch": 8, "policy": "level"}
         ({"micro_batch": -4}, "micro_batch=-4: expected a whole number, 1 to"),
         ({"micro_steps": 1.5}, "micro_steps=1.5: expected a whole number"),
         ({"quantum": None}, "quantum=None: expected a whole number"),
+        ({"collect_every": 2**63}, "collect_every=9223372036854775808: expected a whole number, 1 to 9,223,"),
         ({"record": 5}, "record=5: expected the path of a new directory"),
         ({"on_round": "print"}, "on_round='print': expected a function"),
         ({"limits": "1:8"}, "limits='1:8': expected 'memory', or a pair"),
@@ -44,6 +45,11 @@ GOOD: dict[str, Any] = {"model": MODEL, "global_batch": 8, "policy": "level"}
         ({"deterministic": "no"}, "deterministic='no': expected True or False"),
         ({"elastic": "false"}, "elastic='false': expected True or False"),
         ({"fill": 2}, "fill=2: expected True or False"),
+        ({"on_members": 3}, "on_members=3: expected a function that takes a Mended"),
+        ({"on_missed": []}, r"on_missed=\[\]: expected 'warn', 'end' or a function"),
+        ({"patience": "60"}, "patience='60': expected a positive number of seconds"),
+        ({"report_to": None}, "report_to=None: expected names of sinks"),
+        ({"report_to": 3}, "report_to=3: expected names of sinks"),
     ],
 )
 def test_each_is_named(options: dict[str, Any], words: str) -> None:
@@ -53,8 +59,9 @@ def test_each_is_named(options: dict[str, Any], words: str) -> None:
 
 def test_numbers_of_numpy_are_numbers() -> None:
     pace = paceline.torch.Pace(
-        MODEL, np.int64(8), micro_batch=np.int32(8), limits=[(np.int64(1), None)], policy="level"
-    )
+        MODEL, np.int64(8), micro_batch=np.int32(8), limits=[(np.int64(1), None)], policy="level",
+        collect_every=np.int64(2**31),
+    )  # fmt: skip
     assert pace.global_batch == 8
     pace.close()
 

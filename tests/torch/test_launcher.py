@@ -273,9 +273,8 @@ def test_a_program_that_ends_slowly_is_not_taken_for_frozen(monkeypatch: pytest.
     try:
         while not found:
             beats += 1
-            keeper.store.set(
-                BEAT(0), str(beats)
-            )  # worker 1 gives one sign of life, and then says that it ends
+            # Worker 1 gives one sign of life, and then says that it ends.
+            keeper.store.set(BEAT(0), str(beats))
             keeper.store.set(BEAT(1), "1")
             keeper.store.set(ENDING(1), "1")
             found = keeper.look()

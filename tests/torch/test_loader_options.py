@@ -62,6 +62,12 @@ def test_what_is_handed_on_leaves_the_model_of_one_process(loop: str) -> None:
         ("in_order", False, "another order than they are planned in"),
         ("sharding", True, "sharding= is no option that this version of Paceline knows"),
         ("numworkers", 2, "numworkers= is no option that this version of Paceline knows"),
+        ("num_workers", 1.5, "num_workers=1.5: expected a whole number, 0 to"),
+        ("num_workers", None, "num_workers=None: expected a whole number, 0 to"),
+        ("prefetch_factor", "2", "prefetch_factor='2': expected a whole number, 1 to"),
+        ("timeout", float("nan"), "timeout=nan: expected seconds, 0 or more"),
+        ("collate_fn", "pad", "collate_fn='pad': expected a function that takes a list of samples"),
+        ("pin_memory", "no", "pin_memory='no': expected True or False"),
     ],
 )
 def test_what_is_refused_is_refused_in_a_sentence(option: str, value: object, words: str) -> None:

@@ -492,9 +492,8 @@ def test_the_outer_optimizer_of_a_checkpoint_goes_on_by_the_rates_chosen_now() -
         p.grad = torch.ones_like(p)
     again.loop.local.stepping = True
     again.loop.local._outer.step()
-    for one, other in zip(
-        state["outer"]["state"].values(), before["outer"]["state"].values(), strict=True
-    ):  # what is kept in memory stays what it was
+    # What is kept in memory stays what it was.
+    for one, other in zip(state["outer"]["state"].values(), before["outer"]["state"].values(), strict=True):
         assert torch.equal(one["momentum_buffer"], other["momentum_buffer"])
     again.load_state_dict(empty)
     assert not velocity(again)

@@ -92,9 +92,8 @@ def test_pieces_hold_as_much_cost_as_they_should() -> None:
                 longest.append(mine.max(initial=0) / mean)
             claims = costs[:-1]  # then comes what it had kept for its end
             assert all(a >= b for a, b in pairwise(longest))
-            for cost, one in zip(
-                claims[:-1], longest, strict=False
-            ):  # the round's last piece is what was left
+            # The round's last piece is what was left.
+            for cost, one in zip(claims[:-1], longest, strict=False):
                 assert cost <= max(one, 2 + one / 2) + 1e-9
 
 
@@ -164,3 +163,6 @@ def test_costs_are_read_from_columns_tensors_and_fields() -> None:
         read("tokens", Table())
     with pytest.raises(PacelineError, match="sample 0 has nan"):
         read("text", Table())
+    for one in (3, np.float64(3), torch.tensor(3)):
+        with pytest.raises(PacelineError, match=r"cost=3: expected one number for each sample; leave it out"):
+            read(one, Table())

@@ -29,7 +29,7 @@ def create(text: str, workers: int, mode: str = "push-wait") -> Backup[Any]:
     Raises PacelineError on an unknown name or option, or a value out of range, such as k > n.
     """
     given: dict[str, Any] = {"workers": workers}
-    kind: Any = BACKUPS.get(text.split(":")[0].strip())
+    kind: Any = BACKUPS.get(str(text).split(":")[0].strip())
     if kind is not None and any(field.name == "mode" for field in dataclasses.fields(kind)):
         given["mode"] = mode
     policy: Backup[Any] = options.build(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from paceline.backup.protocol import Backup, Iteration
-from paceline.errors import PacelineError
+from paceline.errors import number, whole
 
 
 class AdasyncState(NamedTuple):
@@ -30,11 +30,8 @@ class Adasync(Backup[AdasyncState]):
     kind: Literal["sync", "async"] = "sync"
 
     def __post_init__(self) -> None:
-        if not 1 <= self.first <= self.workers or not self.window >= 0:
-            raise PacelineError(
-                f"adasync: first={self.first}, window={self.window:g}: expected first from 1 to the number of "
-                f"workers, {self.workers}, and window >= 0"
-            )
+        whole("adasync: first", self.first, 1, self.workers)
+        number("adasync: window", self.window, "0 or more", lambda window: window >= 0)
 
     def init(self) -> tuple[int, AdasyncState]:
         return self.first, AdasyncState(math.nan, self.first, 0.0)

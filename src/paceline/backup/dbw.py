@@ -17,7 +17,7 @@ import numpy as np
 from paceline.backup import arrival_times
 from paceline.backup.arrival_times import TimesState
 from paceline.backup.protocol import Backup, Iteration, Timings
-from paceline.errors import PacelineError
+from paceline.errors import number, whole
 from paceline.rounds import Array
 
 RECENT = 12  # round trips of each worker that "workers" looks back on
@@ -186,11 +186,10 @@ class Dbw(Backup[DbwState]):
     needs_variance: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.depth < 1 or not self.beta >= 1 or not 0 < self.memory <= 1:
-            raise PacelineError(
-                f"{type(self).__name__.lower()}: depth={self.depth}, beta={self.beta:g}, memory={self.memory:g}: "
-                "expected depth >= 1, beta >= 1 and 0 < memory <= 1"
-            )
+        name = type(self).__name__.lower()
+        whole(f"{name}: depth", self.depth)
+        number(f"{name}: beta", self.beta, "1 or more", lambda beta: beta >= 1)
+        number(f"{name}: memory", self.memory, "0 < memory <= 1", lambda memory: 0 < memory <= 1)
 
     def init(self) -> tuple[int, DbwState]:
         n = self.workers

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from paceline.backup.protocol import Backup, Iteration
-from paceline.errors import PacelineError
+from paceline.errors import number, whole
 from paceline.rounds import Array
 
 NEAR = 0.01  # thresholds whose speed-up is within it of the best are as good: that which drops least is taken
@@ -45,11 +45,10 @@ class DropCompute(Backup[TraceState]):
     exchange: float = 0.0
 
     def __post_init__(self) -> None:
-        if not self.tau >= 0 or self.pieces < 2 or self.trace < 1 or not self.exchange >= 0:
-            raise PacelineError(
-                f"dropcompute: tau={self.tau:g}, pieces={self.pieces}, trace={self.trace}, "
-                f"exchange={self.exchange:g}: expected tau >= 0, pieces >= 2, trace >= 1 and exchange >= 0"
-            )
+        whole("dropcompute: pieces", self.pieces, 2)
+        whole("dropcompute: trace", self.trace)
+        number("dropcompute: tau", self.tau, "0 or more", lambda tau: tau >= 0)
+        number("dropcompute: exchange", self.exchange, "0 or more", lambda part: part >= 0)
 
     def init(self) -> tuple[int, TraceState]:
         return self.workers, TraceState((), self.tau or np.inf)

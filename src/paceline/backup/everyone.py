@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.backup.protocol import Backup, Iteration
-from paceline.errors import PacelineError
+from paceline.errors import whole
 
 Nothing = tuple[()]  # to remember
 
@@ -34,11 +34,7 @@ class Static(Backup[Nothing]):
     k: int = 0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.k <= self.workers:
-            raise PacelineError(
-                f"static: k={self.k}: expected 1 to the number of workers, {self.workers}, as in static:"
-                f"{max(1, self.workers - 1)}"
-            )
+        whole("static: k", self.k, 1, self.workers)
 
     def init(self) -> tuple[int, Nothing]:
         return self.k, ()

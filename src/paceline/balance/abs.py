@@ -8,9 +8,9 @@ from typing import ClassVar, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.balance.members import among_present, even
+from paceline.balance.members import among_present, carried, even
 from paceline.balance.protocol import Policy
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, whole
 from paceline.rounds import Array, Cluster, Plan, Round
 
 
@@ -39,8 +39,7 @@ class Abs(Policy[AbsState]):
     settles: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if self.window < 1:
-            raise PacelineError(f"policy 'abs': window={self.window}: expected at least 1 round")
+        whole("policy 'abs': window", self.window)
         if self.reading not in ("inverse", "share"):
             raise PacelineError(f"policy 'abs': reading={self.reading}: expected inverse or share")
 
@@ -61,9 +60,7 @@ class Abs(Policy[AbsState]):
             seconds, loads, reports = (np.zeros_like(shares) for _ in range(3))
             age = np.zeros_like(age)
         after = AbsState(shares, seconds, loads, reports, age)
-        if round.present.all():
-            return Plan(shares), after
-        return Plan(among_present(self.cluster, round.present, shares)), after
+        return Plan(carried(self.cluster, round.present, shares)), after
 
     def _weights(self, seconds: Array, loads: Array, reports: Array) -> Array:
         """New shares before limits; a worker that ran nothing counts like the slowest that did."""

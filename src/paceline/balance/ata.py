@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from paceline.balance.members import bounds, even
 from paceline.balance.protocol import Policy
 from paceline.costs import QUICKEST, Linear
-from paceline.errors import PacelineError
+from paceline.errors import number
 from paceline.forecast.portable_math import log
 from paceline.rounds import Array, Cluster, Plan, Round
 from paceline.shares import water_level
@@ -51,10 +51,8 @@ class Ata(Policy[AtaState]):
     eta: float = 0.3
 
     def __post_init__(self) -> None:
-        if not (0 <= self.alpha < np.inf and 0 <= self.eta < np.inf):
-            raise PacelineError(
-                f"policy 'ata': alpha={self.alpha:g}, eta={self.eta:g}: expected seconds and a ratio, 0 or more"
-            )
+        number("policy 'ata': alpha", self.alpha, "seconds, 0 or more", lambda alpha: 0 <= alpha < np.inf)
+        number("policy 'ata': eta", self.eta, "a ratio, 0 or more", lambda eta: 0 <= eta < np.inf)
 
     def init(self) -> tuple[Plan, AtaState]:
         nothing = np.zeros(self.cluster.shape)

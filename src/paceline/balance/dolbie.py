@@ -19,10 +19,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.balance.members import among_present, bounds, even, fill_unknown, remembered
+from paceline.balance.members import among_present, bounds, carried, even, fill_unknown, remembered
 from paceline.balance.protocol import Policy
 from paceline.costs import Cost, Linear, line_through
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, number, whole
 from paceline.rounds import Array, Cluster, Plan, Round
 
 
@@ -55,8 +55,7 @@ class Dolbie(Policy[DolbieState]):
     def __post_init__(self) -> None:
         if self.alpha is not None and not 0 < self.alpha <= 1:
             raise PacelineError(f"policy 'dolbie': alpha={self.alpha:g}: expected 0 < alpha <= 1")
-        if not 0 <= self.floor <= 1:
-            raise PacelineError(f"policy 'dolbie': floor={self.floor:g}: expected 0 <= floor <= 1")
+        number("policy 'dolbie': floor", self.floor, "0 <= floor <= 1", lambda floor: 0 <= floor <= 1)
 
     def init(self) -> tuple[Plan, DolbieState]:
         shares = even(self.cluster)
@@ -65,15 +64,13 @@ class Dolbie(Policy[DolbieState]):
 
     def step(self, state: DolbieState, round: Round) -> tuple[Plan, DolbieState]:
         cluster, present = self.cluster, round.present
-        everybody = bool(present.all())
         least, most = bounds(cluster, present)
-        shares = state.shares
-        if not everybody or cluster.limited:
-            shares = among_present(cluster, present, shares)
+        within = among_present if cluster.limited else carried
+        shares = within(cluster, present, state.shares)
         slope = line_through(round.loads, round.seconds, round.overhead, state.seconds_per_sample)
         cost = round.costs or Linear(fill_unknown(slope), round.overhead)
 
-        seconds = round.seconds if everybody else np.where(present, round.seconds, -np.inf)
+        seconds = np.where(present, round.seconds, -np.inf)
         straggler = slowest(seconds)
         level = np.take_along_axis(seconds, straggler, -1)
         gain = possible_gain(cost, level, shares, most, round.batch, straggler)
@@ -171,8 +168,7 @@ class Traffic(NamedTuple):
 
 def start_peers(workers: int, alpha: float | None = None) -> list[Peer]:
     """Equal shares, and the step of eq. (7) or a given smaller one."""
-    if workers < 1:
-        raise PacelineError(f"workers={workers}: expected at least 1 worker")
+    whole("workers", workers)
     safe = float(feasible_step(1 / workers, workers))
     return [Peer(rank, 1 / workers, safe if alpha is None else min(alpha, safe)) for rank in range(workers)]
 

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from paceline.balance.level import Level
 from paceline.balance.protocol import Forecasting, Policy
 from paceline.costs import LONGEST, QUICKEST, Linear, line_through
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, number, whole
 from paceline.forecast.portable_math import log
 from paceline.rounds import Array, Cluster, PiecePlan, PieceTimes, Plan, Round
 
@@ -89,10 +89,9 @@ class Factoring(Forecasting, Policy[FactoringState]):
         for name, value in (("portion", self.portion), ("part", self.part)):
             if value is not None and not 0 < value <= 1:
                 raise PacelineError(f"{name}={value:g}: expected more than 0 and at most 1")
-        if self.piece is not None and self.piece < 1:
-            raise PacelineError(f"piece={self.piece}: expected at least 1 sample")
-        if not self.overhead > 0:
-            raise PacelineError(f"overhead={self.overhead:g}: expected more than 0 seconds")
+        if self.piece is not None:
+            whole("piece", self.piece)
+        number("overhead", self.overhead, "more than 0 seconds", lambda seconds: seconds > 0)
         if self.scheme not in ("adaptive", "factoring", "guided", "self"):
             raise PacelineError(f"scheme={self.scheme}: expected adaptive, factoring, guided or self")
         Level(self.cluster, self.forecast)  # an unknown forecast is said now

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.balance.dolbie import slowest
-from paceline.balance.members import among_present, bounds, even, remembered
+from paceline.balance.members import bounds, carried, even, remembered
 from paceline.balance.protocol import Policy
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, number, whole
 from paceline.rounds import Array, Cluster, Plan, Round
 
 SAME = 1e-9  # relative difference of seconds that is rounding, not precedence
@@ -39,12 +39,8 @@ class Lbbsp(Policy[LbbspState]):
     reading: Literal["loose", "strict"] = "loose"
 
     def __post_init__(self) -> None:
-        if not self.delta > 0:
-            raise PacelineError(
-                f"policy 'lbbsp': delta={self.delta:g}: expected a positive number of samples"
-            )
-        if self.rounds < 1:
-            raise PacelineError(f"policy 'lbbsp': rounds={self.rounds}: expected at least 1")
+        number("policy 'lbbsp': delta", self.delta, "a positive number of samples", lambda delta: delta > 0)
+        whole("policy 'lbbsp': rounds", self.rounds)
         if self.reading not in ("loose", "strict"):
             raise PacelineError(f"policy 'lbbsp': reading={self.reading}: expected loose or strict")
 
@@ -55,8 +51,7 @@ class Lbbsp(Policy[LbbspState]):
 
     def step(self, state: LbbspState, round: Round) -> tuple[Plan, LbbspState]:
         present = round.present
-        everybody = bool(present.all())
-        shares = np.array(state.shares) if everybody else among_present(self.cluster, present, state.shares)
+        shares = np.array(carried(self.cluster, present, state.shares))
         least, most = (np.broadcast_to(b, shares.shape) for b in bounds(self.cluster, present))
 
         reported = present & np.isfinite(round.seconds)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from paceline.rounds import Array, Cluster
 from paceline.shares import proportional
 
-__all__ = ["among_present", "bounds", "even", "fill_unknown", "remembered"]
+__all__ = ["among_present", "bounds", "carried", "even", "fill_unknown", "remembered"]
 
 
 def bounds(cluster: Cluster, present: NDArray[np.bool_]) -> tuple[Array, Array]:
@@ -38,6 +38,13 @@ def among_present(cluster: Cluster, present: NDArray[np.bool_], weights: Array) 
     return proportional(weights, least, most)
 
 
+def carried(cluster: Cluster, present: NDArray[np.bool_], shares: Array) -> Array:
+    """The same of shares, which stay to the last bit in each realization in which all are present."""
+    if (everybody := present.all(-1, keepdims=True)).all():
+        return shares
+    return np.where(everybody, shares, among_present(cluster, present, shares))
+
+
 def even(cluster: Cluster) -> Array:
     """The equal division within the limits, shape (*realizations, n)."""
     shares = proportional(np.ones(cluster.workers), cluster.least_shares, cluster.most_shares)
@@ -59,7 +66,7 @@ def remembered(present: NDArray[np.bool_], shares: Array, before: Array) -> Arra
 
     The absent thus find their own part unchanged when they are back.
     """
-    if present.all():
+    if (everybody := present.all(-1, keepdims=True)).all():
         return shares
     part = np.where(present, before, 0.0).sum(-1, keepdims=True)
-    return np.where(present, shares * part, before)
+    return np.where(present, shares * np.where(everybody, 1.0, part), before)

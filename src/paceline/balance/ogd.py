@@ -8,10 +8,10 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from paceline.balance.dolbie import slowest
-from paceline.balance.members import among_present, bounds, even, fill_unknown, remembered
+from paceline.balance.members import bounds, carried, even, fill_unknown, remembered
 from paceline.balance.protocol import Policy
 from paceline.costs import line_through
-from paceline.errors import PacelineError
+from paceline.errors import number
 from paceline.rounds import Array, Cluster, Plan, Round
 from paceline.shares import project
 
@@ -36,8 +36,7 @@ class Ogd(Policy[OgdState]):
     settles: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if not self.rate > 0:
-            raise PacelineError(f"policy 'ogd': rate={self.rate:g}: expected a positive number")
+        number("policy 'ogd': rate", self.rate, "a positive number", lambda rate: rate > 0)
 
     def init(self) -> tuple[Plan, OgdState]:
         shares = even(self.cluster)
@@ -45,7 +44,7 @@ class Ogd(Policy[OgdState]):
 
     def step(self, state: OgdState, round: Round) -> tuple[Plan, OgdState]:
         present = round.present
-        shares = state.shares if present.all() else among_present(self.cluster, present, state.shares)
+        shares = carried(self.cluster, present, state.shares)
         slope = line_through(round.loads, round.seconds, round.overhead, state.seconds_per_sample)
         straggler = slowest(np.where(present, round.seconds, -np.inf))
         steepness = np.take_along_axis(fill_unknown(slope), straggler, -1) * round.batch

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.balance.dolbie import slowest
-from paceline.balance.members import among_present, even
+from paceline.balance.members import among_present, carried, even
 from paceline.balance.protocol import Policy
-from paceline.errors import PacelineError
+from paceline.errors import number, whole
 from paceline.rounds import Array, Cluster, Machines, Plan, Round
 
 
@@ -53,16 +53,10 @@ class Wlbs(Policy[WlbsState]):
     needs_machines: ClassVar[bool] = True  # has a use for them
 
     def __post_init__(self) -> None:
-        if self.micro < 0 or self.micro > self.cluster.global_batch:
-            raise PacelineError(
-                f"policy 'wlbs': micro={self.micro}: expected 0 to the global batch, "
-                f"{self.cluster.global_batch}"
-            )
-        if self.period < 1 or self.epoch < 0 or not self.theta >= 0:
-            raise PacelineError(
-                f"policy 'wlbs': period={self.period}, epoch={self.epoch}, theta={self.theta:g}: expected "
-                "period >= 1, epoch >= 0 and theta >= 0"
-            )
+        whole("policy 'wlbs': micro", self.micro, 0, self.cluster.global_batch)
+        whole("policy 'wlbs': period", self.period)
+        whole("policy 'wlbs': epoch", self.epoch, 0)
+        number("policy 'wlbs': theta", self.theta, "0 or more", lambda theta: theta >= 0)
 
     def init(self) -> tuple[Plan, WlbsState]:
         cluster = self.cluster
@@ -86,9 +80,7 @@ class Wlbs(Policy[WlbsState]):
             loads = self._adjusted(loads, batches, self._micro)
             batches = _begun(self.cluster)
         shares = loads / self.cluster.global_batch
-        if not round.present.all():
-            shares = among_present(self.cluster, round.present, shares)
-        return Plan(shares), WlbsState(loads, batches, epoch)
+        return Plan(carried(self.cluster, round.present, shares)), WlbsState(loads, batches, epoch)
 
     @property
     def _micro(self) -> int:

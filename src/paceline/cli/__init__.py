@@ -10,12 +10,13 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
 from paceline.cli import startup
 from paceline.cli.startup import Ended
-from paceline.errors import PacelineError, WorkerError, meant
+from paceline.errors import PacelineError, WorkerError, meant, short
 
 COMMANDS = ("train", "serve", "watch", "doctor", "report", "plan", "simulate", "whatif", "reproduce")
 # Of the package, that a command needs beside cli.
@@ -47,7 +48,7 @@ def run(arguments: list[str]) -> int:
     except Ended as ended:
         return _complain("interrupted", ended.status)
     except TyperException as error:
-        return _complain(_mistake(error), 2)
+        return _complain(_mistake(error, arguments), 2)
     except WorkerError as error:
         return _complain(str(error), 1)
     except PacelineError as error:
@@ -104,21 +105,26 @@ def _help(command: str) -> str:
     return ast.get_docstring(functions[0]) or ""
 
 
-def _mistake(error: Any) -> str:
+def _mistake(error: Any, arguments: list[str]) -> str:
     """What a command line that cannot be read was given, and what was perhaps meant.
 
     error: an exception of typer's, whose classes for single mistakes are not public.
     """
-    context = getattr(error, "ctx", None)
-    path = "paceline"
-    if context is not None and context.parent is not None:
-        path = f"paceline {context.info_name}"
+    path = " ".join(["paceline", *(name for name in arguments[:1] if name in COMMANDS)])
     see = f"see {path} --help"
     message = error.format_message() if hasattr(error, "format_message") else str(error)
     message = message.rstrip(".").replace(". Did you mean", "; did you mean")
     option = getattr(error, "option_name", None)
-    if option is not None and hasattr(error, "possibilities"):
-        known = [name for param in context.command.params for name in param.opts] if context else []
+    if type(error).__name__ == "BadParameter":  # of a number or a choice: all other kinds take any text
+        option, words = error.param.opts[0], list(takewhile("--".__ne__, arguments))
+        after = [word for before, word in pairwise(words) if before == option]
+        given = [word.partition("=")[2] for word in words if word.startswith(f"{option}=")]
+        choices = message.partition(" is not one of ")[2]
+        kind = "a whole number" if "valid int" in message or "an int" in message else "a number"
+        kind = f"one of {choices}" if choices else kind
+        message = f"{option} {short(['--', *after, *given][-1])}: expected {kind}"
+    elif option is not None and hasattr(error, "possibilities"):
+        known = [name for param in error.ctx.command.params for name in param.opts] if error.ctx else []
         near = meant(option, [name for name in known if name.startswith("--")])
         message = f"{path} has no option {option}{near}"
     return f"{message} S{see[1:]}" if message.endswith("?") else f"{message}; {see}"

@@ -12,7 +12,7 @@ from paceline.cli.output import Counter, check_json, console_for, write_json
 from paceline.doctor import STEPS
 from paceline.doctor.command import observe
 from paceline.doctor.findings import POLICIES, diagnose, show, to_json
-from paceline.errors import PacelineError
+from paceline.errors import whole
 from paceline.rounds import Cluster
 
 
@@ -34,8 +34,7 @@ def command(
 
     For example: paceline doctor -- torchrun --standalone --nproc-per-node 4 train.py
     """
-    if steps < 10:
-        raise PacelineError(f"--steps {steps}: expected at least 10 steps to judge by")
+    whole("--steps", steps, 10)
     chosen = list(dict.fromkeys(policy or POLICIES))
     for name in chosen:
         policies.create(name, Cluster(2, 2))

@@ -10,9 +10,8 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from paceline.errors import PacelineError
+from paceline.errors import MANY, PacelineError
 
-MANY = 2**31 - 1  # samples
 Limits = list[tuple[int | None, int | None]]
 Command = Callable[..., None]
 Json = Annotated[
@@ -116,12 +115,6 @@ def limits_or_memory(text: str, option: str) -> Limits | str:
             f"{option} {text}: expected memory, or least:most for each worker, as in 1:64,1:64"
         )
     return text if text == "memory" else limits(text, option)
-
-
-def check_port(port: int) -> None:
-    """Raises PacelineError for what is no port."""
-    if not 0 <= port <= 65535:
-        raise PacelineError(f"--port {port}: expected 0 to 65535")
 
 
 def _samples(text: str) -> int | None:

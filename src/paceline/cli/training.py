@@ -13,11 +13,10 @@ from rich.console import Console
 
 from paceline import tables
 from paceline.cli import startup
-from paceline.cli.options import check_port
 from paceline.cli.output import Counter, check_json, write_json
 from paceline.cli.report import comparison_table
 from paceline.data import datasets
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, whole
 from paceline.files import allow_open, sweep
 from paceline.runs import read, report, trace
 from paceline.runs.findings import compare, findings
@@ -56,7 +55,7 @@ class Session:
 
     def train(self, config: TrainConfig, chosen: list[str], base: Path, port: int, listed: bool) -> None:
         """Train under each chosen policy in turn, in a new directory. listed: the figures are a list, even of one."""
-        check_port(port)
+        whole("--port", port, 0, 65535)
         config = dataclasses.replace(config, workers=launched_ranks() or config.workers)
         data = datasets.load(config.data)
         for policy in chosen:
@@ -83,7 +82,7 @@ class Session:
 
     def resume(self, run_dir: Path, port: int, changes: dict[str, Any]) -> None:
         """Go on with a run from its last checkpoint. changes: what is to be different of its configuration."""
-        check_port(port)
+        whole("--port", port, 0, 65535)
         check_json(self._target)
         run = read(run_dir)
         config = dataclasses.replace(TrainConfig.from_dict(run.config), **changes)

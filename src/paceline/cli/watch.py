@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from typer import Argument, Option
 
-from paceline.cli.options import check_port
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, whole
 from paceline.runs.run import CONFIG, runs_in
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ def check(run_dir: Path) -> None:
 
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket. Raises PacelineError if the port is taken or the address is not ours."""
-    check_port(port)
+    whole("--port", port, 0, 65535)
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=BACKLOG)

@@ -21,7 +21,7 @@ from paceline.coded.assign import exact, iterated, probabilistic, simple, unifor
 from paceline.coded.delay import Array, Delay
 from paceline.coded.problem import Problem
 from paceline.costs import Linear
-from paceline.errors import PacelineError, among
+from paceline.errors import PacelineError, among, number
 from paceline.shares import water_level
 
 SECONDS = 20.0  # to look for the assignment that moves the fewest workers
@@ -145,9 +145,8 @@ def completion(problem: Problem, k: Array, rate: Array) -> Array:
     """
     brings = k * rate
     served = brings.sum(1) > 0
-    slope = np.divide(
-        1.0, brings, out=np.full(brings.shape, np.inf), where=brings > 0
-    )  # k of HiGHS may be -0.0
+    # HiGHS may give -0.0 for k.
+    slope = np.divide(1.0, brings, out=np.full(brings.shape, np.inf), where=brings > 0)
     cost = Linear(slope[served], problem.wait[served])
     result = np.full(len(brings), np.inf)
     result[served] = water_level(cost, problem.rows[served], most=np.inf).seconds
@@ -239,8 +238,7 @@ def rearrange(old: CodedPlan, problem: Problem, within: float = 0.05) -> Rearran
     The programme maximizes the workers kept under sum_n k rate (t - d)+ >= L for every master, t = (1 +
     within) t*. Raises PacelineError for a probabilistic old plan and a negative portion.
     """
-    if not within >= 0:
-        raise PacelineError(f"within={within:g}: expected a portion of 0 or more")
+    number("within", within, "a portion of 0 or more", lambda within: within >= 0)
     if not old.coded or not old.dedicated:
         raise PacelineError("only coded plans of dedicated workers can be rearranged; plan again instead")
     phi, rate = problem.delay.peak()

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from paceline.coded.coded_plan import CodedPlan
 from paceline.coded.delay import Array
 from paceline.coded.problem import Problem
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, number
 
 UNITS = 1000  # resolution of the search; the probabilities returned are exact
 SCALES = np.exp(np.linspace(np.log(0.4), np.log(2.5), 61))
@@ -32,12 +32,12 @@ def success(loads: Array, chance: Array, need: float, units: int | None = None) 
     exact, for whole loads.
     """
     if units is None:
-        target, parts = int(np.ceil(need)), loads.astype(np.int64)
+        target, parts = int(np.ceil(need)), np.floor(loads)
     else:
-        target, parts = units, np.floor(loads * (units / need) + 1e-9).astype(np.int64)
+        target, parts = units, np.floor(loads * (units / need) + 1e-9)
     below = np.zeros(target)  # P[exactly so many rows], for fewer than the target
     below[0] = 1.0
-    for size, p in zip(np.minimum(parts, target).tolist(), chance.tolist(), strict=True):
+    for size, p in zip(np.minimum(parts, target).astype(int).tolist(), chance.tolist(), strict=True):
         if size and p:
             moved = p * below[: target - size]
             below *= 1 - p
@@ -66,8 +66,7 @@ def by_deadline(made: CodedPlan, t: float) -> tuple[CodedPlan, Array]:
 
     Raises PacelineError for a deadline that is not positive, and plans that are uncoded or probabilistic.
     """
-    if not (np.isfinite(t) and t > 0):
-        raise PacelineError(f"deadline={t:g}: expected a positive number of milliseconds")
+    number("deadline", t, "a positive number of milliseconds", lambda t: 0 < t < np.inf)
     if not made.coded or not made.dedicated:
         raise PacelineError(
             "a deadline needs a coded plan of dedicated workers; choose uniform, simple, iterated or exact"

@@ -10,7 +10,7 @@ import numpy as np
 
 from paceline.coded.coded_plan import CodedPlan
 from paceline.coded.codes import MDS, split
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, whole
 
 BLOCKS = 64  # coded blocks up to which decoding is accurate to 1e-10 whatever arrives
 
@@ -53,8 +53,7 @@ def layout(plan: CodedPlan, master: int | str, blocks: int | None = None) -> Lay
     if blocks is None:
         wanted = max(BLOCKS, 4 * int((loads > 0).sum()))
         blocks = int(wanted / max(float(loads.sum()) / rows, 1.0))
-    if blocks < 1:
-        raise PacelineError(f"blocks={blocks}: expected at least one block")
+    whole("blocks", blocks)
     k = -(-rows // split(rows, min(blocks, rows)))  # so that no block is all filling
     counts = block_counts(loads, rows, k)
     ends = np.cumsum(counts).tolist()

@@ -10,7 +10,7 @@ from scipy.stats import binomtest
 
 from paceline.coded.coded_plan import CodedPlan
 from paceline.coded.delay import Array
-from paceline.errors import PacelineError
+from paceline.errors import number, whole
 
 CHUNK = 2_000_000  # arrivals of a master drawn at a time: 16 MB for each of a few arrays
 
@@ -48,8 +48,7 @@ class Completion(NamedTuple):
 
     def quantile(self, q: float, master: int | None = None) -> Interval:
         """The time by which a portion q of the runs is done, with a distribution-free interval (order statistics)."""
-        if not 0 < q < 1:
-            raise PacelineError(f"quantile {q:g}: expected a portion between 0 and 1")
+        number("q", q, "a portion between 0 and 1", lambda q: 0 < q < 1)
         times = np.sort(self._of(master))
         count = len(times)
         half = 1.959964 * np.sqrt(count * q * (1 - q))
@@ -84,16 +83,15 @@ def simulate(plan: CodedPlan, runs: int, rng: np.random.Generator, messages: int
 
     A probabilistic plan draws one master for each worker and run, or none with the remaining probability.
     """
-    if runs < 1 or messages < 1:
-        raise PacelineError(f"runs={runs}, messages={messages}: expected at least one run and one message")
+    whole("runs", runs)
+    whole("messages", messages)
     problem = plan.problem
     masters = problem.shape[0]
     loads = plan.rows_assigned
     times = np.empty((runs, masters))
     divided = np.flatnonzero(((plan.probability > 0) & (plan.probability < 1)).any(0))
-    edges = np.cumsum(
-        plan.probability[:, divided], axis=0
-    )  # (M, divided): master m if the draw is in its span
+    # (M, divided): master m if the draw is in its span.
+    edges = np.cumsum(plan.probability[:, divided], axis=0)
     chunk = max(CHUNK // (messages * int((loads > 0).sum(1).max())), 1)
     for start in range(0, runs, chunk):
         part = slice(start, min(start + chunk, runs))
@@ -155,6 +153,5 @@ def stretched(made: CodedPlan, redundancy: float) -> CodedPlan:
 
     redundancy: coded rows over L. Raises PacelineError below 1.
     """
-    if not redundancy >= 1:
-        raise PacelineError(f"redundancy={redundancy:g}: expected at least 1, the rows themselves")
+    number("redundancy", redundancy, "at least 1, the rows themselves", lambda times: 1 <= times < np.inf)
     return replace(made, loads=made.loads * (redundancy / made.redundancy)[:, None])

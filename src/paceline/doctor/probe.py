@@ -25,7 +25,7 @@ from paceline import runs
 from paceline.doctor.hooks import COUNTS, Hooks
 from paceline.doctor.phases import Phase
 from paceline.doctor.watches import Lines, place
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, whole
 from paceline.rounds import Array
 from paceline.runs import Run
 
@@ -66,8 +66,7 @@ class Probe:
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         if self.ranks < 2:
             raise PacelineError("1 rank: expected at least 2, as one alone waits for nobody; start more")
-        if steps <= WARM_UP:
-            raise PacelineError(f"steps={steps}: expected at least {WARM_UP + 1}")
+        whole("steps", steps, WARM_UP + 1)
         self._steps, self._done = int(steps), done
         self._open = ExitStack()
         self._record: runs.Recorder | None = None

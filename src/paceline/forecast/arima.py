@@ -14,7 +14,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from paceline.errors import PacelineError
+from paceline.errors import whole
 from paceline.forecast.ema import check_gain
 from paceline.forecast.protocol import Forecast, Reading, seen, smoothed
 from paceline.rounds import Array
@@ -53,15 +53,11 @@ class Arima(Forecast[ArimaState]):
 
     def __post_init__(self) -> None:
         check_gain("arima", self.gain)
-        if self.p < 0 or self.d < 0 or self.q not in (0, 1):
-            raise PacelineError(
-                f"forecast 'arima': p={self.p}, d={self.d}, q={self.q}: expected p and d at least 0, q 0 or 1"
-            )
-        if self.refit < 1 or self.window < LEAST + self.p + self.d:
-            raise PacelineError(
-                f"forecast 'arima': window={self.window}, refit={self.refit}: expected a window of at least "
-                f"{LEAST + self.p + self.d} rounds and a refit every 1 or more"
-            )
+        whole("forecast 'arima': p", self.p, 0)
+        whole("forecast 'arima': d", self.d, 0)
+        whole("forecast 'arima': q", self.q, 0, 1)
+        whole("forecast 'arima': refit", self.refit)
+        whole("forecast 'arima': window", self.window, LEAST + self.p + self.d)
 
     def init(self, shape: tuple[int, ...]) -> ArimaState:
         blank = np.full(shape, np.nan)

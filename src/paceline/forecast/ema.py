@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, number
 from paceline.forecast.protocol import Forecast, Reading, seen, smoothed
 from paceline.rounds import Array
 
@@ -97,5 +97,4 @@ class Ratio(Forecast[RatioState]):
 
 
 def check_gain(name: str, gain: float) -> None:
-    if not 0 < gain <= 1:
-        raise PacelineError(f"forecast {name!r}: gain={gain:g}: expected 0 < gain <= 1")
+    number(f"forecast {name!r}: gain", gain, "0 < gain <= 1", lambda gain: 0 < gain <= 1)

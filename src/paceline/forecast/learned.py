@@ -16,7 +16,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, whole
 from paceline.files import open_file, write_whole
 from paceline.forecast.ema import check_gain
 from paceline.forecast.networks import Network, Perceptron
@@ -138,12 +138,8 @@ class Learned(Forecast[LearnedState]):
 
     def __post_init__(self) -> None:
         check_gain(self.name, self.gain)
-        if self.warmup < 0:
-            raise PacelineError(f"forecast {self.name!r}: warmup={self.warmup}: expected 0 or more rounds")
-        if self.window < 2 * LEAST:
-            raise PacelineError(
-                f"forecast {self.name!r}: window={self.window}: expected at least {2 * LEAST} rounds"
-            )
+        whole(f"forecast {self.name!r}: warmup", self.warmup, 0)
+        whole(f"forecast {self.name!r}: window", self.window, 2 * LEAST)
 
     @property
     def network(self) -> Network:
@@ -213,10 +209,7 @@ class Narx(Learned):
         Learned.__post_init__(self)
         if self.inputs not in (6, 8):
             raise PacelineError(f"forecast 'narx': inputs={self.inputs}: expected 6 or 8")
-        if self.hidden < 0:
-            raise PacelineError(
-                f"forecast 'narx': hidden={self.hidden}: expected 0 (the paper's size) or more"
-            )
+        whole("forecast 'narx': hidden", self.hidden, 0)
 
     @property
     def network(self) -> Perceptron:
@@ -248,10 +241,8 @@ class Recurrent(Learned):
         Learned.__post_init__(self)
         if self.cell not in ("simple", "lstm"):
             raise PacelineError(f"forecast 'recurrent': cell={self.cell}: expected simple or lstm")
-        if self.look < 1 or self.hidden < 1:
-            raise PacelineError(
-                f"forecast 'recurrent': look={self.look}, hidden={self.hidden}: expected at least 1 of each"
-            )
+        whole("forecast 'recurrent': look", self.look)
+        whole("forecast 'recurrent': hidden", self.hidden)
 
     @property
     def network(self) -> Layer:
@@ -359,9 +350,8 @@ def save(path: Path, network: Network, state: LearnedState) -> None:
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = state.wrong[0] / state.wrong[1]
     flat = state.parameters.reshape(-1, network.parameters)
-    ratio = (
-        np.where(np.isnan(ratio), np.inf, ratio).reshape(len(flat), -1).mean(axis=1)
-    )  # pooled: its workers
+    # Pooled: its workers.
+    ratio = np.where(np.isnan(ratio), np.inf, ratio).reshape(len(flat), -1).mean(axis=1)
     content = io.BytesIO()
     np.savez(content, network=repr(network), parameters=flat[np.argmin(ratio)])
     write_whole(path, content.getvalue())

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, whole
 from paceline.torch.host import Host
 from paceline.torch.pace import Pace
 
@@ -24,8 +24,7 @@ class Windows(Pace):
     """
 
     def __init__(self, *given: Any, accumulate: int = 1, **options: Any) -> None:
-        if accumulate < 1:
-            raise PacelineError(f"accumulate={accumulate}: expected at least one micro-step a step")
+        whole("accumulate", accumulate)
         if accumulate > 1:
             if options.get("loop", "whole") != "whole":
                 raise PacelineError(

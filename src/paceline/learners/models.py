@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from paceline.errors import PacelineError, expected
+from paceline.errors import PacelineError, expected, whole
 
 BORDER = 4  # pixels a side that zeros may add: MNIST's 28 become the 32 of LeNet-5
 HIDDEN = 64  # units of the perceptron
@@ -183,7 +183,6 @@ def create(name: str, shape: Shape, classes: int = 10) -> nn.Module:
         raise PacelineError(
             f"images of shape {tuple(shape)}; expected (channels, height, width), each 1 or more"
         )
-    if classes < 2:
-        raise PacelineError(f"classes={classes}: expected at least 2")
+    whole("classes", classes, 2)
     channels, height, width = shape
     return BUILDERS[name]((channels, height, width), classes)

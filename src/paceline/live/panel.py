@@ -163,7 +163,7 @@ def state(tail: Tail) -> tuple[str, str]:
     if tail.gone:
         return "gone", tail.gone
     if tail.damaged:
-        return "damaged", f"{tail.damaged} What was read before it is shown."
+        return "damaged", tail.damaged
     if tail.more:
         return "reading", "Reading the record."
     if tail.summary:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ class Tail:
     """One run directory.
 
     columns: the rounds so far. config, summary: run.json and summary.json ({} where there is none).
-    gone: the sentence for a directory that has vanished, else "". damaged: the same for a bad line.
+    gone: the sentence for a directory that has vanished, else "".
     touched: when the last round came, seconds since 1970. more: there is more to read already.
     """
 
@@ -28,11 +29,13 @@ class Tail:
         self.run_dir = Path(run_dir)
         self.config: dict[str, Any] = {}
         self.summary: dict[str, Any] = {}
-        self.gone = self.damaged = ""
+        self.gone = ""
+        self._wrong: dict[str, str] = {}  # sentences on damage, by file
+        self._seen: dict[str, tuple[int, ...]] = {}  # by small file: as what it was read last
+        self._bad = b""  # the damaged line that was found last
         self.touched = 0.0
         self._age, self._polled = 0.0, -math.inf  # of the last round when it was polled, and when that was
         self.more = False
-        self._anew = -1  # the file's size when it was last read from its beginning again
         self._start_again()
 
     @property
@@ -40,23 +43,25 @@ class Tail:
         """Seconds since the last round came, also where the machine's clock was set meanwhile."""
         return self._age + time.monotonic() - self._polled
 
+    @property
+    def damaged(self) -> str:
+        """A sentence on what of the record is damaged, else ""."""
+        return next((self._wrong[name] for name in (ROUNDS, CONFIG, SUMMARY) if self._wrong.get(name)), "")
+
     def poll(self) -> bool:
         """Read what is new; whether anything is."""
         before = self._state()
         touched, now = self.touched, time.monotonic()
-        self.damaged = ""
         try:
             os.stat(self.run_dir / CONFIG)
-            self.config = self.columns.config = read_facts(self.run_dir / CONFIG) or {}
+            self.config = self.columns.config = self._facts(CONFIG, self.config)
             self._read_rounds()
-            self.summary = read_facts(self.run_dir / SUMMARY) or {}
+            self.summary = self._facts(SUMMARY, self.summary)
             self.gone = ""
         except (FileNotFoundError, NotADirectoryError):
             self._lost(f"The run directory {self.run_dir} is gone; this page shows what was read before.")
         except OSError as error:
             self._lost(f"The run directory {self.run_dir} cannot be read: {error.strerror or error}.")
-        except PacelineError as error:
-            self.damaged = f"{error}."
         # A clock that was set knows when the file was written as little as that of another machine does.
         since = now - self._polled
         fresh = self.touched != touched
@@ -79,13 +84,31 @@ class Tail:
         self.columns = Columns(self.run_dir, self.config)
         self._offset = 0
         self._last: dict[str, Any] | None = None  # the newest line
-        self.damaged = ""
+        self._wrong[ROUNDS] = ""
+
+    def _facts(self, name: str, before: dict[str, Any]) -> dict[str, Any]:
+        """What run.json or summary.json holds, {} if it is not there; ``before`` if it is damaged, or as it was."""
+        path = self.run_dir / name
+        found: tuple[int, ...] = ()
+        with suppress(FileNotFoundError, NotADirectoryError):
+            status = os.stat(path)
+            found = status.st_ino, status.st_size, status.st_ctime_ns
+        if found and found == self._seen.get(name):
+            return before
+        self._seen[name], self._wrong[name] = found, ""
+        try:
+            return read_facts(path) or {}
+        except PacelineError as error:
+            self._wrong[name] = f"{error}."
+            if isinstance(error.__cause__, OSError):  # which may pass without a change
+                del self._seen[name]
+            return before
 
     def _read_rounds(self) -> None:
         try:
             file = open_file(self.run_dir / ROUNDS)
         except FileNotFoundError:
-            if self._offset:
+            if self._offset or self._wrong[ROUNDS]:
                 self._start_again()
             self.touched = os.stat(self.run_dir / CONFIG).st_mtime
             return
@@ -95,26 +118,34 @@ class Tail:
                 self._start_again()
             self.touched = status.st_mtime
             file.seek(self._offset)
+            if self._wrong[ROUNDS] and file.read(len(self._bad)) == self._bad:
+                return
+            self._wrong[ROUNDS] = ""
+            file.seek(self._offset)
             data = file.read(CHUNK)
             while data and b"\n" not in data and (rest := file.read(CHUNK)):
                 data += rest
             whole = data[: data.rfind(b"\n") + 1]  # what stands after it is a line that is being written
-            self._take(whole)
-            self.more = bool(whole) and self._offset < status.st_size and not self.damaged
-        if self.damaged and self._offset and self._anew != status.st_size:
-            # It was cut and written again, perhaps: sums go on from line to line, and no longer fit then.
-            self._start_again()
-            self._anew = status.st_size
-            self._read_rounds()
+            bad = self._take(whole)
+            self.more = bool(whole) and self._offset < status.st_size and not bad
+        if bad and bad != self._bad:
+            self._bad = bad
+            if self._offset:
+                # It was cut and written again, perhaps: sums go on from line to line, and no longer fit then.
+                self._start_again()
+                self._read_rounds()
 
-    def _take(self, data: bytes) -> None:
+    def _take(self, data: bytes) -> bytes:
+        """Take in lines up to the first that is damaged; that one."""
         texts = data.splitlines(keepends=True)
         lines, wrong = read_all(texts, self._last)
-        read = sum(map(len, texts[: len(lines)]))
         if wrong:
             number = len(self.columns) + len(lines) + 1
-            self.damaged = f"{self.run_dir / ROUNDS}, line {number} is damaged: it {wrong}."
+            self._wrong[ROUNDS] = (
+                f"{self.run_dir / ROUNDS}, line {number} is damaged: it {wrong}. What was read before it is shown."
+            )
         if lines:
             self._last = lines[-1]
             self.columns.extend(of_lines(self.run_dir, self.config, lines))
-        self._offset += read
+        self._offset += sum(map(len, texts[: len(lines)]))
+        return texts[len(lines)] if wrong else b""

@@ -16,7 +16,7 @@ import numpy as np
 from paceline.coded import ShiftedExponential, plan, random_problem
 from paceline.coded.delay import Array
 from paceline.coded.simulate import Completion, simulate
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, number
 from paceline.papers import Found, table
 from paceline.simulate.plots import figure
 
@@ -176,8 +176,7 @@ def successive(delay: ShiftedExponential, rows: Array, alpha: float = 1e-3) -> I
             "the successive convex approximation needs cvxpy: pip install 'paceline[sca]', or choose "
             "'probabilistic', which finds the same optimum without it"
         ) from error
-    if not 0 < alpha < 1:
-        raise PacelineError(f"alpha={alpha:g}: expected a decreasing ratio between 0 and 1")
+    number("alpha", alpha, "a decreasing ratio between 0 and 1", lambda alpha: 0 < alpha < 1)
     masters, workers = delay.shape
     phi, rate = delay.peak()
     load_unit = float(rows.max()) * masters / workers

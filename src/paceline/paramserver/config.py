@@ -10,7 +10,7 @@ import numpy as np
 from paceline import backup, policies, sync
 from paceline.backup import Backup
 from paceline.balancer import Balancer
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, number, whole
 from paceline.paramserver import rates
 from paceline.paramserver.rates import Rate
 from paceline.rounds import Cluster, Machines
@@ -67,6 +67,9 @@ class ServerConfig:
 
         shared: the engine runs rounds in pieces, if the policy says so.
         """
+        whole("workers", self.workers)
+        whole("global_batch", self.global_batch, self.workers)
+        number("momentum", self.momentum, "0 or more, and less than 1", lambda momentum: 0 <= momentum < 1)
         gate = sync.create(self.sync, self.workers, self.mode)
         waits: Backup[Any] | None = backup.create(self.backup, self.workers, self.mode)
         if isinstance(waits, backup.Everyone):
@@ -79,12 +82,6 @@ class ServerConfig:
         if waits is not None and waits.pieces and (shared or not isinstance(gate, sync.Bsp)):
             raise PacelineError(
                 f"{self.backup} cuts tasks short, which only paceline simulate --learn plays, with sync bsp"
-            )
-        if not 0 <= self.momentum < 1:
-            raise PacelineError(f"momentum={self.momentum:g}: expected 0 or more, and less than 1")
-        if self.global_batch < self.workers:
-            raise PacelineError(
-                f"global_batch={self.global_batch} for {self.workers} workers: expected at least 1 sample each"
             )
         pairs = self.limits or ()
         if pairs and len(pairs) != self.workers:

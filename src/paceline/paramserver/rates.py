@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from paceline import options
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, number
 from paceline.rounds import Array
 
 __all__ = ["RATES", "AdaScale", "Fixed", "Knee", "Proportional", "Rate", "create", "gain", "knee"]
@@ -119,8 +119,7 @@ RATES: dict[str, type[Rate]] = {
 
 def create(text: str, workers: int, full: float) -> Rate:
     """The rule that text asks for: ``fixed``, ``proportional``, ``adascale`` or ``knee:table=...``."""
-    if not full > 0 or not np.isfinite(full):
-        raise PacelineError(f"lr={full:g}: expected a positive learning rate")
+    number("lr", full, "a positive learning rate that is finite", lambda lr: 0 < lr < np.inf)
     rate: Rate = options.build(RATES, text, "learning-rate rule", workers=workers, full=full)
     return rate
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from paceline.errors import whole
 from paceline.rounds import Indices
 
 
@@ -51,6 +52,9 @@ class Epochs:
     """
 
     def __init__(self, samples: int, epochs: int, seed: int) -> None:
+        whole("samples", samples)
+        whole("epochs", epochs)
+        whole("seed", seed, 0, 2**63 - 1)
         self.samples, self.epochs, self._seed = samples, epochs, seed
         self.uses = np.zeros(samples, np.int64)  # of each sample, over the whole run
         self._begun = 0  # epochs

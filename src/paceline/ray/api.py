@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, expected
 from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.engine import Update
 from paceline.paramserver.samples import Epochs
@@ -40,9 +42,14 @@ def train(
     address: of a standing Ray cluster; without one Ray is started on this machine, and ended again.
     delay: (worker, update, samples) -> seconds to sleep, to try out uneven workers.
     replace: start a new worker for each one that dies.
+
+    Raises PacelineError, before Ray is started, for an option that is unknown or out of range.
     """
-    if samples < 1 or epochs < 1:
-        raise PacelineError(f"samples={samples}, epochs={epochs}: expected at least 1 of each")
+    taken = [each.name for each in fields(ServerConfig)]
+    for name in options:
+        if name not in taken:
+            known = dict.fromkeys((*list(inspect.signature(train).parameters)[:-1], *taken))
+            raise PacelineError(f"paceline.ray.train has no option {name!r}{expected(name, known)}")
     config = ServerConfig(workers, global_batch, policy=policy, **options)
     pool = Epochs(samples, epochs, seed)
     with Server(program, config, pool, on_update, address=address, delay=delay, replace=replace) as server:

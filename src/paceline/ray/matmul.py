@@ -28,7 +28,7 @@ from paceline.coded.coded_plan import CodedPlan, coded_loads, completion
 from paceline.coded.delay import Array
 from paceline.coded.layout import Layout, Moves, layout, relayout
 from paceline.coded.problem import Observations, Problem
-from paceline.errors import PacelineError, WorkerError
+from paceline.errors import PacelineError, WorkerError, number, whole
 from paceline.ray.pool import WorkerPool
 from paceline.ray.start import Closing
 
@@ -77,8 +77,9 @@ class CodedMatrix(Closing):
         self.closed = True  # until there is something to close
         if on_loss not in ("error", "recode"):
             raise PacelineError(f"on_loss={on_loss!r}: expected 'error' or 'recode'")
-        if messages < 1 or not patience > 0:
-            raise PacelineError(f"messages={messages}, patience={patience:g}: expected both to be positive")
+        whole("messages", messages)
+        whole("seed", seed, 0, 2**63 - 1)
+        number("patience", patience, "a positive number of seconds", lambda seconds: seconds > 0)
         self.master = plan.master(master)
         self.a = _matrix(a, plan, self.master)
         self.plan, self.messages, self.seed = plan, messages, seed
@@ -187,10 +188,8 @@ class CodedMatrix(Closing):
         pending = self._send(ray.put(x), asked)
         everything = sum(len(self.layout.owned[n]) for n in asked)
         enough, blocks = self.layout.code.k, dict[int, Array]()  # the products that are here, by block
-        rows, took = (
-            Counter[int](),
-            defaultdict[int, float](float),
-        )  # of who has answered: rows, and milliseconds
+        # Of who has answered: rows, and milliseconds.
+        rows, took = Counter[int](), defaultdict[int, float](float)
         while pending and len(blocks) < enough and left > 0:
             left = begin + self.patience - time.perf_counter()
             # no fewer messages than these can suffice: one wait for all of them

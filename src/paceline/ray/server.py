@@ -17,7 +17,7 @@ import numpy as np
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from paceline.errors import PacelineError, WorkerError
+from paceline.errors import PacelineError, WorkerError, number, short, switches
 from paceline.machines import sizes
 from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.coordinator import Coordinator
@@ -67,6 +67,12 @@ class Server(Closing):
         replace: bool = False,
         state: dict[str, Any] | None = None,
     ) -> None:
+        for name, given in {"program": program, "on_update": on_update, "delay": delay}.items():
+            if not callable(given) and (given is not None or given is program):
+                raise PacelineError(f"{name}={short(given)}: expected a function")
+        number("give_up", give_up, "1 or more", lambda times: 1 <= times < math.inf)
+        number("floor", floor, "seconds, 0 or more", lambda seconds: 0 <= seconds < math.inf)
+        switches(replace=replace)
         self.config, self.pool = config, pool
         self.on_update = on_update or (lambda update: None)
         self._give_up, self._floor, self._replace = give_up, floor, replace

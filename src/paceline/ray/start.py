@@ -98,7 +98,7 @@ def _ask(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS).close()
         command = [sys.executable, "-c", ASK, address]
         answers = not subprocess.run(command, capture_output=True, timeout=ANSWER_SECONDS).returncode
-    except (OSError, OverflowError, subprocess.TimeoutExpired):
+    except (OSError, OverflowError, ValueError, subprocess.TimeoutExpired):
         answers = False
     if not answers:
         raise PacelineError(

@@ -179,7 +179,6 @@ class Columns:
         plain |= {name: plain[name].astype(np.int64) for name in ("round", "epoch")}
         values = self._each.values[start:end]
         each: dict[str, Any] = {name: values[:, i] for i, name in enumerate(EACH)}
-        each["shares"] = np.broadcast_to(np.nan, values[:, 0].shape)
         extras = {"events": self._events[start:end]} if self.happened else {}
         return Run(path=self.path, config=self.config, **plain, **each, extras=extras, summary={}, notes=[])
 

@@ -61,12 +61,13 @@ def whole(values: Array) -> list[int | None]:
 
 
 TIME_STEPS = (60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400)
+# For seconds below the first: the name of a unit, and its seconds.
 UNITS = (
     (1e-3, "µs", 1e-6),
     (1.0, "ms", 1e-3),
     (120.0, "s", 1.0),
     (7200.0, "min", 60.0),
-)  # below, name, seconds
+)
 
 
 class Axis(NamedTuple):

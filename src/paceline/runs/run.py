@@ -33,7 +33,7 @@ from paceline.costs import Array
 from paceline.errors import PacelineError, saying
 
 SCALARS = ("round", "epoch", "time", "seconds", "batch", "loss")
-PER_WORKER = ("loads", "compute", "overhead", "wait", "shares")
+PER_WORKER = ("loads", "compute", "overhead", "wait")
 SECONDS = ("time", "seconds", "compute", "overhead", "wait")
 COUNTS = ("round", "epoch", "batch")
 MANY = 2**53  # whole numbers up to this are exact as floats
@@ -87,8 +87,6 @@ def fault(line: Any) -> str:
             return f"has {value:g} for {name}; expected a whole number, 0 or more"
     for name in PER_WORKER:
         value = line.get(name, "missing")
-        if name == "shares" and value is None:
-            continue
         if not isinstance(value, list) or len(value) != len(line["loads"]):
             return f"has no list for {name}, one number a worker"
         for item in value:
@@ -120,10 +118,10 @@ def _list(each: Sound) -> Sound:
 
 
 _numbers = _list(lambda value: value is None or is_number(value))
-EXTRAS: dict[str, Sound] = {  # what a parameter server and rounds in pieces add, and reports read
+EXTRAS: dict[str, Sound] = {  # what is planned, and what a parameter server and rounds in pieces add
     **dict.fromkeys(("quorum", "present", "rate", "at_once", "piece_cost", "dropped_samples"), is_number),
     **dict.fromkeys(("pieces", "piece_seconds"), _list(_numbers)),
-    **dict.fromkeys(("staleness", "ran_out", "links", "dropped_loads"), _numbers),
+    **dict.fromkeys(("shares", "staleness", "ran_out", "links", "dropped_loads"), _numbers),
     "parts": _list(lambda row: row is None or (_numbers(row) and len(row) == 3)),
     "dropped": lambda value: isinstance(value, dict) and all(map(is_number, value.values())),
     "events": lambda value: isinstance(value, list),
@@ -150,7 +148,6 @@ class Run:
     loss: shape (T,), NaN if none was recorded.
     loads, compute, overhead, wait: samples and seconds of each worker, shape (T, n); NaN if it was absent,
         n being the most workers that the run ever had. For ``wait`` see ``waits``.
-    shares: what was planned for the round after, shape (T, n), NaN if not recorded.
     extras: the other fields, a list of T values each, None if a round had none.
     summary: what the engine left in summary.json; empty before the end.
     notes: sentences on what was odd about the record.
@@ -168,7 +165,6 @@ class Run:
     compute: Array
     overhead: Array
     wait: Array
-    shares: Array
     extras: dict[str, list[Any]]
     summary: dict[str, Any]
     notes: list[str]

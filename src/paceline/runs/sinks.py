@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from paceline import options
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, whole
 from paceline.runs.run import Run, waiting_share, waits
 
 __all__ = ["Sink", "create", "scalars", "write"]
@@ -140,8 +140,7 @@ class Prometheus(Sink):
             more = {"buckets": BUCKETS} if kind == "Histogram" else {}
             made = getattr(prometheus, kind)
             self._metrics[name] = made(f"paceline_{name}", text, labels, registry=registry, **more)
-        if not 0 <= self.port <= 65535:
-            raise PacelineError(f"metrics port {self.port}: expected 0 to 65535")
+        whole("metrics port", self.port, 0, 65535)
         try:
             self._server, self._thread = prometheus.start_http_server(self.port, self.host, registry)
         except OSError as error:

@@ -56,6 +56,10 @@ class SampleCosts:
             lengths = np.array(values, dtype=float)
         except (TypeError, ValueError) as error:
             raise PacelineError(f"{named}: expected one number for each sample, but {error}") from None
+        if lengths.ndim == 0:
+            raise PacelineError(
+                f"{named}={lengths:g}: expected one number for each sample; leave it out where all cost the same"
+            )
         if lengths.ndim != 1:
             raise PacelineError(
                 f"{named}: expected one number for each sample, an array of shape ({samples},); "

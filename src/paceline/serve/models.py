@@ -235,6 +235,18 @@ class Error(BaseModel):
     error: str
 
 
+# What pydantic says in words of its own, by the kind of mistake.
+EXPECTED = {
+    "missing": "it is missing",
+    "extra_forbidden": "it is unknown; leave it out",
+    "finite_number": "expected a finite number",
+    "greater_than": "expected more than {gt:,.16g}",
+    "greater_than_equal": "expected {ge:,.16g} or more",
+    "less_than_equal": "expected at most {le:,.16g}",
+    "string_unicode": "expected text in UTF-8",
+}
+
+
 def mistake(error: Any, given: bool = False) -> str:
     """What is wrong, in a sentence. error: one of pydantic's ``errors()``. given: repeat what was given."""
     said = error.get("ctx", {}).get("error")
@@ -242,4 +254,6 @@ def mistake(error: Any, given: bool = False) -> str:
         return str(said)
     parts = [str(part) for part in error["loc"] if part not in ("body", "query", "path")]
     where = (".".join(parts) or "the body") + (f"={error['input']}" if given else "")
+    if (told := EXPECTED.get(error["type"])) is not None:
+        return f"{where}: {told.format_map(error.get('ctx', {}))}"
     return f"{where}: {error['msg'][:1].lower()}{error['msg'][1:]}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from paceline import options
-from paceline.errors import PacelineError, expected
+from paceline.errors import PacelineError, expected, whole
 from paceline.sync.asp import Asp
 from paceline.sync.bsp import Bsp
 from paceline.sync.lsp import Lsp
@@ -27,8 +27,7 @@ def create(text: str, workers: int, mode: str = "push-wait") -> Gate[Any]:
     Raises PacelineError on an unknown name, option or mode, a value out of range, or a gate and a mode that
     exclude each other.
     """
-    if workers < 1:
-        raise PacelineError(f"workers={workers}: expected at least 1 worker")
+    whole("workers", workers)
     if mode not in MODES:
         raise PacelineError(f"mode {mode!r} is unknown{expected(mode, MODES)}")
     named = options.keyed(GATES, text, "workers", "mode")

@@ -13,10 +13,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from paceline import options
-from paceline.errors import PacelineError, short
+from paceline.errors import MANY, PacelineError, number, short
 
 AUTO, SECONDS = "auto", re.compile(r"(\d+\.?\d*|\.\d+) ?s")  # for every
-MANY = 2**31 - 1  # steps or seconds, at most
 LINK = 0.1  # of the time is the link's at most, under "auto"
 HIDDEN = 0.8  # the same of the steps' time, if merging goes on beside them
 MOST_STEPS = 1024  # of every worker in an interval whose size is found, on average
@@ -41,11 +40,8 @@ class Nesterov:
     nesterov: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not (0 < self.lr <= 10 and 0 < self.momentum < 1):
-            raise PacelineError(
-                f"outer optimizer nesterov: lr={self.lr:g}, momentum={self.momentum:g}: expected a learning rate "
-                "above 0, at most 10, and a momentum above 0 and below 1"
-            )
+        number("nesterov: lr", self.lr, "a learning rate above 0, at most 10", lambda lr: 0 < lr <= 10)
+        number("nesterov: momentum", self.momentum, "a momentum above 0 and below 1", lambda m: 0 < m < 1)
 
 
 OUTER: dict[str, type[Any]] = {"mean": Mean, "nesterov": Nesterov}
@@ -62,16 +58,16 @@ def interval(every: Any) -> int | float | str:
     Raises PacelineError for anything else."""
     if every is None or (isinstance(every, str) and every.strip() == AUTO):
         return AUTO
-    number = every
+    asked = every
     if isinstance(every, str):
-        found = SECONDS.fullmatch(every.strip())
-        number = float(found[1]) if found else int(every) if every.isdecimal() else None
-    plain = isinstance(number, int | float | np.integer) and not isinstance(number, bool)
-    if not plain or not 0 < number < MANY:
+        found = SECONDS.fullmatch(every.strip())  # below, cut: int() takes 4,300 digits
+        asked = float(found[1]) if found else int(every[:20]) if every.isdecimal() else None
+    plain = isinstance(asked, int | float | np.integer) and not isinstance(asked, bool)
+    if not plain or not 0 < asked < MANY:
         raise PacelineError(
             f"every={short(every)}: expected steps, 1 or more, seconds such as '2 s' or 2.0, or 'auto'"
         )
-    return float(number) if isinstance(number, float) else int(number)
+    return float(asked) if isinstance(asked, float) else int(asked)
 
 
 def next_size(

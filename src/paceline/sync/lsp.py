@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
-from paceline.errors import PacelineError
+from paceline.errors import whole
 from paceline.sync.protocol import GONE, IDLE, Apply, Effects, Gate, Gradient, Release, replaced, weight_of
 
 
@@ -41,15 +41,8 @@ class Lsp(Gate[LspState]):
     takes_quorum: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not 0 <= self.group <= self.workers:
-            raise PacelineError(
-                f"lsp: group={self.group}: expected 1 to the number of workers, {self.workers}, or 0 for half of them"
-            )
-        if self.barrier < 0:
-            raise PacelineError(
-                f"lsp: barrier={self.barrier}: expected the limited barriers before a global one, at least 1, "
-                "or 0 for none"
-            )
+        whole("lsp: group", self.group, 0, self.workers)
+        whole("lsp: barrier", self.barrier, 0)
 
     def init(self) -> tuple[Effects, LspState]:
         n = self.workers

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from paceline.errors import PacelineError
+from paceline.errors import whole
 from paceline.sync.protocol import GONE, IDLE, Apply, Effects, Gate, Gradient, Release, replaced, weight_of
 
 
@@ -33,8 +33,7 @@ class Ssp(Gate[SspState]):
     stale: Literal["full", "inverse"] = "full"
 
     def __post_init__(self) -> None:
-        if self.staleness < 0:
-            raise PacelineError(f"ssp: staleness={self.staleness}: expected 0 (which is bsp) or more")
+        whole("ssp: staleness", self.staleness, 0)
 
     def init(self) -> tuple[Effects, SspState]:
         n = self.workers

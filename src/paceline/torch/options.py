@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.errors import PacelineError, meant, refuse, short
+from paceline.errors import MANY, PacelineError, meant, number, refuse, short, switches, whole
 from paceline.policies import Policy
 from paceline.rounds import Cluster
 from paceline.sync import intervals
 
 LOOPS = ("whole", "round", "pieces", "local")
-MANY = 2**31 - 1
 MEMORY = "memory"  # for limits: what fits is found while training
 Limits = Sequence[tuple[int | None, int | None]]  # (least, most) of each rank
 
@@ -47,6 +46,7 @@ class Options:
     metrics_port: int | str | None
     on_round: Callable[..., None] | None
     elastic: bool
+    on_members: Callable[..., None] | None
     collect_every: int | None
     every: int | float | str | None
     merge: Any
@@ -78,18 +78,17 @@ class Options:
             raise PacelineError(
                 f"policy={short(self.policy)}: expected the name of a policy, or a function that makes one"
             )
-        for name in ("micro_batch", "micro_steps", "collect_every"):
+        for name, most in ("micro_batch", MANY), ("micro_steps", MANY), ("collect_every", 2**63 - 1):
             if getattr(self, name) is not None:
-                whole(name, getattr(self, name))
+                whole(name, getattr(self, name), most=most)
         whole("quantum", self.quantum)
         if self.limits is not None and not (isinstance(self.limits, str) and self.limits == MEMORY):
             _pairs(self.limits)
         if self.record is not None and not isinstance(self.record, str | os.PathLike):
             raise PacelineError(f"record={short(self.record)}: expected the path of a new directory")
-        if self.on_round is not None and not callable(self.on_round):
-            raise PacelineError(
-                f"on_round={short(self.on_round)}: expected a function that takes a RoundResult"
-            )
+        for name, takes in ("on_round", "a RoundResult"), ("on_members", "a Mended"):
+            if (given := getattr(self, name)) is not None and not callable(given):
+                raise PacelineError(f"{name}={short(given)}: expected a function that takes {takes}")
         switches(fill=self.fill, deterministic=self.deterministic, elastic=self.elastic)
 
     def check_together(self) -> None:
@@ -189,28 +188,13 @@ class Options:
         refuse("deterministic=True", reasons)
 
 
-def whole(name: str, value: Any, least: int = 1, most: int = MANY) -> None:
-    """Raises PacelineError if this is no whole number in this range."""
-    number = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if not number or not least <= value <= most:
-        raise PacelineError(f"{name}={short(value)}: expected a whole number, {least} to {most:,}")
-
-
-def switches(**given: Any) -> None:
-    """Raises PacelineError for the first that is neither True nor False: any text, also "no", would count as True."""
-    for name, value in given.items():
-        if value is not None and not (isinstance(value, int | np.bool_) and value in (0, 1)):
-            raise PacelineError(f"{name}={short(value)}: expected True or False")
-
-
 def threshold(drop: float | str | None) -> float | None:
     """``drop`` in seconds, NaN for "auto". Raises PacelineError for anything else."""
     if drop is None or (isinstance(drop, str) and drop.strip() == intervals.AUTO):
         return None if drop is None else math.nan
     found = intervals.SECONDS.fullmatch(drop.strip()) if isinstance(drop, str) else None
     seconds: Any = float(found[1]) if found else drop
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
-        raise PacelineError(f"drop={short(drop)}: expected seconds such as '0.5 s' or 0.5, or 'auto'")
+    number("drop", seconds, "seconds such as '0.5 s' or 0.5, or 'auto'", lambda time: 0 < time < math.inf)
     return float(seconds)
 
 

@@ -39,7 +39,7 @@ from paceline.torch.gradients.reducers import Reducer, reducer_of
 from paceline.torch.host import Hosting
 from paceline.torch.liveness.monitor import Alone, monitor
 from paceline.torch.liveness.shutdown import leave_in_time
-from paceline.torch.liveness.stall import SECONDS, OnMissed
+from paceline.torch.liveness.stall import SECONDS, OnMissed, answer, check
 from paceline.torch.local_loop import LocalLoop
 from paceline.torch.loop import LOST, Loop
 from paceline.torch.measuring.audience import Audience, asked
@@ -143,6 +143,8 @@ class Pace:
     ) -> None:
         given = Options.of(locals())
         given.check_kinds(model)
+        answer(on_missed)
+        check(patience)
         local.check(given, model, peers.ranks())
         sinks = asked(report_to, metrics_port)
         if elastic:

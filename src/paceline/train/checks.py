@@ -11,7 +11,7 @@ from paceline import policies
 from paceline.balancer import Balancer
 from paceline.data import traces
 from paceline.data.datasets import Data
-from paceline.errors import PacelineError, expected
+from paceline.errors import PacelineError, expected, number
 from paceline.learners import models
 from paceline.paramserver.config import ServerConfig
 from paceline.rounds import Cluster
@@ -31,12 +31,11 @@ def check(config: TrainConfig, data: Data) -> None:
         value, least, most = getattr(config, field.name), field.metadata["least"], field.metadata["most"]
         if value is not None and least is not None and not least <= value <= most:
             raise PacelineError(f"{dashed(field.name)}={value}: expected {least} to {most:,}")
-    if not config.lr > 0 or not np.isfinite(config.lr):
-        raise PacelineError(f"lr={config.lr:g}: expected a positive learning rate")
-    if not 0 <= config.momentum < 1:
-        raise PacelineError(f"momentum={config.momentum:g}: expected 0 or more, and less than 1")
+    number("lr", config.lr, "a positive learning rate that is finite", lambda lr: 0 < lr < np.inf)
+    number("momentum", config.momentum, "0 or more, and less than 1", lambda momentum: 0 <= momentum < 1)
     options.check_weigh(config.weigh)
     stall.check(config.patience)
+    _check_loop(config)
     _check_slowdown(config, data)
     model = models.create(config.model, data.shape, data.classes)
     floor = 2 if options.has_batch_norm(model) else 1
@@ -47,7 +46,6 @@ def check(config: TrainConfig, data: Data) -> None:
             f"micro-batch={config.micro_batch}: expected at least {2 * floor - 1}: {config.model} has batch norm"
         )
     _check_engine(config)
-    _check_loop(config)
 
 
 def server(config: TrainConfig) -> ServerConfig:
@@ -67,11 +65,8 @@ def survives(config: TrainConfig, joined: bool = False) -> bool:
     wrong = hindrance(config, joined)
     if config.elastic and wrong:
         raise PacelineError(f"--elastic is not possible here: {wrong}")
-    if not LEAST_SECONDS <= config.dead_after < np.inf:
-        raise PacelineError(
-            f"--dead-after {config.dead_after:g}: expected --dead-after of at least {LEAST_SECONDS:g} seconds, and a "
-            "finite number"
-        )
+    least = f"at least {LEAST_SECONDS:g} seconds, and a finite number"
+    number("--dead-after", config.dead_after, least, lambda seconds: LEAST_SECONDS <= seconds < np.inf)
     if config.elastic is None:
         return not wrong and config.workers > 1
     return config.elastic

@@ -8,9 +8,8 @@ import types
 from dataclasses import dataclass
 from typing import Any, get_args, get_origin, get_type_hints
 
-from paceline.errors import PacelineError, short
+from paceline.errors import MANY, PacelineError, short
 
-MANY = 2**31 - 1
 # The panels of the command's help.
 DATA, BALANCING, SLOWNESS = "Data and training", "Balancing", "Played slowness"
 CHECKPOINTS, LOST, RAY = "Run directory and checkpoints", "Workers that are lost or join", "With --engine ray"

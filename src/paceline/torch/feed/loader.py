@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from paceline.errors import PacelineError, meant
+from paceline.errors import PacelineError, meant, number, short, switches, whole
 from paceline.rounds import Indices
 from paceline.samples.cost import batch_parts
 from paceline.torch import peers
@@ -35,7 +35,6 @@ from paceline.torch.feed.pieces import Order, planned_pieces
 from paceline.torch.feed.prefetch import Prefetch, loaded
 from paceline.torch.feed.rounds import iterate
 from paceline.torch.loop import Loop
-from paceline.torch.options import switches, whole
 from paceline.torch.plan import Claim, Piece, RoundPlan
 
 
@@ -67,6 +66,13 @@ def check_options(options: Mapping[str, Any], global_batch: int, ranks: int, str
                 f"{name}= is no option that this version of Paceline knows to leave the samples of a batch as they "
                 f"are planned; expected one of {', '.join(HANDED_ON)}{meant(name, HANDED_ON)}"
             )
+    whole("num_workers", options.get("num_workers", 0), 0)
+    if options.get("prefetch_factor") is not None:
+        whole("prefetch_factor", options["prefetch_factor"])
+    number("timeout", options.get("timeout", 0), "seconds, 0 or more", lambda seconds: 0 <= seconds < np.inf)
+    if (collate := options.get("collate_fn")) is not None and not callable(collate):
+        raise PacelineError(f"collate_fn={short(collate)}: expected a function that takes a list of samples")
+    switches(**{name: options[name] for name in ("pin_memory", "persistent_workers") if name in options})
     if not (streamed or options.get("in_order", True)):
         raise PacelineError(
             "in_order=False hands over batches in another order than they are planned in, so that each would count "

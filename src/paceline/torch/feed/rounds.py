@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.errors import PacelineError, refuse
+from paceline.errors import PacelineError, refuse, whole
 from paceline.rounds import Indices
 from paceline.torch.feed.pieces import planned_pieces
 from paceline.torch.gradients.weighing import checked_count
@@ -123,8 +123,8 @@ class Sizes:
 
     def __init__(self, loop: Loop, rounds: int | None) -> None:
         terms = loop.terms
-        if rounds is not None and rounds < 1:
-            raise PacelineError(f"pace.sizes({rounds}): expected at least one round, or None for no end")
+        if rounds is not None:
+            whole("rounds", rounds)
         check_unchanging(loop, "pace.sizes()")
         if terms.moves_work and terms.weigh == "hook":
             raise PacelineError(

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from paceline.errors import PacelineError, refuse
+from paceline.errors import PacelineError, refuse, switches
 from paceline.rounds import Indices
 from paceline.torch import peers
 from paceline.torch.feed.loader import check_options
@@ -25,7 +25,6 @@ from paceline.torch.feed.prefetch import as_it_is
 from paceline.torch.feed.rounds import check_unchanging, iterate
 from paceline.torch.loop import Loop
 from paceline.torch.measuring import exchange
-from paceline.torch.options import switches
 from paceline.torch.plan import Claim, Piece, RoundPlan
 
 

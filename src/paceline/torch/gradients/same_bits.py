@@ -19,9 +19,8 @@ ALIGNMENT = 64  # bytes
 CPU_INFO = Path("/proc/cpuinfo")
 COARSE, FINE = 2.0**20, 2.0**52  # units in 1, and of the second in the first
 FINE_BITS = 52
-LARGEST = (
-    2.0**31
-)  # of a gradient, and of a rank's part of a sum; beyond, the sum is no number: 2048 ranks fit in int64
+# Of a gradient, and of a rank's part of a sum; beyond, the sum is no number: 2048 ranks fit in int64.
+LARGEST = 2.0**31
 
 
 class ExactSum:

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, number
 
 SECONDS = 30.0  # without a sign of life, by default
 LIVING = 10.0  # times that, and
@@ -101,15 +101,14 @@ def answer(on_missed: OnMissed) -> Callable[[Missing], object]:
     if callable(on_missed):
         return on_missed
     known = {"warn": warn, "end": end}
-    if on_missed not in known:
+    if not isinstance(on_missed, str) or on_missed not in known:
         raise PacelineError(f"on_missed={on_missed!r}: expected 'warn', 'end' or a function")
     return known[on_missed]
 
 
 def check(patience: float) -> float:
     """Seconds of patience. Raises PacelineError if they are none."""
-    if not isinstance(patience, int | float) or isinstance(patience, bool) or not patience > 0:
-        raise PacelineError(f"patience={patience!r}: expected a positive number of seconds; inf is for ever")
+    number("patience", patience, "a positive number of seconds; inf is for ever", lambda seconds: seconds > 0)
     return float(patience)
 
 

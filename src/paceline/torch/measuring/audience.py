@@ -126,8 +126,8 @@ class Outlets:
 
 def asked(report_to: str | Sequence[str], metrics_port: int | str | None) -> list[str]:
     """The sinks that ``Pace`` is told of. Raises PacelineError for what is neither a name nor a port."""
-    names = [report_to] if isinstance(report_to, str) else list(report_to)
-    if not all(isinstance(name, str) and name for name in names):
+    names = [report_to] if isinstance(report_to, str) else report_to
+    if not isinstance(names, Sequence) or not all(isinstance(name, str) and name for name in names):
         raise PacelineError(
             f"report_to={report_to!r}: expected names of sinks, such as wandb or mlflow:uri=mlruns"
         )
@@ -137,5 +137,5 @@ def asked(report_to: str | Sequence[str], metrics_port: int | str | None) -> lis
             raise PacelineError(
                 f"metrics_port={metrics_port!r}: expected a port, or HOST:PORT such as 0.0.0.0:9100"
             )
-        names.append(f"prometheus:port={port}" + (f",host={host}" if host else ""))
-    return names
+        names = [*names, f"prometheus:port={port}" + (f",host={host}" if host else "")]
+    return list(names)

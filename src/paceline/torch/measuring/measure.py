@@ -75,9 +75,8 @@ class CudaStopwatch:
 
     def seconds(self, reading: Any) -> float:
         began, ended, around = reading
-        if (
-            not ended.query()
-        ):  # the host ran a whole round ahead of the device: rare, and then waiting is right
+        # The host ran a whole round ahead of the device: rare, and then waiting is right.
+        if not ended.query():
             ended.synchronize()
         waited = sum(first.elapsed_time(last) for first, last in zip(around[::2], around[1::2], strict=False))
         return float(began.elapsed_time(ended) - waited) / 1e3

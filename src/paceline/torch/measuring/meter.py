@@ -52,11 +52,8 @@ def fields(rounds: int) -> list[Any]:
         ("link", "f8"),  # seconds of its newest merge, or of a round beyond its own part; NaN if unknown
         ("seconds", "f8", (rounds,)),  # of each round
         ("loss", "f8", (rounds,)),  # summed over the rank's samples; NaN if it did not hand in its loss
-        (
-            "count",
-            "f8",
-            (rounds,),
-        ),  # what that is a sum over, if that is something other than samples; else NaN
+        # What that is a sum over, if that is something other than samples; else NaN.
+        ("count", "f8", (rounds,)),
     ]
 
 

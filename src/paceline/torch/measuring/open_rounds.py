@@ -69,9 +69,8 @@ class OpenRounds:
         self.loss = math.nan  # of the newest settled round
         self._finite, self._blind = Finite(on_nan), Blind()
         self._settling = SETTLING_ROUNDS  # rounds left of the beginning
-        self._crowd = max(
-            1.0, peers.ranks() / (os.cpu_count() or 1)
-        )  # ranks that decide at once on a processor
+        # Ranks that decide at once on a processor.
+        self._crowd = max(1.0, peers.ranks() / (os.cpu_count() or 1))
 
     def settle(self) -> None:
         """Take in what the ranks have told of the newest rounds, once."""
