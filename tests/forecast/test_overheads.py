@@ -86,6 +86,25 @@ def test_a_spike_of_one_round_leaves_both_numbers_as_they_were():
     np.testing.assert_allclose(after.seconds_per_sample, settled.seconds_per_sample, rtol=0.05)
 
 
+@pytest.mark.parametrize("flat", [0.0, 0.5, 0.85])
+@pytest.mark.parametrize("then", [6.0, 8.0, 20.0])
+def test_a_spike_does_not_teach_that_there_is_no_overhead(flat, then):
+    """The balancer gives less for the spike, and with less load the seconds are the usual ones: what they differ by
+    from the spike's says nothing about the overhead."""
+    
+    def seconds(load):
+        return flat + (1 - flat) * load / 16
+
+    fit = overheads.start((1,))
+    for load in (16.0, 17.0, 17.0):
+        fit = overheads.update(fit, np.array([load]), np.array([seconds(load)]))
+    fit = overheads.update(fit, np.array([17.0]), 3.3 * np.array([seconds(17)]))
+    fit = overheads.update(fit, np.array([then]), np.array([seconds(then)]))
+    for load in (10.0, 16.0, 12.0, 17.0) * 3:
+        fit = overheads.update(fit, np.array([load]), np.array([seconds(load)]))
+    assert fit.overhead == pytest.approx(flat, abs=0.05)
+
+
 def test_absence_and_idleness_teach_nothing():
     fit = overheads.update(overheads.start((3,)), np.array([10.0, 10, 0]), np.array([1.0, np.nan, 0.5]))
     np.testing.assert_array_equal(np.isnan(fit.seconds_per_sample), [False, True, True])

@@ -20,6 +20,7 @@ much, nearly the whole ones (profile "A noise" of the same benchmark).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,7 +33,7 @@ from paceline.forecast.portable_math import exp, log, quantile
 from paceline.rounds import Array, Cluster, Plan, Round
 from paceline.shares import water_level
 
-PROBE = 0.01  # each round without load, a worker is taken to be that much quicker than when last measured
+PROBE = 0.01  # each round with the lowest load, a worker is taken to be that much quicker than it was measured
 MEMORY = 0.95  # weight of the errors before, each round
 DEVIATION = 1.2533  # standard deviation of a normal variable over its mean absolute one
 GROWTH = 0.04  # of a difference of paces (logarithms): margins make it larger by that at most
@@ -50,7 +51,7 @@ class Errors(NamedTuple):
 class LevelState(NamedTuple):
     pace: Any  # of the tracking or the forecast
     overhead: Array  # seconds, (..., n)
-    idle: Array  # rounds that a worker has been there without load, (..., n)
+    idle: Array  # rounds that a worker has been there with its lowest load, or none, (..., n)
     level: Array  # seconds: where the next search starts, (...,)
     expected: Array  # seconds per sample, (..., n); NaN where nothing is expected yet
     errors: Errors
@@ -69,6 +70,12 @@ class Level(Forecasting, Policy[LevelState]):
 
     def __post_init__(self) -> None:
         self.forecaster()  # an unknown one is said now, not in the first round
+
+    @cached_property
+    def lowest(self) -> Array:
+        """Whole samples below which no worker comes, (n,); 0 where equal shares are no more."""
+        lowest = np.maximum(self.cluster.least, 1.0)
+        return np.where(lowest * self.cluster.workers < self.cluster.global_batch, lowest, 0.0)
 
     def init(self) -> tuple[Plan, LevelState]:
         shape = self.cluster.shape
@@ -90,20 +97,24 @@ class Level(Forecasting, Policy[LevelState]):
 
         before = Linear(state.expected, state.overhead)
         errors = learn_errors(state.errors, before, measured, round.overhead)
-        idle, overhead = state.idle, gain * (round.overhead - state.overhead)
+        overhead = gain * (round.overhead - state.overhead)
         overhead += state.overhead
         unmeasured = np.isnan(measured)
         if unmeasured.any():
-            idle = np.where(unmeasured, idle + (present & (round.loads <= 0)), 0.0)
-            # Once found too slow for a single sample, a worker is tried again, the later the slower it was.
-            expected = fill_unknown(expected) / (1.0 + PROBE * idle)
+            expected = fill_unknown(expected)
             overhead = np.where(unmeasured, np.where(present, round.overhead, state.overhead), overhead)
-        elif state.idle.any():
-            idle = np.zeros(cluster.shape)
 
         least, most = bounds(cluster, present)
         batch = cluster.global_batch
         costs = cautious(Linear(expected, overhead), errors)
+        idle = state.idle
+        lowest = (round.loads <= 0) | (round.loads == self.lowest)
+        if lowest.any():
+            # Nothing shows what more would take, so it is tried again, the later the slower the worker was.
+            idle = np.where(lowest, idle + present, np.where(unmeasured, idle, 0.0))
+            costs = Linear(costs.seconds_per_sample / (1.0 + PROBE * idle), costs.overhead)
+        elif idle.any():
+            idle = np.where(unmeasured, idle, 0.0)
         level, loads = water_level(costs, batch, least * batch, most * batch, guess=state.level)
         if not present.all():  # whole samples, too, must not go to the absent
             costs = Linear(np.where(present, costs.seconds_per_sample, np.inf), costs.overhead)

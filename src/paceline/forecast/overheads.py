@@ -7,7 +7,9 @@ since the loads come from a balancer that follows the same measurements: a speed
 overhead (the load falls as the worker slows, its seconds stay the same), and noise that the balancer chases
 like less of it. So only changes of load well beyond the scatter may teach anything about the overhead; the
 others move the speed alone. What does not fit at all is a change of speed: it is followed at once and the
-overhead stays; when the next round speaks for the old speed again, it was a spike.
+overhead stays; when the next round speaks for the old speed again, it was a spike. As long as it may be one, what
+the seconds differ by teaches nothing about the overhead. And what does not fit just when the load has changed may as
+well be due to the overhead, which is then as uncertain as at first.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ SCATTER = 0.02  # relative scatter of the seconds before it is known
 LEAST_SCATTER = 0.003
 JUMP = 4.0  # standard deviations that no scatter explains
 JUMP_LEAST = 0.1  # and the relative change below which it is not worth a new start
-VARIED = 0.1  # relative change of load that may teach about overhead, if it is
+VARIED = 0.1  # relative change of load (and of a spike's pace) that may teach about overhead, if it is
 ALIKE = 0.09  # relative change of load that is surely less
 VARIED_SCATTERS = 4.0  # this many times the scatter, too
 NOTHING = 1e-9  # samples, a fraction of one: its seconds tell nothing, and its square would be none
@@ -90,11 +92,25 @@ def update(fit: OverheadFit, loads: Array, seconds: Array, known: Array | float 
         if jump.any():
             jump &= np.abs(off) > JUMP_LEAST * np.minimum(t, expected)
 
+        change = b - fit.load
+        alike = (np.abs(change) <= ALIKE * fit.load).all()  # False in a first round
+        varied = np.zeros(here.shape, bool)
+        if not alike:
+            beyond = np.maximum(VARIED, VARIED_SCATTERS * np.sqrt(fit.scatter))
+            varied = np.abs(log(b / fit.load)) > beyond
+        teaching = varied
         slope, before = fit.seconds_per_sample, fit.before
         if not np.isnan(before).all():
-            # The last round was a spike where the speed before it explains this one better than the spike does.
+            # The last round was a spike where the speed before it explains this one better than the spike does, or
+            # where a sample of fewer takes less than it did then: no overhead is negative.
             usual = fit.overhead + before * b
             over = np.abs(log(t / usual)) < np.abs(log(t / expected))
+            if varied.any():
+                spike = (fit.overhead + slope * fit.load) / fit.load
+                over |= varied & (change < 0) & (log(t / b / spike) < -beyond) & ~np.isnan(before)
+                # With another overhead, the speed before would explain it, too.
+                unclear = (t - usual) ** 2 < JUMP**2 * variance
+                teaching = varied & (over | ~unclear)
             slope, off = np.where(over, before, slope), np.where(over, t - usual, off)
             far, before = off**2, np.full(here.shape, np.nan)
             jump &= ~over | (far > JUMP**2 * variance)
@@ -105,11 +121,8 @@ def update(fit: OverheadFit, loads: Array, seconds: Array, known: Array | float 
         d, e = -gain, 1 - gain * b
         overhead_var, covar = p, d * p + e * q
         slope_var = d * d * p + 2 * d * e * q + e * e * r + gain**2 * noise
-        change = b - fit.load
-        alike = (np.abs(change) <= ALIKE * fit.load).all()  # False in a first round
         if not alike:
-            varied = np.abs(log(b / fit.load)) > np.maximum(VARIED, VARIED_SCATTERS * np.sqrt(fit.scatter))
-            toward = np.where(varied, (p + b * q) / variance, 0.0)
+            toward = np.where(teaching, (p + b * q) / variance, 0.0)
             overhead = overhead + toward * off
             a, c = 1 - toward, -toward * b
             overhead_var = a * a * p + 2 * a * c * q + c * c * r + toward**2 * noise
@@ -131,7 +144,7 @@ def update(fit: OverheadFit, loads: Array, seconds: Array, known: Array | float 
     if all_here and not fresh.any():
         return updated
     base = np.where(first, 0.0, np.minimum(fit.overhead, 0.5 * t))
-    unsure = np.where(first, (GUESS * t) ** 2, p)
+    unsure = np.where(first | varied, np.fmax(p, (GUESS * t) ** 2), p)
 
     restarted = OverheadFit(
         overhead=base,
