@@ -1,16 +1,16 @@
 """Does balancing ever do harm? Rounds of a policy over those of equal shares, and over the best fixed division's.
 
-    python benchmarks/harm.py [--policy level] [--held-out | --further | --last] [--seeds 16] [--rounds 300]
-                              [--worst 5]
+    python benchmarks/harm.py [--policy level] [--held-out | --further | --last | --unseen]
+                              [--seeds 16] [--rounds 300] [--worst 5]
 
 Workers take overhead + seconds per sample * load, times noise that nobody can know: log-normal, and spikes of 1.5 to
 4 times. The grid: 3, 6 or 12 workers, 0 to 95 % of the seconds of an equal share independent of the load, a scatter
 of 0.1 or 0.3, spikes in none or a tenth of a worker's rounds, all workers equal or one 1.2 or 3 times slower (its
-overhead, too, in every other run). --held-out: other values and draws, by which nothing was chosen. --further: those
-that were looked at when what --held-out had shown of `auto` was mended. --last: those that were played once, when all
-was chosen. Policies see whole samples and seconds, as in training, and overheads are fitted. Rounds in pieces are
-played in pieces, each of which costs 1 % of an equal round. The first third of the rounds is not counted. All
-divisions are timed on the same draws.
+overhead, too, in every other run). Other kinds, and other draws: --held-out and --further, which were looked at when
+`auto` was mended, and with --last when `level` was; --unseen, which were played once, when all was chosen. Policies
+see whole samples and seconds, as in training, and overheads are fitted. Rounds in pieces are played in pieces, each
+of which costs 1 % of an equal round. The first third of the rounds is not counted. All divisions are timed on the
+same draws.
 """
 
 from __future__ import annotations
@@ -51,6 +51,9 @@ OTHERS = {
     "further": Cases(23, 24, (3, 5, 10), (0.1, 0.5, 0.75, 0.9), (0.05, 0.15), (0.0, 0.05), (1.0, 1.5, 2.0)),
     "last": Cases(
         31, 16, (2, 6, 9), (0.25, 0.45, 0.7, 0.85, 0.95), (0.06, 0.2), (0.0, 0.08), (1.0, 1.15, 1.8)
+    ),
+    "unseen": Cases(
+        47, 20, (3, 4, 7), (0.15, 0.4, 0.65, 0.78, 0.92), (0.08, 0.18), (0.0, 0.06), (1.0, 1.25, 2.2)
     ),
 }
 

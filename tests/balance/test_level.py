@@ -64,8 +64,8 @@ def test_a_worker_too_slow_for_a_sample_is_tried_again():
 
 
 def test_a_worker_with_its_lowest_load_is_tried_again():
-    """Its seconds were once all taken for its pace; with one sample in each round, nothing tells that most of them are
-    its overhead."""
+    """Its seconds were once all taken for its pace; with one sample in each round, nothing tells that most of them
+    are its overhead."""
     policy = policies.create("level", Cluster(4, 64, least=np.ones(4)))
     _, state = policy.init()
     loads, tried = np.array([21, 21, 21, 1]), []

@@ -91,7 +91,7 @@ def test_a_spike_of_one_round_leaves_both_numbers_as_they_were():
 def test_a_spike_does_not_teach_that_there_is_no_overhead(flat, then):
     """The balancer gives less for the spike, and with less load the seconds are the usual ones: what they differ by
     from the spike's says nothing about the overhead."""
-    
+
     def seconds(load):
         return flat + (1 - flat) * load / 16
 

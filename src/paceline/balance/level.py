@@ -33,7 +33,7 @@ from paceline.forecast.portable_math import exp, log, quantile
 from paceline.rounds import Array, Cluster, Plan, Round
 from paceline.shares import water_level
 
-PROBE = 0.01  # each round with the lowest load, a worker is taken to be that much quicker than it was measured
+PROBE = 0.01  # each round with the lowest load, a worker is taken to be that much quicker than measured
 MEMORY = 0.95  # weight of the errors before, each round
 DEVIATION = 1.2533  # standard deviation of a normal variable over its mean absolute one
 GROWTH = 0.04  # of a difference of paces (logarithms): margins make it larger by that at most

@@ -32,6 +32,7 @@ VARIED = 0.1  # relative change of load (and of a spike's pace) that may teach a
 ALIKE = 0.09  # relative change of load that is surely less
 VARIED_SCATTERS = 4.0  # this many times the scatter, too
 NOTHING = 1e-9  # samples, a fraction of one: its seconds tell nothing, and its square would be none
+MOST = 0.8  # portion of the seconds behind a jump that may be overhead
 DOUBT = 2.0  # standard errors by which an overhead may be less than it is estimated
 MEMORY = 0.2  # weight of a round in the load that changes are measured from, and in the scatter
 
@@ -46,7 +47,9 @@ class OverheadFit(NamedTuple):
     slope_var: Array
     scatter: Array  # relative variance of a round's seconds, and of the speed's drift between rounds
     load: Array  # what it usually runs, samples
-    before: Array  # seconds per sample before the last round, where that changed it at a jump; else NaN
+    before: (
+        Array  # seconds per sample before the last round, or the last two, where these were jumps; else NaN
+    )
 
 
 def start(shape: tuple[int, ...]) -> OverheadFit:
@@ -143,7 +146,7 @@ def update(fit: OverheadFit, loads: Array, seconds: Array, known: Array | float 
     fresh = here & (jump | first)
     if all_here and not fresh.any():
         return updated
-    base = np.where(first, 0.0, np.minimum(fit.overhead, 0.5 * t))
+    base = np.where(first, 0.0, np.minimum(fit.overhead, MOST * t))
     unsure = np.where(first | varied, np.fmax(p, (GUESS * t) ** 2), p)
 
     restarted = OverheadFit(
@@ -154,7 +157,8 @@ def update(fit: OverheadFit, loads: Array, seconds: Array, known: Array | float 
         slope_var=(unsure + fit.scatter * t**2) / b**2,
         scatter=fit.scatter,
         load=b,
-        before=np.where(first, np.nan, fit.seconds_per_sample),
+        # Of two jumps in a row, the speed before both.
+        before=np.where(first, np.nan, np.where(np.isnan(fit.before), fit.seconds_per_sample, fit.before)),
     )
     return OverheadFit(
         *(
