@@ -34,6 +34,7 @@ from paceline.rounds import Array, Cluster, Plan, Round
 from paceline.shares import water_level
 
 PROBE = 0.01  # each round with the lowest load, a worker is taken to be that much quicker than measured
+FEW = 1e-3  # of an equal share: of so few samples, the seconds tell nothing of the pace
 MEMORY = 0.95  # weight of the errors before, each round
 DEVIATION = 1.2533  # standard deviation of a normal variable over its mean absolute one
 GROWTH = 0.04  # of a difference of paces (logarithms): margins make it larger by that at most
@@ -72,6 +73,11 @@ class Level(Forecasting, Policy[LevelState]):
         self.forecaster()  # an unknown one is said now, not in the first round
 
     @cached_property
+    def few(self) -> float:
+        """Samples whose seconds tell nothing of the pace."""
+        return FEW * self.cluster.global_batch / self.cluster.workers
+
+    @cached_property
     def lowest(self) -> Array:
         """Whole samples below which no worker comes, (n,); 0 where equal shares are no more."""
         lowest = np.maximum(self.cluster.least, 1.0)
@@ -88,6 +94,10 @@ class Level(Forecasting, Policy[LevelState]):
     def step(self, state: LevelState, round: Round) -> tuple[Plan, LevelState]:
         cluster, present = self.cluster, round.present
         measured = line_through(round.loads, round.seconds, round.overhead, np.nan)
+        few, idle = round.loads <= self.few, state.idle
+        lowest = few | (round.loads == self.lowest)
+        if few.any():
+            measured = np.where(few, np.nan, measured)
         if self.forecast == "tracking":
             expected, gain, pace = tracking.follow(state.pace, measured)
         else:
@@ -107,14 +117,10 @@ class Level(Forecasting, Policy[LevelState]):
         least, most = bounds(cluster, present)
         batch = cluster.global_batch
         costs = cautious(Linear(expected, overhead), errors)
-        idle = state.idle
-        lowest = (round.loads <= 0) | (round.loads == self.lowest)
-        if lowest.any():
+        if lowest.any() or idle.any():
             # Nothing shows what more would take, so it is tried again, the later the slower the worker was.
             idle = np.where(lowest, idle + present, np.where(unmeasured, idle, 0.0))
             costs = Linear(costs.seconds_per_sample / (1.0 + PROBE * idle), costs.overhead)
-        elif idle.any():
-            idle = np.where(unmeasured, idle, 0.0)
         level, loads = water_level(costs, batch, least * batch, most * batch, guess=state.level)
         if not present.all():  # whole samples, too, must not go to the absent
             costs = Linear(np.where(present, costs.seconds_per_sample, np.inf), costs.overhead)
