@@ -101,10 +101,6 @@ def sentence(capsys: pytest.CaptureFixture[str], arguments: list[str], status: i
         (["--elastic=3"], "does not take a value; see paceline train --help"),
         (["--lr", "inf"], "lr=inf: expected a positive learning rate that is finite"),
         (["--loop", "local", "--every", "9" * 5000], "expected steps, 1 or more"),
-        (
-            ["--engine", "ray", "--address", "localhost:" + "9" * 5000],
-            "no Ray cluster answers at localhost:9",
-        ),
         (["--resume", "nowhere"], "nowhere"),
         (["--resume", "nowhere", "--out", "x"], "leave out --compare and --out"),
         (

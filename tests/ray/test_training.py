@@ -167,6 +167,7 @@ class TestWithRay:
         (["--mode", "shove"], "mode 'shove' is unknown"),
         (["--address", "nowhere"], "expected HOST:PORT"),
         (["--address", "127.0.0.1:9"], "no Ray cluster answers at 127.0.0.1:9"),
+        (["--address", "localhost:" + "9" * 5000], "no Ray cluster answers at localhost:9"),
         (["--engine", "mpi"], "expected one of torch, ray"),
         (["--engine", "torch", "--backup", "dbw"], "--backup is for --engine ray"),
     ],

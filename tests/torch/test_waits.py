@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("torch")]
 RANKS = 3
 
 
-ATTEMPTS = 4
+ATTEMPTS = 8
 
 
 def _check(run: Callable[[int], tuple[Any, Any]], cases: list[tuple[str, str]]) -> None:

@@ -222,9 +222,9 @@ def test_a_worker_that_fails_is_named_with_its_error(tmp_path: Path) -> None:
     [
         ({"weigh": "hook"}, "--weigh hook leaves the sum to DDP"),
         ({"policy": "level:forecast=narx"}, "trains beside the rounds"),
-        ({"dead_after": 0.0}, "--dead-after of at least 0.2"),
+        ({"dead_after": 0.0}, "--dead-after=0.0: expected at least 0.2 seconds"),
         ({"dead_after": float("inf")}, "--dead-after=inf: expected .* a finite number"),
-        ({"dead_after": float("nan"), "weigh": "hook", "elastic": None}, "--dead-after nan"),
+        ({"dead_after": float("nan"), "weigh": "hook", "elastic": None}, "--dead-after=nan"),
         ({"max_restarts": -1}, "max-restarts=-1"),
     ],
 )
