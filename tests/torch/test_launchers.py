@@ -169,6 +169,15 @@ def test_a_machine_disappears_and_comes_back_and_the_one_with_the_store_is_lost(
     assert (found - alone(kept["pace"]["rounds"])).abs().max() < 1e-12
 
 
+def _until(true: Callable[[], bool], said: list[str], meanwhile: Callable[[], None] = lambda: None) -> None:
+    """said: what is printed if that takes longer than a minute."""
+    end = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < end, said
+        meanwhile()
+        time.sleep(0.005)
+
+
 def test_what_a_node_agent_is_told_and_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers wait for a machine with room; each end is told; a machine leaves after its workers, and a silent one is
     gone on without, but not before the run has begun."""
@@ -181,11 +190,7 @@ def test_what_a_node_agent_is_told_and_tells(monkeypatch: pytest.MonkeyPatch) ->
         return workers[-1]
 
     def until(true: Callable[[], bool]) -> None:
-        end = time.monotonic() + 60
-        while not true():
-            assert time.monotonic() < end, said
-            said.extend(known.look(begun))
-            time.sleep(0.005)
+        _until(true, said, lambda: said.extend(known.look(begun)))
 
     def joined() -> tuple[NodeAgent, threading.Thread, list[int]]:
         station, status = NodeAgent("127.0.0.1", door.port, 2, start, 5.0, 5.0, said.append), list[int]()
@@ -234,12 +239,6 @@ def test_a_first_machine_that_comes_back_with_another_run_gets_its_workers() -> 
         workers.append(Stands(where))
         return workers[-1]
 
-    def until(true: Callable[[], bool]) -> None:
-        end = time.monotonic() + 60
-        while not true():
-            assert time.monotonic() < end, said
-            time.sleep(0.005)
-
     def begins(port: int, many: int) -> Door:
         store = _store(0)
         door = Door("127.0.0.1", port, "", store.port, said.append)
@@ -247,7 +246,7 @@ def test_a_first_machine_that_comes_back_with_another_run_gets_its_workers() -> 
         known.start(Where("127.0.0.1", store.port, 0, 0, 1))
         if many == 1:
             thread.start()
-        until(lambda: known.look() is not None and len(workers) == many)
+        _until(lambda: known.look() is not None and len(workers) == many, said)
         return door
 
     port = socket_at("127.0.0.1", 0).getsockname()[1]
@@ -255,7 +254,7 @@ def test_a_first_machine_that_comes_back_with_another_run_gets_its_workers() -> 
     thread = threading.Thread(target=lambda: status.append(station.run()), daemon=True)
     for many in (1, 2):
         begins(port, many).close()
-        until(lambda: workers[-1].told == ["kill"])
+        _until(lambda: workers[-1].told == ["kill"], said)
     station.leave()
     thread.join(30)
     assert status == [0]

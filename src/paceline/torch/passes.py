@@ -10,14 +10,13 @@ from typing import Any, NoReturn
 import torch
 
 from paceline.errors import PacelineError, short
-from paceline.torch.gradients.reducers import Reducer, weigh_in_hook
+from paceline.torch.gradients.reducers import LOOKS, Reducer, weigh_in_hook
 from paceline.torch.gradients.weighing import Weighing, checked_count
 from paceline.torch.measuring.measure import LastGradient
 from paceline.torch.measuring.meter import Meter
 from paceline.torch.plan import Piece
 from paceline.torch.terms import Terms
 
-LOOKS = 16
 _MEAN = 1  # torch's number of that reduction
 _PASSED = "Add", "Clone", "Div", "Mul", "Sub", "ToCopy", "_DDPSink"  # nodes of a sum, or of a multiple
 PLAIN = list, tuple
@@ -85,7 +84,7 @@ class MeanCheck:
     multiples."""
 
     def __init__(self) -> None:
-        self.left = LOOKS  # losses to look at
+        self.left = LOOKS  # losses
 
     def look(self, loss: torch.Tensor, piece: Piece) -> None:
         """The loss of a piece, which counts as a mean over its samples."""
@@ -94,7 +93,8 @@ class MeanCheck:
         for node in nodes:
             kind = "" if node is None else node.name()
             if kind.startswith(_PASSED):
-                nodes += [behind for behind, _ in node.next_functions]
+                # Each once, also where a sum has the same part many times.
+                nodes += [behind for behind, _ in node.next_functions if behind not in nodes]
             elif kind.startswith("NllLoss") and node._saved_reduction == _MEAN:
                 over, targets = float(node._saved_total_weight), node._saved_target.numel()
                 if abs(over - targets) > 1e-6 * targets:

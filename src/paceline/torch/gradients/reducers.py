@@ -18,7 +18,7 @@ from paceline.errors import PacelineError
 from paceline.torch import peers
 from paceline.torch.plan import Piece, Source
 
-LOOKS = 16  # rounds in which the forward pass is looked at
+LOOKS = 16  # forward passes, or losses, at the beginning that are looked at
 Waits = Literal["never", "behind", "within"]
 """Where a backward pass waits for other ranks: behind the callbacks that were queued while it ran, or within."""
 
