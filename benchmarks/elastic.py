@@ -10,14 +10,13 @@ the first rank, all threads, which says more on a busy machine.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import tempfile
 import time
 from typing import Any
 
 import numpy as np
-from scaffold import command_line
+from scaffold import command_line, forks
 
 BLOCK = 4  # rounds
 SAMPLES = {"lenet5": 1024, "wide": 64}  # of a rank in a round
@@ -112,8 +111,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--model", default="lenet5,wide")
     asked = parser.parse_args()
-    os.environ |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    context = multiprocessing.get_context("forkserver")
+    context = forks()
     for name in asked.model.split(","):
         ours, theirs = context.Pipe(duplex=False)
         with tempfile.TemporaryDirectory() as folder:

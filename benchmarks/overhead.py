@@ -32,6 +32,7 @@ RANKS, BATCH, BLOCK = 2, 2048, 4
 INPUTS, SAMPLES = 3072, 16  # of the small model, and of each rank in its rounds
 MNIST_SAMPLES = 64  # of each rank in a round
 LEAST_ROUNDS = 96  # of a block of small steps
+ROWS = 8192  # different samples that each rank keeps, of as many as an epoch asks for: 64 ranks would fill the memory
 
 
 def plain_steps(rank: int, ddp: Any, optimizer: Any, loss_of: Any, data: Any) -> Iterator[None]:
@@ -119,7 +120,17 @@ def small_blocks(ranks: int, policy: str, rounds: int, images: bool) -> tuple[li
 
     samples, shape = (MNIST_SAMPLES, (1, 28, 28)) if images else (SAMPLES, (INPUTS,))
     batch = samples * ranks
-    data = TensorDataset(torch.randn(batch * rounds, *shape), torch.randint(10, (batch * rounds,)))
+    rows = min(batch * rounds, ROWS)
+    kept = TensorDataset(torch.randn(rows, *shape), torch.randint(10, (rows,)))
+
+    class Data(torch.utils.data.Dataset[Any]):
+        def __len__(self) -> int:
+            return batch * rounds
+
+        def __getitem__(self, index: int) -> Any:
+            return kept[index % rows]
+
+    data = Data()
     loss_of = nn.CrossEntropyLoss()
     epochs = 1 if images else -(-LEAST_ROUNDS // rounds)
 

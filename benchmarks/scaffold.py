@@ -6,6 +6,7 @@ import argparse
 import math
 import multiprocessing
 import os
+import signal
 from multiprocessing.context import ForkServerContext
 from typing import Any
 
@@ -71,12 +72,21 @@ def way_name(text: str) -> str:
     return text if text in PLAIN else policy_name(text)
 
 
-def forks() -> ForkServerContext:
-    """Where to start ranks: from a server that has torch loaded, with one thread each."""
+def forks(*more: str) -> ForkServerContext:
+    """Where to start ranks: from a server that has torch loaded, and ``more`` modules, with one thread each.
+
+    A benchmark that SIGTERM ends, as ``timeout`` sends it, takes its ranks with it."""
     os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
+    signal.signal(signal.SIGTERM, _end)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed", "paceline.torch"])
+    context.set_forkserver_preload(["torch", "torch.distributed", "paceline.torch", *more])
     return context
+
+
+def _end(number: int, _: object) -> None:
+    for child in multiprocessing.active_children():
+        child.kill()
+    os._exit(128 + number)
 
 
 def join(rank: int, ranks: int, directory: str) -> None:

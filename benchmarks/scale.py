@@ -23,7 +23,6 @@ claim waits as behind random others (M/D/1).
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import tempfile
 import time
@@ -31,7 +30,7 @@ from typing import Any
 
 import numpy as np
 import throughput
-from scaffold import command_line, count, counts, policy_name
+from scaffold import command_line, count, counts, forks, policy_name
 
 WARM_UP, SCATTER = 10, 0.3
 EPOCH_ROUNDS = 20
@@ -231,9 +230,7 @@ def main() -> None:
         for ranks in options.ranks or [64, 1000, 10000]:
             virtual(ranks, options.claim_us / 1e6, options.steps, options.round_seconds)
         return
-    os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed", "paceline.torch", "throughput"])
+    context = forks("throughput")
     ways = ["plain DDP, by hand", *(options.policy or ["level", "auto"])]
     print(
         f"{'ranks':>5}  {'':20}{'of bound':>8}{'ms a step':>10}{'processor':>11}{'ratio':>8}"
