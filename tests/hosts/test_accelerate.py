@@ -86,7 +86,7 @@ def test_a_step_that_the_scaler_left_out_is_no_mistake(found: list[dict[str, Any
     for rounds, scale, says in (rank["loops"]["overflown"] for rank in found):
         assert rounds == 3, "the one that overflowed among them"
         assert scale == 2.0
-        assert "round 3 is complete, and the loop continued on without optimizer.step()" in says
+        assert "round 3 is complete, and the loop continued without optimizer.step()" in says
 
 
 @pytest.mark.parametrize("accumulate", [False, True])
