@@ -31,10 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Run the command line and return its exit status.
-
-    0, 1 for a failed worker, 2 for a mistake, 130 for Ctrl-C, 143 if SIGTERM ended a command in order.
-    """
+    """Run the command line and return its exit status: 0, 1 for a failed worker, 2 for a mistake, 130 for Ctrl-C, 143
+    if SIGTERM ended a command in order."""
     try:
         with startup.loading("Loading ..."):
             import typer
@@ -69,10 +67,8 @@ def run(arguments: list[str]) -> int:
 
 
 def _app(command: str = ""):  # type: ignore[no-untyped-def]
-    """The command line. command: the command to run; only its file is loaded.
-
-    Without a command, the commands only have their help and do nothing.
-    """
+    """The command line. command: the command to run; only its file is loaded. Without a command, the commands only
+    have their help and do nothing."""
     import typer
 
     app = typer.Typer(
@@ -107,10 +103,8 @@ def _help(command: str) -> str:
 
 
 def _mistake(error: Any, arguments: list[str]) -> str:
-    """A sentence on a command line that cannot be parsed: what was given, and what was probably meant.
-
-    error: an exception of typer, whose classes for single mistakes are not public.
-    """
+    """A sentence on a command line that cannot be parsed: what was given, and what was probably meant. error: an
+    exception of typer, whose classes for single mistakes are not public."""
     path = " ".join(["paceline", *(name for name in arguments[:1] if name in COMMANDS)])
     see = f"see {path} --help"
     message = error.format_message() if hasattr(error, "format_message") else str(error)

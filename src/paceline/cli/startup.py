@@ -26,10 +26,7 @@ from paceline.files import check_directory
 
 def place(out: str | None, data: str, model: str, chosen: list[str]) -> Path:
     """The run directory, which has a subdirectory for each of several policies: ``out``, or runs/LABEL, or
-    runs/LABEL-2 and so on if that exists.
-
-    Raises PacelineError if it cannot be made or is not empty.
-    """
+    runs/LABEL-2 and so on if that exists. Raises PacelineError if it cannot be made or is not empty."""
     kind = chosen[0].split(":")[0] if len(chosen) == 1 else "compare"
     # Unknown names of policies are reported later; no directory is named after them.
     kind = kind if kind.replace("-", "").isalnum() else "train"
@@ -48,10 +45,8 @@ def place(out: str | None, data: str, model: str, chosen: list[str]) -> Path:
 
 @contextmanager
 def loading(words: str) -> Iterator[None]:
-    """Show on a terminal, within the context, what is being loaded. At the end the text is removed.
-
-    Ctrl-C ends the process at once: an exception in the middle of an import becomes a traceback or another error.
-    """
+    """Show on a terminal, within the context, what is being loaded. At the end the text is removed. Ctrl-C ends the
+    process at once: an exception in the middle of an import becomes a traceback or another error."""
     shown = leads() and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
     words, clear = (words, "\r\x1b[K") if shown else ("", "")
 

@@ -126,10 +126,8 @@ class UnknownForm(Exception):
 
 
 def patched(loop: Loop, kind: str, options: str) -> list[str]:
-    """The diff for a loop over a DataLoader with one backward pass a step; [] if the script is not recognized.
-
-    kind: the balancing class, with its module. options: its arguments after the model, as text.
-    """
+    """The diff for a loop over a DataLoader with one backward pass a step; [] if the script is not recognized. kind:
+    the balancing class, with its module. options: its arguments after the model, as text."""
     files = {file for file, _ in loop.places.values()}
     try:
         if len(files) != 1 or not set(PLACES) <= set(loop.places):

@@ -40,9 +40,7 @@ class HostClock:
 
 class StreamClock(HostClock):
     """A clock of events on the current stream. Host work that the device did not have to wait for takes no time here.
-
-    event: makes a timing event; tests pass their own.
-    """
+    event: makes a timing event; tests pass their own."""
 
     lag = 1
 

@@ -38,10 +38,8 @@ Notify = Callable[[Any], None]
 
 
 class Watch:
-    """Reports the calls of one method, except nested ones.
-
-    begins, ends: callbacks before and after each call for which ``counts`` is true.
-    """
+    """Reports the calls of one method, except nested ones. begins, ends: callbacks before and after each call for
+    which ``counts`` is true."""
 
     def __init__(
         self,

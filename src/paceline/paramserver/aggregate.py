@@ -67,10 +67,8 @@ class Sum:
         self._parts.append((part.samples, weight, part.loss, norm2))
 
     def take(self, batch: float | None = None) -> Aggregate:
-        """The aggregate of the added gradients; the next gradient begins a new sum. batch: as in ``aggregate``.
-
-        The step is in this sum's own memory, and is valid until then.
-        """
+        """The aggregate of the added gradients; the next gradient begins a new sum. batch: as in ``aggregate``. The
+        step is in this sum's own memory, and is valid until then."""
         assert self._total is not None
         samples, weights, losses, norms = np.array(self._parts, float).T
         unit, total, count = float(weights[0]), self._total, len(self._parts)

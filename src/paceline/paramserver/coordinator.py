@@ -77,10 +77,8 @@ class Coordinator:
         self._loads = Loads(self.balancer, self._shares)
 
     def handle(self, event: Event) -> None:
-        """Take an event, and let the engine carry out the resulting decisions, in order.
-
-        All exceptions, also the engine's, get a note with the events before this one, for the traceback.
-        """
+        """Take an event, and let the engine carry out the resulting decisions, in order. All exceptions, also the
+        engine's, get a note with the events before this one, for the traceback."""
         outer, self._handling = self._handling, event
         try:
             if outer is not None:
@@ -289,10 +287,8 @@ def _words(event: Event) -> str:
 
 
 class Loads:
-    """Reports the workers' round trips to the balancer, and gets each version's loads from it.
-
-    shares: whether rounds are run in pieces, and a lost worker leaves its samples to the others.
-    """
+    """Reports the workers' round trips to the balancer, and gets each version's loads from it. shares: whether rounds
+    are run in pieces, and a lost worker leaves its samples to the others."""
 
     def __init__(self, balancer: Balancer, shares: bool) -> None:
         self._balancer, self._shares, cluster = balancer, shares, balancer.policy.cluster

@@ -134,10 +134,8 @@ class CodedMatrix(Closing):
         return answer
 
     def recode(self) -> int:
-        """Place the blocks of lost workers on those left; returns the number of placed blocks.
-
-        The loads are those of Theorem 1 for the workers left. Raises WorkerError if none is left.
-        """
+        """Place the blocks of lost workers on those left; returns the number of placed blocks. The loads are those of
+        Theorem 1 for the workers left. Raises WorkerError if none is left."""
         self._open()
         return self._follow_loads(self._reloaded(self.plan.problem))
 

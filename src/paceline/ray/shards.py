@@ -26,10 +26,8 @@ AHEAD_PARAMETERS = 2**20  # parameters from which on adding a gradient takes lon
 
 
 class Arrived(NamedTuple):
-    """A gradient in the object store: its task's number and samples, its weight, and a ref for each shard.
-
-    loss: mean over its samples. kept: a reference that keeps it in this node's memory.
-    """
+    """A gradient in the object store: its task's number and samples, its weight, and a ref for each shard. loss: mean
+    over its samples. kept: a reference that keeps it in this node's memory."""
 
     number: int
     samples: int
@@ -137,10 +135,8 @@ class Shards:
                 actor.hold.remote(arrived.number, arrived.samples, ref)
 
     def update(self, parts: Sequence[Arrived], batch: float | None, rate: float) -> tuple[float, float]:
-        """Move the parameters; returns norm2 and variance. batch: as in ``aggregate``.
-
-        Raises WorkerError if a server actor has died.
-        """
+        """Move the parameters; returns norm2 and variance. batch: as in ``aggregate``. Raises WorkerError if a server
+        actor has died."""
         plain = {part.number for part in parts if part.weight == 1}
         held = self._held if plain.issuperset(self._held) else []
         self._held = []

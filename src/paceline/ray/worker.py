@@ -130,10 +130,8 @@ class Crew:
         self.processes: dict[int, int] = {}
 
     def start(self) -> int:
-        """Start all workers and wait for them; returns the number of parameters of their model.
-
-        Raises WorkerError if a worker fails, PacelineError if some do not start in time.
-        """
+        """Start all workers and wait for them; returns the number of parameters of their model. Raises WorkerError if
+        a worker fails, PacelineError if some do not start in time."""
         first = {self._actor(place): place for place in range(self._places)}
         ready, late = ray.wait(list(first), num_returns=len(first), timeout=START_SECONDS)
         up = [self._up(first[ref], ref) for ref in ready]

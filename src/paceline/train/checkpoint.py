@@ -131,10 +131,8 @@ def encode(**parts: Any) -> bytes:
 
 
 def decode(content: bytes) -> dict[str, Any]:
-    """The parts that ``encode`` was given, read without running code from the file (weights_only).
-
-    Raises PacelineError if the content is of another kind.
-    """
+    """The parts that ``encode`` was given, read without running code from the file (weights_only). Raises
+    PacelineError if the content is of another kind."""
     parts = torch.load(io.BytesIO(content), weights_only=True)
     if not isinstance(parts, dict) or any(not isinstance(parts.get(part), dict) for part in PARTS):
         raise PacelineError(f"expected {', '.join(PARTS)} in it")

@@ -182,10 +182,8 @@ def _work(
     pipe: Connection,
     life: Connection,
 ) -> None:
-    """Run a worker, in its process.
-
-    lasting: whether the run survives its loss. life: readable as soon as the command has ended.
-    """
+    """Run a worker, in its process. lasting: whether the run survives its loss. life: readable as soon as the command
+    has ended."""
     # A signal such as Ctrl-C reaches the whole process group: the command gets it too, and ends the worker in order.
     for number in (signal.SIGINT, signal.SIGHUP, *(() if lasting else (signal.SIGTERM,))):
         signal.signal(number, signal.SIG_IGN)
