@@ -88,8 +88,8 @@ def explained(made: CodedPlan) -> str:
         what = "t* is the time at which the expected number of finished rows reaches L"
     else:
         what = "t* is the mean time until all workers of a master are done"
-    said = f"{what}. L is the number of rows that a master needs."
-    return f"{said} The redundancy is the number of rows given out, divided by L." if made.coded else said
+    text = f"{what}. L is the number of rows that a master needs."
+    return f"{text} The redundancy is the number of rows given out, divided by L." if made.coded else text
 
 
 def _rows(given: list[str] | None) -> dict[str, float]:

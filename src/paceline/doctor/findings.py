@@ -56,7 +56,7 @@ def diagnose(run: Run, policies: Sequence[str] = POLICIES) -> Diagnosis:
             "the forward pass is given no tensor to count samples by; expected one whose first dimension is the batch"
         )
     answer = of_run(run, policies)
-    whom = having.of_run(run, spent(run).exchanging)
+    gains = having.of_run(run, spent(run).exchanging)
     # All of a rank's own time decides whether it is slow; the forecasts above use the part that grows with samples.
     run = replace(run, overhead=np.zeros_like(run.overhead))
     figures, form, slowest = spent(run), loop(run), slow(run)
@@ -76,7 +76,7 @@ def diagnose(run: Run, policies: Sequence[str] = POLICIES) -> Diagnosis:
         *lost,
         say.cost(figures, answer.blame, idle, len(run.round)),
         *say.exchange(figures, form, np.median(run.loads[-figures.steps :], axis=0)),
-        *whom,
+        *gains,
         *say.everybody(figures, slowest, form, named=any("num_workers" in each for each in lost)),
     ]
     worth = bool(take) and idle >= say.LITTLE

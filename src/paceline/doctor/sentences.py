@@ -45,29 +45,32 @@ REMEDIES = {
 def who(run: Run, slow: Sequence[Slow], idle: float) -> list[str]:
     """Sentences on slow ranks and then on other changes of speed, or that no rank is slow. idle: share of waiting."""
     dates = dict.fromkeys(each.since for each in slow[:NAMED])
-    said = [_slow(run, [each for each in slow[:NAMED] if each.since == at]) for at in dates]
+    lines = [_slow(run, [each for each in slow[:NAMED] if each.since == at]) for at in dates]
     if (more := len(slow) - NAMED) > 0:
-        said.append(f"{plural(more, 'more rank')} {'is' if more == 1 else 'are'} slow.")
+        lines.append(f"{plural(more, 'more rank')} {'is' if more == 1 else 'are'} slow.")
     known = {(each.rank, each.since) for each in slow}
     others = [each for each in changes(run) if (each.worker, each.round) not in known and _matters(run, each)]
     for change in others[:NAMED]:
         slower = change.ratio > 1
         ratio = times(change.ratio if slower else 1 / change.ratio)
         became = f"{ratio} {'slower' if slower else 'faster'}"
-        said.append(f"Rank {change.worker} became {became} at {_step(run, change.round)}.")
+        lines.append(f"Rank {change.worker} became {became} at {_step(run, change.round)}.")
     if len(others) > NAMED:
-        said.append(f"{plural(len(others) - NAMED, 'more lasting change')} of speed followed.")
+        lines.append(f"{plural(len(others) - NAMED, 'more lasting change')} of speed followed.")
     if slow:
-        return said
+        return lines
     if idle < LITTLE:
-        return [f"No rank is slow: all {run.workers} ranks take nearly the same time.", *said]
+        return [f"No rank is slow: all {run.workers} ranks take nearly the same time.", *lines]
     share = straggler_share(run)
     most = int(share.argmax())
     if share[most] > OFTEN:
         last = f"it was the last one in {percent(share[most])} of the steps"
-        return [f"Rank {most} is slow in many steps, but not by the same factor throughout: {last}.", *said]
+        return [f"Rank {most} is slow in many steps, but not by the same factor throughout: {last}.", *lines]
     often = f"rank {most} was last most often, in {percent(share[most])} of the steps"
-    return [f"No rank is slow all the time, but different ranks are slow in different steps: {often}.", *said]
+    return [
+        f"No rank is slow all the time, but different ranks are slow in different steps: {often}.",
+        *lines,
+    ]
 
 
 def waited_for(run: Run) -> float:
@@ -147,8 +150,8 @@ def cost(spent: Spent, blame: Array, idle: float, steps: int) -> str:
     """A sentence on the cost of waiting. blame: seconds of waiting for each rank, (n,); idle: share in all steps."""
     if idle < LITTLE:
         return f"Waiting for each other takes {percent(idle)} of all ranks' time."
-    whom = np.flatnonzero(blame >= 0.8 * blame.sum())
-    whose = f" for rank {whom[0]}" if len(whom) else " for each other"
+    blamed = np.flatnonzero(blame >= 0.8 * blame.sum())
+    whose = f" for rank {blamed[0]}" if len(blamed) else " for each other"
     # The seconds of a step are medians since the last change of speed; the share covers all steps.
     now = ":" if spent.steps == steps else f" over {steps:,} steps; in the last {spent.steps:,} of them,"
     return (
@@ -163,9 +166,9 @@ def exchange(spent: Spent, loop: Loop, loads: Array) -> list[str]:
     text = f"The exchange of gradients itself takes {seconds(spent.exchanging)} of a step, {percent(share)}"
     if share >= MUCH_EXCHANGE:
         text += ". No division of the batch shortens it; larger batches, fewer bytes or a faster link do"
-    said = [f"{text}."]
+    sentences = [f"{text}."]
     if loop.exchanges > 1:
-        said.append(
+        sentences.append(
             f"Each of the {loop.exchanges} backward passes of a step exchanges the gradients. Run all but the last "
             "one under ddp.no_sync() to exchange them once per step."
         )
@@ -174,12 +177,12 @@ def exchange(spent: Spent, loop: Loop, loads: Array) -> list[str]:
         every = float(f"{spent.exchanging * (1 / LINK - 1):.2g}")
         alone = loads.sum() / (loads / spent.own).sum()  # a step's seconds, each rank at its own speed
         would = seconds(alone * (1 + spent.exchanging / every))
-        said.append(
+        sentences.append(
             f"Pace(model, ..., loop='local', every='{every:g} s') would take about {would} for as many samples: each "
             "rank takes its own steps, and their parameters are merged at these intervals. This trains another model "
             "than DDP does: docs/local.md says what is lost."
         )
-    return said
+    return sentences
 
 
 def everybody(spent: Spent, slow: Sequence[Slow], loop: Loop, named: bool) -> list[str]:
@@ -188,8 +191,8 @@ def everybody(spent: Spent, slow: Sequence[Slow], loop: Loop, named: bool) -> li
     share = float(np.median(quick[Phase.FETCH])) / spent.step if quick.size else 0.0
     if share < MUCH_FETCHING:
         return []
-    whom = "The other ranks" if slow else "The ranks"
-    text = f"{whom} spend {percent(share)} of a step in fetching."
+    subject = "The other ranks" if slow else "The ranks"
+    text = f"{subject} spend {percent(share)} of a step in fetching."
     return [text] if named else [f"{text} {_fetching(loop)}"]
 
 

@@ -101,7 +101,7 @@ def run(
                     losses = [loss._replace(lost=True) for loss in losses]
                 journal.lost(losses)
                 for ident, worker in talking:
-                    for event in worker.said():
+                    for event in worker.events():
                         journal.take(event, ident)
                 if journal.over:  # a new worker would have nothing to do
                     supervisor.restarts = 0
@@ -145,7 +145,7 @@ class _Local(ForkServerProcess):
     def poll(self) -> int | None:
         return self.exitcode
 
-    def said(self) -> list[dict[str, Any]]:
+    def events(self) -> list[dict[str, Any]]:
         """The events since the last call. This does not wait for the pipe's end: a loader's process may hold the pipe
         open after its worker's death."""
         events = []
