@@ -34,7 +34,7 @@ def run(arguments: list[str]) -> int:
     """Run the command line and return its exit status: 0, 1 for a failed worker, 2 for a mistake, 130 for Ctrl-C, 143
     if SIGTERM ended a command in order."""
     try:
-        with startup.loading("Loading ..."):
+        with startup.loading(""):
             import typer
             from typer.exceptions import TyperException
     except ModuleNotFoundError:

@@ -48,7 +48,7 @@ def loading(words: str) -> Iterator[None]:
     """Show on a terminal, within the context, what is being loaded. At the end the text is removed. Ctrl-C ends the
     process at once: an exception in the middle of an import becomes a traceback or another error."""
     shown = leads() and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-    words, clear = (words, "\r\x1b[K") if shown else ("", "")
+    words, clear = (words, "\r\x1b[K") if shown and words else ("", "")
 
     def end(*_: object) -> None:
         os.write(2, f"{clear}paceline: interrupted\n".encode())
