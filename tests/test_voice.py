@@ -103,7 +103,7 @@ def test_who_leaves_a_parameter_server_and_comes_back_is_told(caplog: pytest.Log
         coordinator.handle(Leave(1.0, 1, "given up"))
         coordinator.handle(Join(2.0, 1))
     assert [record.getMessage() for record in caplog.records] == [
-        "worker 1 takes part no longer: given up",
+        "worker 1 no longer takes part: given up",
         "worker 1 takes part",
     ]
 

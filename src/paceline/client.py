@@ -1,4 +1,4 @@
-"""A worker's side of ``paceline serve``, in the standard library alone.
+"""The client of ``paceline serve`` for a worker; it only needs the standard library.
 
 with Worker("http://127.0.0.1:7070", token="...", name="gpu-0") as worker:
     for part in worker.rounds(1000):
@@ -31,17 +31,17 @@ WAIT = 30.0  # seconds that one request waits for a plan
 
 
 class Dropped(PacelineError):
-    """The service no longer counts on this worker: it was silent for too long, or has left."""
+    """The service has removed this worker, which was silent for too long or has left."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
     """This worker's part of a round: samples ``offset`` to ``offset + samples`` of its ``batch``.
 
-    present: workers in the round, n. weight: b_i / B, what the mean gradient of these samples counts in a sum
-    over the workers; weight_in_mean: n b_i / B, in a mean over them.
-    In a job with a cost, ``indices`` says which samples they are, as places among the round's, and ``sizes`` how many
-    of these make up each micro-batch, one after the other; elsewhere both are None.
+    present: workers in the round, n. weight: b_i / B, the weight of these samples' mean gradient in a sum over the
+    workers; weight_in_mean: n b_i / B, its weight in a mean over them.
+    In a job with a cost, ``indices`` are the positions of these samples among the round's, and ``sizes`` the number
+    of samples in each micro-batch, in this order; in other jobs both are None.
     """
 
     round: int
@@ -56,13 +56,13 @@ class Part:
 
 
 class Worker:
-    """Joins a job at the start of a ``with``, and leaves it at the end. For one thread.
+    """Joins a job at the start of a ``with`` statement, and leaves it at the end. For one thread.
 
-    url, token: as ``paceline serve`` printed them; the token may stand in $PACELINE_TOKEN. name: this
-    worker's own. job: the job's. place: where its limits are by place. patience: seconds for which a service
-    that cannot be reached is tried again; its restart then goes unnoticed.
+    url, token: as ``paceline serve`` printed them; the token may be in $PACELINE_TOKEN. name: this worker's name.
+    job: the job's name. place: this worker's place, if the job's limits are by place. patience: seconds for which a
+    service that cannot be reached is tried again, so that its restart goes unnoticed.
 
-    Raises PacelineError, one sentence, for whatever the service refuses.
+    Raises PacelineError, one sentence, if the service refuses a call.
     """
 
     def __init__(
@@ -94,10 +94,10 @@ class Worker:
             self._headers["Authorization"] = f"Bearer {token}"
         self.name, self.job, self._place, self._patience = name, job, place, patience
         self._url, self._secret = url, secrets.token_urlsafe(32)
-        # What cannot be said in UTF-8 is for the service to refuse, which gets the name in the body of the join, too.
+        # The service refuses names that UTF-8 cannot encode, since it also gets them in the body of the join.
         quoted, mine = (urllib.parse.quote(each, safe="", errors="replace") for each in (job, name))
         self._workers, self._mine = f"{parts.path.rstrip('/')}/v1/jobs/{quoted}/workers", f"/{mine}"
-        self._part: Part | None = None  # in the worker's hands
+        self._part: Part | None = None  # received and not yet reported
         self._joined = False
 
     def join(self) -> None:
@@ -108,9 +108,9 @@ class Worker:
         self._joined, self._part = True, None
 
     def next(self, lengths: Lengths | None = None) -> Part:
-        """The part of the next round; waits until it is planned. The same one until it is reported.
+        """The part of the next round; waits until it is planned, and returns the same part until it is reported.
 
-        lengths: in a job with a cost, gives the lengths of the samples of the round whose number it is called with.
+        lengths: in a job with a cost, a function from the number of a round to the lengths of its samples.
         """
         ask = f"{self._mine}/next?wait={WAIT:g}"
         while self._part is None:
@@ -138,10 +138,10 @@ class Worker:
         cpu: float | None = None,
         memory: float | None = None,
     ) -> None:
-        """The part is done; ``seconds`` are without the wait for others. samples: if they were not all run.
+        """Report that the part is done, in ``seconds`` without the wait for others. samples: if not all were run.
 
-        overhead: seconds of them that do not grow with the samples. cpu, memory: portions of this machine that
-        this worker can have, for policies that read them.
+        overhead: those of the seconds that do not grow with the samples. cpu, memory: portions of this machine that
+        are available to this worker, for policies that read them.
         """
         if self._part is None:
             raise PacelineError("there is no round to report: ask for the next one first")
@@ -152,8 +152,7 @@ class Worker:
         self._part = None
 
     def rounds(self, most: int | None = None, lengths: Lengths | None = None) -> Iterator[Part]:
-        """Part after part; each must be reported before the next is asked for. most: of them, here. lengths: as for
-        ``next``."""
+        """Yield the parts; each must be reported before the next. most: how many, at most. lengths: see ``next``."""
         for _ in itertools.count() if most is None else range(most):
             part = self.next(lengths)
             yield part
@@ -161,13 +160,13 @@ class Worker:
                 raise PacelineError(f"round {part.round} was not reported: call report() in each round")
 
     def leave(self) -> None:
-        """Take part no longer; nobody waits for this worker."""
+        """Leave the job; the others no longer wait for this worker."""
         if self._joined:
             self._joined = False
             self._call("DELETE", self._mine)
 
     def close(self) -> None:
-        """Give the connection back."""
+        """Close the connection."""
         self._connection.close()
 
     def __enter__(self) -> Self:
@@ -177,7 +176,7 @@ class Worker:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if kind is not None:
-                self._patience = 0.0  # what went wrong is to be seen now
+                self._patience = 0.0  # show the caller's error without delay
             self.leave()
         except PacelineError:
             if kind is None:
@@ -186,19 +185,19 @@ class Worker:
             self.close()
 
     def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
-        """The answer's status and content. Every call may be repeated, so that it is until it gets through."""
+        """The answer's status and content. Every call may be repeated, so it is tried until the service answers."""
         try:
             data = None if body is None else json.dumps(body, allow_nan=False).encode()
         except ValueError as error:
-            raise PacelineError("a report holds something that is no finite number: measure again") from error
+            raise PacelineError("a report has a value that is not a finite number: measure again") from error
         until, pause, tried = time.monotonic() + self._patience, 0.05, 0
         while True:
             try:
                 status, answer = self._once(method, path, data)
-            except (OSError, http.client.HTTPException, UnicodeError) as error:  # no host has such a name
+            except (OSError, http.client.HTTPException, UnicodeError) as error:  # UnicodeError: a bad host
                 self._connection.close()
                 tried += 1
-                # A connection that rested too long is only noticed now: the first repeat is at once.
+                # The first repeat is immediate: the service may have closed a connection that was idle for long.
                 if tried > 1:
                     if time.monotonic() >= until:
                         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
@@ -214,9 +213,9 @@ class Worker:
             if status < 300:
                 return status, answer
             if method == "DELETE" and status in (404, 410) and tried:
-                return 204, None  # the first try got through
-            told = answer if isinstance(answer, dict) else {}
-            sentence = f"{self._url} refuses: {told.get('error', f'status {status}')}"
+                return 204, None  # an earlier try reached the service
+            content = answer if isinstance(answer, dict) else {}
+            sentence = f"{self._url} refuses: {content.get('error', f'status {status}')}"
             raise (Dropped if status == 410 else PacelineError)(sentence)
 
     def _once(self, method: str, path: str, data: bytes | None) -> tuple[int, Any]:

@@ -129,7 +129,7 @@ def test_nothing_is_dropped_where_nobody_is_late():
 
 
 def test_what_cannot_cut_a_task_short_refuses_it():
-    with pytest.raises(PacelineError, match="only paceline simulate --learn plays"):
+    with pytest.raises(PacelineError, match="only paceline simulate --learn can simulate"):
         ServerConfig(4, 40, backup="dropcompute").build(shared=True)
     with pytest.raises(PacelineError, match="with sync bsp"):
         ServerConfig(4, 40, backup="dropcompute", sync="lsp:2")

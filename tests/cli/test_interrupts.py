@@ -22,9 +22,9 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSI
 
 PROGRAM = """
 import sys, time
-from paceline.cli.startup import Ended, heard
+from paceline.cli.startup import Ended, interruptible
 try:
-    with heard() as came:
+    with interruptible() as came:
         try:
             print("ready", flush=True)
             for _ in range(600):  # a signal between Python's check and a long sleep would be seen behind it
@@ -83,6 +83,29 @@ def test_ctrl_c_while_pytorch_is_loaded_for_the_workers_is_one_sentence(tmp_path
     assert "Traceback" not in said
 
 
+@pytest.mark.parametrize("command", [["paceline", "train"], ["paceline.torch.launcher", __file__]])
+def test_ctrl_c_while_pytorch_is_imported_is_no_traceback(tmp_path: Path, command: list[str]) -> None:
+    """The import of an extension may print an exception and raise another one in its place."""
+    (tmp_path / "torch.py").write_text(
+        "import time, traceback\nprint('importing', flush=True)\ntry:\n    time.sleep(60)\n"
+        "except BaseException as error:\n    traceback.print_exc()\n    raise ImportError from error\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join((str(tmp_path), *sys.path))},
+        cwd=tmp_path,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "importing\n", process.communicate()[1]
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == 130, said
+    assert "Traceback" not in said
+
+
 def commands(parent: int) -> list[str]:
     """Of the processes that this one has started."""
     with suppress(psutil.Error):
@@ -112,7 +135,7 @@ def test_what_somebody_else_handles_stays_theirs() -> None:
 
     before = signal.signal(signal.SIGINT, theirs)
     try:
-        with startup.heard():
+        with startup.interruptible():
             assert signal.getsignal(signal.SIGINT) is theirs
             assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
@@ -125,7 +148,7 @@ def test_outside_of_the_main_thread_nothing_changes() -> None:
     seen: list[object] = []
 
     def look() -> None:
-        with startup.heard() as came:
+        with startup.interruptible() as came:
             seen.extend([signal.getsignal(signal.SIGTERM), came()])
 
     thread = threading.Thread(target=look)

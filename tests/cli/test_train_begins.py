@@ -61,7 +61,7 @@ def test_what_asks_for_no_command_loads_none(asked: str, tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
     if asked == "--help":
         assert all(f" {name} " in done.stdout for name in COMMANDS)
-        assert "Train a model on uneven workers, at the pace of them all." in " ".join(done.stdout.split())
+        assert "Train a model on uneven workers, at the pace of all of them." in " ".join(done.stdout.split())
 
 
 @pytest.mark.parametrize(

@@ -202,7 +202,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(
     assert lines[0] == "Watch this run in a browser: paceline watch run"
     assert lines[-2:] == [
         "Report: run/report.html (open it in a browser)",
-        "Next: paceline whatif run tells what other policies would have made of this run",
+        "Next: paceline whatif run shows how long this run would have taken under other policies",
     ]
     newest, older = Path("run/checkpoint.pt"), Path("run/checkpoint-previous.pt")
     good = newest.read_bytes()

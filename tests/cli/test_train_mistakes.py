@@ -67,9 +67,12 @@ def sentence(capsys: pytest.CaptureFixture[str], arguments: list[str], status: i
         ),
         (
             ["--no-elastic", "--max-restarts", "2"],
-            "--max-restarts says how a run goes on without lost workers",
+            "--max-restarts is for runs that continue without lost workers",
         ),
-        (["--no-elastic", "--dead-after", "2"], "--dead-after says how a run goes on without lost workers"),
+        (
+            ["--no-elastic", "--dead-after", "2"],
+            "--dead-after is for runs that continue without lost workers",
+        ),
         (["--dead-after", "0.1"], "--dead-after=0.1: expected at least 0.2 seconds, and a finite number"),
         (["--max-restarts", "2", "--weigh", "hook"], "--elastic is not possible here: --weigh hook leaves"),
         (

@@ -72,7 +72,7 @@ def test_a_finished_run_whose_trace_cannot_be_written_has_not_failed(tmp_path: P
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert "cannot write run/trace.json: Is a directory" in done.stdout
-    assert "the run is whole, and paceline report makes it again" in done.stdout
+    assert "the run is complete, and paceline report makes it again" in done.stdout
     assert "Report: run/report.html" in done.stdout
     assert (tmp_path / "run" / "report.html").exists()
 

@@ -71,8 +71,8 @@ def test_what_a_loader_draws_is_the_number_of_samples() -> None:
 def test_who_cannot_count_says_so(tmp_path: Path) -> None:
     found = diagnosis(tmp_path / "unsure", forward(0.01, 0.04), sure=False)
     assert "+ pace = paceline.torch.Pace(ddp, global_batch=2 * batch_size)" in found.lines
-    assert sum("How many samples a batch has is not known" in each for each in found.sentences) == 1
+    assert sum("The number of samples in a batch is unknown" in each for each in found.sentences) == 1
     assert not to_json(found)["loop"].sure
     known = diagnosis(tmp_path / "sure", forward(0.01, 0.04))
-    assert "is not known" not in " ".join(known.sentences)
+    assert "is unknown" not in " ".join(known.sentences)
     assert to_json(known)["loop"].batch == 32

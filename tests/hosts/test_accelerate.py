@@ -75,18 +75,18 @@ def test_learning_rates_are_those_of_the_loop_without_it(found: list[dict[str, A
 
 def test_a_round_without_its_step_is_told_and_a_step_without_its_round(found: list[dict[str, Any]]) -> None:
     for says in (rank["loops"] for rank in found):
-        assert "went on without optimizer.step()" in says["untold"]
+        assert "continued without optimizer.step()" in says["untold"]
         assert "AcceleratePace(..., accumulate=k)" in says["untold"]
         for shifted in ("shifted", "steps without accumulate"):
             assert "(i + 1) % 2 == 0" in says[shifted]
-        assert "went on without optimizer.step()" in says["shifted, untold"]
+        assert "continued without optimizer.step()" in says["shifted, untold"]
 
 
 def test_a_step_that_the_scaler_left_out_is_no_mistake(found: list[dict[str, Any]]) -> None:
     for rounds, scale, says in (rank["loops"]["overflown"] for rank in found):
         assert rounds == 3, "the one that overflowed among them"
         assert scale == 2.0
-        assert "round 3 is complete, and the loop went on without optimizer.step()" in says
+        assert "round 3 is complete, and the loop continued without optimizer.step()" in says
 
 
 @pytest.mark.parametrize("accumulate", [False, True])

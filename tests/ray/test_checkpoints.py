@@ -77,5 +77,5 @@ def test_what_is_none_is_refused(tmp_path: Path, changes: dict[str, Any], words:
 def test_another_data_set_is_refused(tmp_path: Path) -> None:
     kept = ray_engine._checkpoints(tmp_path)
     kept.save(archive())
-    with pytest.raises(PacelineError, match="training set with 3 samples, the data has 7"):
+    with pytest.raises(PacelineError, match="training set of 3 samples, the data has 7"):
         ray_engine._go_on(kept, ray_engine.Epochs(7, 1, 0))

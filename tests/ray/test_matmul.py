@@ -361,6 +361,8 @@ def test_bad_vectors_and_closed_matrices_are_refused(pool):
 def test_bad_pools_are_refused(cluster, pool):
     with pytest.raises(PacelineError, match="different names"):
         WorkerPool(["w", "w"])
+    with pytest.raises(PacelineError, match="cpus='2': expected CPUs of each worker, 0 or more"):
+        WorkerPool(["w"], cpus="2")
     with pytest.raises(PacelineError, match="Ray has"):
         WorkerPool([f"v{n}" for n in range(50)])
     strangers = dataclasses.replace(problem_of(), workers=("w0", "w1", "w2", "w3", "stranger"))

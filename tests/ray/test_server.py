@@ -18,7 +18,7 @@ from programs import Slowed, X, quadratic
 from paceline.errors import PacelineError, WorkerError
 from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.samples import Epochs
-from paceline.ray import Server, train
+from paceline.ray import Server, torch_program, train
 from paceline.ray.worker import Crew
 
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.usefixtures("kept")]
@@ -261,6 +261,37 @@ def test_an_option_that_does_not_exist_is_named(name, near):
 def test_what_no_run_can_begin_with_is_named(wrong, said):
     with pytest.raises(PacelineError, match=said):
         train(**{"program": quadratic, "samples": 10, "workers": 2, "global_batch": 4} | wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (
+            {"pool": range(10)},
+            r"^pool=range\(0, 10\): expected Epochs or Draws of paceline.paramserver.samples$",
+        ),
+        ({"cpus": -1}, "^cpus=-1: expected CPUs of each worker, 0 or more$"),
+        ({"cpus": float("nan")}, "^cpus=nan: expected CPUs"),
+        ({"shards": 1.5}, "^shards=1.5: expected a whole number, 0 to"),
+    ],
+)
+def test_a_server_that_cannot_begin_says_why(wrong, said):
+    with pytest.raises(PacelineError, match=said):
+        Server(quadratic, choices(), **{"pool": Epochs(len(X), 1, seed=1)} | wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"model": None}, "^model=None: expected a function$"),
+        ({"loss": "mse"}, "^loss='mse': expected a function$"),
+        ({"targets": X[:-1]}, "^inputs of 600 and targets of 599 rows: expected as many, one per sample$"),
+        ({"inputs": None}, "^inputs of 0 and targets of 600 rows: expected"),
+    ],
+)
+def test_a_torch_program_that_cannot_begin_says_why(wrong, said):
+    with pytest.raises(PacelineError, match=said):
+        torch_program(**{"model": list, "inputs": X, "targets": X} | wrong)
 
 
 def test_a_program_that_fails_is_quoted(monkeypatch):

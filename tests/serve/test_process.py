@@ -291,7 +291,7 @@ def test_what_the_client_says(tmp_path: Path) -> None:
             assert part == client.Part(0, 8, 0, 8, 1, 1.0, 1.0)
             with pytest.raises(PacelineError, match="round 0 was not reported: call report"):
                 next(rounds)
-            with pytest.raises(PacelineError, match="no finite number"):
+            with pytest.raises(PacelineError, match="not a finite number"):
                 worker.report(float("nan"))
             with pytest.raises(PacelineError, match="expected 1e-09 or more"):
                 worker.report(0.0)

@@ -176,7 +176,7 @@ def test_one_that_is_lost_when_the_rounds_are_over_is_told_and_counted(tmp_path:
     summary = told.journal.end()
     assert (summary["workers_lost"], summary["test_accuracy"]) == (1, accuracy)
     told.journal.close()
-    assert told.notes == ["worker 1 was killed by SIGKILL; it was in no round by then"]
+    assert told.notes == ["worker 1 was killed by SIGKILL; it was in no round at that time"]
 
 
 def test_nobody_is_started_in_place_of_one_that_is_lost_when_the_rounds_are_over(

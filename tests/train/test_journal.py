@@ -52,7 +52,9 @@ def test_no_other_model_than_that_of_the_last_round_is_tested(tmp_path: Path, da
         if damage == "none":
             assert 0 <= journal.end()["test_accuracy"] <= 1
         else:
-            with pytest.raises(PacelineError, match=r"of the last round in .* is gone or damaged.*--resume"):
+            with pytest.raises(
+                PacelineError, match=r"of the last round in .* is missing or damaged.*--resume"
+            ):
                 journal.end()
     finally:
         journal.close()

@@ -1,4 +1,4 @@
-"""The command line: one command a file. Mistakes are answered in one sentence, with exit status 2."""
+"""The command line: one file per command. A mistake is answered by one sentence and exit status 2."""
 
 from __future__ import annotations
 
@@ -19,25 +19,24 @@ from paceline.cli.startup import Ended
 from paceline.errors import PacelineError, WorkerError, meant, short
 
 COMMANDS = ("train", "serve", "watch", "doctor", "report", "plan", "simulate", "whatif", "reproduce")
-# Of the package, that a command needs beside cli.
+# The extra of the package that a command needs besides cli.
 EXTRAS = {"train": "torch", "serve": "serve", "watch": "serve"}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its status."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # names of files may hold what no terminal can show
+        sys.stdout.reconfigure(errors="backslashreplace")  # file names may have any characters
     sys.exit(run(sys.argv[1:] if arguments is None else list(arguments)))
 
 
 def run(arguments: list[str]) -> int:
-    """Run the command line; the exit status.
-
-    0, 1 for a failed worker, 2 for a mistake, 130 for Ctrl-C, 143 where SIGTERM ended a command in order.
-    """
+    """Run the command line and return its exit status: 0, 1 for a failed worker, 2 for a mistake, 130 for Ctrl-C, 143
+    if SIGTERM ended a command in order."""
     try:
-        import typer
-        from typer.exceptions import TyperException
+        with startup.loading(""):
+            import typer
+            from typer.exceptions import TyperException
     except ModuleNotFoundError:
         return _complain("the command line needs typer and rich; install paceline[cli]", 2)
     try:
@@ -56,10 +55,10 @@ def run(arguments: list[str]) -> int:
     except ModuleNotFoundError as error:
         extra = EXTRAS.get(arguments[0], "cli")
         return _complain(f"{error.name} is not installed; install paceline[{extra}]", 2)
-    except BrokenPipeError:  # whoever read the output has gone, as head does
+    except BrokenPipeError:  # the reader of the output, such as head, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
-    except OSError as error:  # of a file or an address that nothing more is known about here
+    except OSError as error:  # about a file or an address, without a sentence of its own
         what = f"cannot use {os.fsdecode(error.filename)}: " if error.filename else ""
         advice = "raise the limit with ulimit -n" if error.errno == errno.EMFILE else "choose another"
         return _complain(f"{what}{error.strerror or error}; {advice}", 2)
@@ -68,10 +67,8 @@ def run(arguments: list[str]) -> int:
 
 
 def _app(command: str = ""):  # type: ignore[no-untyped-def]
-    """The command line. command: the one that is asked for, whose file alone is loaded.
-
-    Without one, every command has its help and does nothing.
-    """
+    """The command line. command: the command to run; only its file is loaded. Without a command, the commands only
+    have their help and do nothing."""
     import typer
 
     app = typer.Typer(
@@ -99,23 +96,21 @@ def _app(command: str = ""):  # type: ignore[no-untyped-def]
 
 
 def _help(command: str) -> str:
-    """What a command's docstring says, read without loading its file, which may take seconds."""
+    """A command's docstring, read without importing its file, which may take seconds."""
     parts = ast.parse(Path(__file__).with_name(f"{command}.py").read_text(encoding="utf-8")).body
     functions = [part for part in parts if isinstance(part, ast.FunctionDef) and part.name == "command"]
     return ast.get_docstring(functions[0]) or ""
 
 
 def _mistake(error: Any, arguments: list[str]) -> str:
-    """What a command line that cannot be read was given, and what was perhaps meant.
-
-    error: an exception of typer's, whose classes for single mistakes are not public.
-    """
+    """A sentence on a command line that cannot be parsed: what was given, and what was probably meant. error: an
+    exception of typer, whose classes for single mistakes are not public."""
     path = " ".join(["paceline", *(name for name in arguments[:1] if name in COMMANDS)])
     see = f"see {path} --help"
     message = error.format_message() if hasattr(error, "format_message") else str(error)
     message = message.rstrip(".").replace(". Did you mean", "; did you mean")
     option = getattr(error, "option_name", None)
-    if type(error).__name__ == "BadParameter":  # of a number or a choice: all other kinds take any text
+    if type(error).__name__ == "BadParameter":  # a number or a choice: other options take any text
         option, words = error.param.opts[0], list(takewhile("--".__ne__, arguments))
         after = [word for before, word in pairwise(words) if before == option]
         given = [word.partition("=")[2] for word in words if word.startswith(f"{option}=")]
@@ -131,7 +126,7 @@ def _mistake(error: Any, arguments: list[str]) -> str:
 
 
 def _complain(sentence: str, status: int) -> int:
-    """One line, whatever is in the names that it quotes."""
+    """Print one line, even if the sentence quotes names with line breaks; returns ``status``."""
     plain = "".join(each if each.isprintable() else repr(each)[1:-1] for each in sentence)
     print(f"paceline: {plain}", file=sys.stderr)
     return status

@@ -1,4 +1,4 @@
-"""``paceline doctor``: why a training run is slow, found without changing it."""
+"""``paceline doctor``: find out why a training run is slow, without changing it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.rounds import Cluster
 
 def command(
     training: list[str] = Argument(
-        ..., help="What starts the training, after --.", metavar="-- COMMAND...", show_default=False
+        ..., help="The training's command, after --.", metavar="-- COMMAND...", show_default=False
     ),
     steps: int = Option(STEPS, help="Optimizer steps to watch."),
     policy: list[str] | None = Option(
@@ -30,7 +30,7 @@ def command(
     out: Path | None = Option(None, help="A new directory to keep the record in, for whatif and report."),
     json_: Json = None,
 ) -> None:
-    """Watch a plain DistributedDataParallel run: which rank is slow, at what, what it costs, what would help.
+    """Watch a plain DistributedDataParallel run: which rank is slow, in which phase, its cost, and what would help.
 
     For example: paceline doctor -- torchrun --standalone --nproc-per-node 4 train.py
     """

@@ -1,4 +1,4 @@
-"""Options of the command line: made from a dataclass that tells them, and lists as people write them."""
+"""Options of the command line, made from the fields of a dataclass, and the parsers of lists in options."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Json = Annotated[
 
 
 def options_of(kind: type, *names: str, panel: str | None = None) -> Callable[[Command], Command]:
-    """Makes a command that takes fields as options, after its own parameters.
+    """A decorator that gives a command the fields of a class as options, after its own parameters.
 
-    kind: a dataclass whose fields have their help and its panel as metadata, or a pydantic model. names: of the
-    fields; all if none is named. panel: for these options, instead of their own. The command gets as ``**given``
-    those fields alone that were written on the command line.
+    kind: a dataclass whose fields have help and panel as metadata, or a pydantic model. names: the fields to take;
+    all if none is named. panel: the panel of all these options, in place of the fields' own. The command gets only
+    the fields that were written on the command line, as ``**given``.
     """
     hints = get_type_hints(kind)
     readers: dict[Any, tuple[Callable[[str, str], Any], str]] = {list[float] | None: (numbers, "X,Y,...")}
@@ -43,9 +43,9 @@ def options_of(kind: type, *names: str, panel: str | None = None) -> Callable[[C
     chosen = names or tuple(found)
 
     def parameter(name: str) -> inspect.Parameter:
-        default, told, its_panel = found[name]
+        default, text, its_panel = found[name]
         metavar = read[name][1] if name in read else None
-        about = typer.Option(help=told, rich_help_panel=panel or its_panel, metavar=metavar)
+        about = typer.Option(help=text, rich_help_panel=panel or its_panel, metavar=metavar)
         written: Any = str if name in read else hints[name]
         annotation = Annotated[written if default is not None else written | None, about]  # type: ignore[valid-type]
         return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
@@ -72,7 +72,7 @@ def options_of(kind: type, *names: str, panel: str | None = None) -> Callable[[C
 
 
 def fields(text: str) -> list[str]:
-    """Policies separated by commas; a policy's own options, key=value, stay with it."""
+    """A list of policies that are separated by commas; a policy's own options, key=value, stay with it."""
     parts: list[str] = []
     for part in text.split(","):
         if parts and "=" in part and ":" not in part:
@@ -85,7 +85,7 @@ def fields(text: str) -> list[str]:
 
 
 def numbers(text: str, option: str) -> list[float]:
-    """``1,1,4`` as numbers."""
+    """The numbers of a text such as ``1,1,4``."""
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
@@ -93,7 +93,7 @@ def numbers(text: str, option: str) -> list[float]:
 
 
 def limits(text: str, option: str) -> Limits:
-    """``least:most,least:most,...``; an empty side means no limit of one's own."""
+    """The pairs of a text ``least:most,least:most,...``; an empty side means no limit."""
     pairs = []
     for part in text.split(","):
         low, colon, high = part.strip().partition(":")
@@ -109,7 +109,7 @@ def limits(text: str, option: str) -> Limits:
 
 
 def limits_or_memory(text: str, option: str) -> Limits | str:
-    """The same, or "memory"."""
+    """The pairs as from ``limits``, or "memory"."""
     if text.isalpha() and text != "memory":
         raise PacelineError(
             f"{option} {text}: expected memory, or least:most for each worker, as in 1:64,1:64"

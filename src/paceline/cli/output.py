@@ -1,4 +1,4 @@
-"""What a command says of its work while that goes on, and where its figures go (``--json FILE|-``)."""
+"""The progress that a command shows while it works, and the output of its figures (``--json FILE|-``)."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ LINE_EVERY_SECONDS = 5.0
 
 
 class Counter:
-    """Progress of work of known length: a bar on a terminal, a line now and then elsewhere.
+    """Progress of work of known length: a bar on a terminal; elsewhere, a line every few seconds.
 
-    Use as a context; call with what is done and how much there is. ``note`` is shown beside it.
+    Use it as a context manager, and call it with the done and the total amount. ``note`` is shown beside them.
 
-    unit: what is counted, for lines. lasting: the end is shown, too, and stays; else short work shows nothing.
+    unit: what is counted, for lines. lasting: the end is also shown and stays; else short work shows nothing.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class Counter:
             self.console.print("  ".join(filter(None, words)))
 
     def begin(self, done: int, total: int, note: str = "") -> None:
-        """Show how much is done before anything is."""
+        """Show the done and the total amount before the work begins."""
         self._bar.update(self._task, completed=done, total=total, note=note)
 
     def note(self, text: str) -> None:
-        """Say something else beside the count."""
+        """Show another text beside the count."""
         self._bar.update(self._task, note=text)
         now = time.monotonic()
         if not self.console.is_terminal and now - self._last > LINE_EVERY_SECONDS:
@@ -80,7 +80,7 @@ class Counter:
 
 
 def console_for(target: str | None) -> Console:
-    """Where people read, beside figures that go to ``target``: wide enough for the table in a file or pipe."""
+    """The console for people, besides the figures for ``target``; in a file or a pipe, wide enough for the table."""
     console = Console(stderr=target == "-", highlight=False, soft_wrap=True)
     if not console.is_terminal:
         console.width = 110
@@ -88,7 +88,7 @@ def console_for(target: str | None) -> Console:
 
 
 class _Output(io.FileIO):
-    """Standard output, until nobody reads it any more."""
+    """Standard output that discards what is written after its reader has closed the pipe."""
 
     def write(self, data: Any, /) -> int:
         try:
@@ -100,7 +100,7 @@ class _Output(io.FileIO):
 
 
 def outlive_reader() -> None:
-    """Let a command go on when whoever reads its output has gone, as ``head`` does: what it makes is files."""
+    """Let a command continue when the reader of its output, such as ``head``, has ended: its results are files."""
     out = sys.stdout
     if isinstance(out, io.TextIOWrapper) and out is sys.__stdout__:
         buffer = io.BufferedWriter(_Output(out.fileno(), "w", closefd=False))
@@ -108,7 +108,7 @@ def outlive_reader() -> None:
 
 
 def check_json(target: str | None) -> None:
-    """Raises PacelineError if figures cannot be written, before the work is done."""
+    """Raises PacelineError, before the work is done, if figures cannot be written to ``target``."""
     if target is not None and target != "-":
         if not Path(target).absolute().parent.is_dir():
             raise PacelineError(f"cannot write {target}: its directory does not exist; make it first")
@@ -116,15 +116,15 @@ def check_json(target: str | None) -> None:
 
 
 def write_json(target: str | None, content: Any, indent: int | None = None) -> None:
-    """To a file, to standard output for "-", or nowhere; null for what is infinite or no number."""
+    """Write figures to a file, to standard output for "-", or nowhere for None; infinity and NaN become null."""
     if target is not None:
-        from paceline.runs.record import plain  # which loads numpy
+        from paceline.runs.record import plain  # it loads numpy
 
         write_text(target, json.dumps(plain(content), indent=indent, allow_nan=False))
 
 
 def write_text(target: str | None, text: str) -> None:
-    """Write figures that are text already; ``target`` as for ``write_json``."""
+    """Write figures that are already text; ``target`` as for ``write_json``."""
     if target == "-":
         sys.stdout.write(text + "\n")
     elif target is not None:

@@ -31,7 +31,7 @@ def command(
         "shifted-exponential", help="What to fit: shifted-exponential, weibull or empirical."
     ),
     deadline: float | None = Option(
-        None, help="Not the least time, but the likeliest to be done by this many ms."
+        None, help="Maximize the probability to be done by this many ms, instead of the least time."
     ),
 ) -> None:
     """Plan coded matrix products on uneven workers: who computes how many rows for whom."""
@@ -81,19 +81,19 @@ def verdict(made: CodedPlan) -> str:
 
 
 def explained(made: CodedPlan) -> str:
-    """What t*, L and the redundancy mean in this plan, in sentences."""
+    """Sentences on the meaning of t*, L and the redundancy in this plan."""
     if "by deadline" in made.assign:
         what = "t* is the deadline"
     elif made.coded:
         what = "t* is the time at which the expected number of finished rows reaches L"
     else:
         what = "t* is the mean time until all workers of a master are done"
-    said = f"{what}. L is the number of rows that a master needs."
-    return f"{said} The redundancy is the number of rows given out, divided by L." if made.coded else said
+    text = f"{what}. L is the number of rows that a master needs."
+    return f"{text} The redundancy is the number of rows given out, divided by L." if made.coded else text
 
 
 def _rows(given: list[str] | None) -> dict[str, float]:
-    """Rows by master, "" for all others."""
+    """Rows by master; the key "" stands for all other masters."""
     if not given:
         raise PacelineError("no rows: give --rows L for every master, or --rows master=L for each")
     wanted: dict[str, float] = {}

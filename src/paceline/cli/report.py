@@ -23,7 +23,7 @@ def command(
     runs: list[Path] = Argument(..., help="Run directories, as --out of a run named them.", metavar="RUN"),
     out: Path | None = Option(
         None,
-        help="Where the page goes. Default: report.html in the run, compare.html beside several.",
+        help="The page's file. Default: report.html in the run; compare.html beside several runs.",
         metavar="FILE",
     ),
     to: list[str] | None = Option(
@@ -34,7 +34,7 @@ def command(
     json_: Json = None,
 ) -> None:
     """Say what happened in a run, and rebuild its report.html and trace.json; several runs are compared."""
-    # All places, runs and sinks are sound before anything is written.
+    # Check all paths, runs and sinks before anything is written.
     check_json(json_)
     if out is not None:
         check_place(out)
@@ -72,9 +72,9 @@ def comparison_table(runs: list[Run]) -> Table:
 
 
 def _beside(runs: list[Path]) -> Path:
-    """compare.html in the directory that holds all the runs."""
+    """The path of compare.html, in the directory that holds all the runs."""
     parents = [os.path.abspath(path.parent if path.name else path.resolve().parent) for path in runs]
     try:
         return Path(os.path.commonpath(parents)) / "compare.html"
     except ValueError as error:  # on different drives
-        raise PacelineError("the runs lie on different drives; say where the page goes with --out") from error
+        raise PacelineError("the runs lie on different drives; name the page's file with --out") from error

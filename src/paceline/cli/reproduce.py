@@ -10,7 +10,7 @@ from typer import Argument, Option
 
 def command(
     paper: str | None = Argument(None, help="The paper; --list shows them."),
-    names: list[str] | None = Argument(None, help="Its experiments; all where none is named."),
+    names: list[str] | None = Argument(None, help="Its experiments; all if none is named."),
     out: Path = Option(Path("reproduced"), help="Folder for NAME.png, NAME.csv and NAME.json."),
     quick: bool = Option(False, "--quick", help="Fewer repetitions: minutes become seconds."),
     listing: bool = Option(False, "--list", help="Name the papers and their experiments."),

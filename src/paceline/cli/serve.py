@@ -38,7 +38,7 @@ def command(
         None, envvar=TOKEN, help="The token that clients must send; default: made, and kept in --dir."
     ),
     token_file: Path | None = Option(
-        None, help="Read the token from this file, which is made where there is none."
+        None, help="Read the token from this file, which is made if it does not exist."
     ),
     no_token: bool = Option(
         False, "--no-token", help="Let every process of this machine in; only on a local address."
@@ -58,14 +58,14 @@ def command(
     if no_token + (token is not None) + (token_file is not None) > 1:
         raise PacelineError("--token, --token-file and --no-token exclude each other; give one")
     if ("batch" in given) != ("workers" in given):
-        raise PacelineError("--batch and --workers make a job only together; give both or neither")
+        raise PacelineError("--batch and --workers only make a job together; give both or neither")
     if not re.fullmatch(NAME, job):
         raise PacelineError(
             f"--job {job!r}: expected at most 64 letters, digits, dots, dashes and underscores, a letter or digit "
             "first"
         )
     settings = Settings.of(**given, ahead=int(at_once)) if "batch" in given else None
-    with startup.heard() as ended, listen(host, port) as listening:
+    with startup.interruptible() as ended, listen(host, port) as listening:
         with saying(f"cannot make {dir_}", "choose another --dir"):
             dir_.mkdir(parents=True, exist_ok=True, mode=0o700)
         where = token_file if token_file is not None else dir_ / "token"
@@ -82,7 +82,7 @@ def command(
             None if settings is None or job in service.catalog.aside else (job, settings),
         )
         address = server.url(listening)
-        # Whole, so that a click opens it; a token that somebody chose is not shown.
+        # The whole address, so that a click opens it; a token that the user chose is not shown.
         page = "" if secret is None else f"?token={quote(secret, safe='') if token is None else 'TOKEN'}"
         print(f"paceline serves at {address} (the API: {address}/openapi.json)")
         if secret is None:

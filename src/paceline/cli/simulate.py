@@ -1,4 +1,4 @@
-"""``paceline simulate``: what each policy would cost on a cluster that is only described."""
+"""``paceline simulate``: how long each policy would take on a cluster that is only described."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ def command(
     ),
     global_batch: int | None = Option(None, help="Samples in each round."),
     rounds: int | None = Option(None, help="How many rounds."),
-    realizations: int | None = Option(None, help="How many times, with other draws of all that is random."),
-    seed: int | None = Option(None, help="Of all draws."),
+    realizations: int | None = Option(None, help="Repetitions, each with other random draws."),
+    seed: int | None = Option(None, help="Seed of all random draws."),
     fractional: bool | None = Option(
         None, "--fractional/--whole", help="Divide into fractions, or whole samples."
     ),
-    decision_delay: int | None = Option(None, help="Rounds by which plans come late."),
+    decision_delay: int | None = Option(None, help="Rounds by which plans are late."),
     json_: Json = None,
     plot: Path | None = Option(None, help="Draw latency, regret and shares into this folder.", metavar="DIR"),
     verbose: bool = Option(
@@ -78,7 +78,7 @@ def command(
     loss: float | None = Option(None, help="Stop at this training loss.", rich_help_panel=LEARN),
     every: str | None = Option(
         None,
-        help="Steps of each worker's own, merged every 8 (steps), '2 s' or auto; changes the trajectory.",
+        help="Local steps of each worker, merged every 8 (steps), '2 s' or auto; changes the trajectory.",
         rich_help_panel=LEARN,
     ),
     outer: str = Option(
@@ -134,23 +134,23 @@ def command(
         names = list(policy or what.policies or (DEFAULT_BY_COST if by_cost else DEFAULT))
         with Counter(f"simulating {what.name}") as progress:
             outcomes.append(play(what, names, progress))
-    tell(console, outcomes, verbose)
+    show(console, outcomes, verbose)
     if plot is not None and not by_cost:
         from paceline.simulate import plots
 
         for outcome, place in zip(outcomes, _places(plot, described), strict=True):
             for path in plots.draw(outcome, place):  # type: ignore[arg-type]  # none of these is by cost
                 console.print(f"Picture: {path}")
-    told = [
+    figures = [
         (_json_by_cost(each) if isinstance(each, DealtOutcome) else to_json(each))
         | {"verdict": verdict(each)}
         for each in outcomes
     ]
-    write_json(json_, told[0] if len(told) == 1 else told)
+    write_json(json_, figures[0] if len(figures) == 1 else figures)
 
 
-def tell(console: Console, outcomes: Sequence[Played], verbose: bool) -> None:
-    """Every verdict first, then what each is about and its figures."""
+def show(console: Console, outcomes: Sequence[Played], verbose: bool) -> None:
+    """Print every verdict first, then the heading and the figures of each scenario."""
     for outcome in outcomes:
         name = f"{outcome.scenario.name}: " if len(outcomes) > 1 else ""
         tables.say(console, name + verdict(outcome))
@@ -166,7 +166,7 @@ def tell(console: Console, outcomes: Sequence[Played], verbose: bool) -> None:
 
 
 def _verdict_by_cost(outcome: DealtOutcome) -> str:
-    """The answer in one sentence; the oracle, which knows speeds and costs in advance, is left out."""
+    """The verdict of a scenario by cost; the oracle, which knows speeds and costs in advance, is left out."""
     totals = {key: float(each.latency.sum(0).mean()) for key, each in outcome.ways.items()}
     real = [key for key in totals if key[0].split(":")[0] != "optimum"] or list(totals)
     best = min(real, key=lambda key: totals[key])
@@ -179,7 +179,7 @@ def _verdict_by_cost(outcome: DealtOutcome) -> str:
 
 
 def _table_by_cost(outcome: DealtOutcome) -> Table:
-    """The figures of every policy in both ways, the fastest first."""
+    """The figures of every policy, divided by count and by cost, the fastest first."""
     figures = ("total (s)", "of the bound", "waiting", "micro-batches")
     shown = tables.begun("policy", "divided", figures=figures)
     for (name, way), each in sorted(outcome.ways.items(), key=lambda item: item[1].latency.sum(0).mean()):
@@ -258,7 +258,7 @@ def _draw_learnt(learnt: Learnt, folder: Path) -> Path:
 
 
 def _places(folder: Path, described: list[Scenario]) -> list[Path]:
-    """A folder for the pictures of each scenario; for those of one, the folder itself."""
+    """The folder for the pictures of each scenario; the given folder itself if there is only one scenario."""
     if len(described) == 1:
         return [folder]
     names = [re.sub(r"[\W_]", "-", each.name) for each in described]
@@ -266,7 +266,7 @@ def _places(folder: Path, described: list[Scenario]) -> list[Path]:
 
 
 def verdict(outcome: Played) -> str:
-    """The answer in one sentence; the oracle's own policy, which knows each round in advance, is left out."""
+    """The answer in one sentence; the oracle's policy, which knows each round in advance, is left out."""
     if isinstance(outcome, DealtOutcome):
         return _verdict_by_cost(outcome)
     totals = {name: float(played.latency.sum(0).mean()) for name, played in outcome.policies.items()}
@@ -295,7 +295,7 @@ def heading(scenario: Scenario) -> str:
 
 
 def table(outcome: Outcome, verbose: bool = False) -> Table:
-    """The figures of every policy, the fastest first; the best possible is what the oracle takes."""
+    """The figures of every policy, the fastest first; the best possible time is the oracle's."""
     shown_rounds = list(seconds_at(next(iter(outcome.policies.values()))))
     if not verbose:  # the first and the last: the table fits into 80 columns
         shown_rounds = list(dict.fromkeys((shown_rounds[0], shown_rounds[-1])))
@@ -320,7 +320,7 @@ def table(outcome: Outcome, verbose: bool = False) -> Table:
 
 
 def bounds(outcome: Outcome) -> list[str]:
-    """The bounds that Theorem 1 of DOLBIE gives for the regrets; empty if it does not apply."""
+    """Sentences on the bounds that Theorem 1 of DOLBIE gives for the regrets; empty if it does not apply."""
     found = {name: regret_bound(played, outcome) for name, played in outcome.policies.items()}
     return [
         f"The regret of {name} is proven not to exceed {bound.mean():,.0f} s (DOLBIE, Theorem 1)."
@@ -330,6 +330,6 @@ def bounds(outcome: Outcome) -> list[str]:
 
 
 def _spread(latency: Array) -> str:
-    """Seconds of all rounds, mean and deviation of the realizations; latency: (T, R)."""
+    """The seconds of all rounds as text, mean and deviation over the realizations. latency: shape (T, R)."""
     total = estimate(latency.sum(0))
     return f"{total.mean:.4g}" + (f" ±{total.half:.2g}" if total.half else "")

@@ -1,4 +1,4 @@
-"""``paceline train``: train a model on uneven workers, under one policy or several in turn."""
+"""``paceline train``: train a model on uneven workers, under one policy or under several, one after the other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.cli.output import outlive_reader
 from paceline.errors import PacelineError
 from paceline.train.config import BALANCING, CHECKPOINTS, TrainConfig, dashed
 
-# What may be different when a run is resumed.
+# Options that may change when a run is resumed.
 CHANGED = ("steps", "patience", "elastic", "max_restarts", "dead_after")
 
 
@@ -28,10 +28,10 @@ def command(
         None, help="Go on with this run from its last checkpoint.", rich_help_panel=CHECKPOINTS
     ),
     json_: Json = None,
-    port: int = Option(0, help="Where local workers meet; 0 takes any free port."),
+    port: int = Option(0, help="Port of the local workers' rendezvous; 0 takes any free one."),
     **given: Any,
 ) -> None:
-    """Train a model on uneven workers, at the pace of them all.
+    """Train a model on uneven workers, at the pace of all of them.
 
     For example: paceline train --slowdown 1,1,1,4 --compare equal,level
     """
@@ -43,9 +43,9 @@ def command(
     if resume is not None and (kept := next((name for name in given if name not in CHANGED), None)):
         raise PacelineError(f"--resume goes on with the run's own options; leave out --{dashed(kept)}")
     for name in ("max_restarts", "dead_after"):
-        if name in given and given.setdefault("elastic", True) is False:  # who says how wants it
+        if name in given and given.setdefault("elastic", True) is False:  # these options imply --elastic
             raise PacelineError(
-                f"--{dashed(name)} says how a run goes on without lost workers; leave it out, or --no-elastic"
+                f"--{dashed(name)} is for runs that continue without lost workers; leave it out, or --no-elastic"
             )
     if given.get("engine") == "ray":
         given.setdefault("policy", "level")
@@ -55,8 +55,8 @@ def command(
     with startup.loading("Loading PyTorch ..."):
         from paceline.cli.training import Session
 
-    # The other ranks under torchrun have nothing to write: they end at once, even where they wait for others.
-    with startup.heard(startup.leads()) as interrupted:
+    # The other ranks under torchrun have nothing to write: they end at once, even while they wait for others.
+    with startup.interruptible(startup.leads()) as interrupted:
         session = Session(json_, interrupted)
         if resume is not None:
             session.resume(place, port, {name: given[name] for name in CHANGED if name in given})

@@ -1,4 +1,4 @@
-"""Carries out ``paceline train``: launches or joins, shows progress, and sums up. Needs PyTorch."""
+"""Carries out ``paceline train``: launches or joins workers, shows progress, and summarizes. Needs PyTorch."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from paceline.torch import join, peers
 from paceline.train import checkpoint, checks, launch
 from paceline.train.config import TrainConfig
 
-SHOWN = 8  # workers whose loads have a place in the line
+SHOWN = 8  # workers whose loads are shown in the progress line
 
-# Files and connections that a worker has open at most: its own, for each worker, for each process of its loader.
+# The most files and connections that a worker has open: its own, for each worker, for each process of its loader.
 FILES, FILES_EACH, FILES_LOADER = 32, 8, 32
 
 
 def launched_ranks() -> int | None:
-    """How many ranks the launcher started, torchrun for example; None if there is none."""
+    """The number of ranks that a launcher such as torchrun has started; None if there is no launcher."""
     if not startup.launched():
         return None
     for name in ("RANK", "WORLD_SIZE"):
@@ -44,7 +44,7 @@ def launched_ranks() -> int | None:
 class Session:
     """One call of the command.
 
-    target: where the figures go: a file, "-" for standard output (people then read standard error), or None.
+    target: the file of the figures, "-" for standard output (text then goes to standard error), or None for none.
     interrupted: whether the user has asked for the end.
     """
 
@@ -54,7 +54,7 @@ class Session:
         self._console = Console(stderr=target == "-", quiet=not self._leads, highlight=False, soft_wrap=True)
 
     def train(self, config: TrainConfig, chosen: list[str], base: Path, port: int, listed: bool) -> None:
-        """Train under each chosen policy in turn, in a new directory. listed: the figures are a list, even of one."""
+        """Train under the chosen policies, one after another, in a new directory. listed: the figures are a list."""
         whole("--port", port, 0, 65535)
         config = dataclasses.replace(config, workers=launched_ranks() or config.workers)
         data = datasets.load(config.data)
@@ -81,7 +81,7 @@ class Session:
         self._sum_up(base, directories, results if listed else results[0])
 
     def resume(self, run_dir: Path, port: int, changes: dict[str, Any]) -> None:
-        """Go on with a run from its last checkpoint. changes: what is to be different of its configuration."""
+        """Continue a run from its last checkpoint. changes: the options of its configuration that change."""
         whole("--port", port, 0, 65535)
         check_json(self._target)
         run = read(run_dir)
@@ -129,7 +129,7 @@ class Session:
                 raise
 
     def _leave_summary(self, run_dir: Path) -> None:
-        """A run that ended early still leaves a readable record: its summary and report so far."""
+        """Write the report of a run that ended early, and print how many of its steps are on record."""
         if self._leads and (run_dir / "rounds.jsonl").exists():
             try:
                 run = read(run_dir)
@@ -140,7 +140,7 @@ class Session:
                 self._console.print(str(error))
 
     def _sum_up(self, base: Path, directories: list[Path], figures: Any) -> None:
-        """What people read of the runs in these directories, their reports, and the figures for ``--json``."""
+        """Print what the runs in these directories show, and write their reports and the figures for ``--json``."""
         if not self._leads:
             return
         runs = [read(directory) for directory in directories]
@@ -158,26 +158,28 @@ class Session:
             self._written(trace.write_comparison, runs, base / trace.TRACE)
         if all(written):
             self._console.print(f"Report: {page} (open it in a browser)")
-        advice = f"paceline whatif {directories[0]} tells what other policies would have made of this run"
+        advice = (
+            f"paceline whatif {directories[0]} shows how long this run would have taken under other policies"
+        )
         if len(runs) > 1:
-            advice = "paceline doctor -- YOUR COMMAND tells what balancing would gain in your own training"
+            advice = "paceline doctor -- YOUR COMMAND shows what balancing would gain in your own training"
         tables.say(self._console, f"Next: {advice}")
         write_json(self._target, figures, indent=2)
 
     def _written(self, write: Callable[..., Path], *arguments: Any) -> bool:
-        """Write what is made from the record of a finished run; whether that went well. It can be made again."""
+        """Write a file that is made from the record of a finished run; returns whether it could be written."""
         try:
             write(*arguments)
         except PacelineError as error:
             self._console.print(
-                f"{error}; the run is whole, and paceline report makes it again", markup=False
+                f"{error}; the run is complete, and paceline report makes it again", markup=False
             )
             return False
         return True
 
 
 def show(counter: Counter, event: dict[str, Any]) -> None:
-    """Show an event of a training run. counter: in whose context that is."""
+    """Show an event of a training run on ``counter``."""
     if event["type"] == "starting":
         counter.note(f"starting workers {event['ready']}/{event['workers']}")
     elif event["type"] == "start":
@@ -194,7 +196,7 @@ def show(counter: Counter, event: dict[str, Any]) -> None:
 
 
 def _done(config: TrainConfig, run_dir: Path, samples: int) -> tuple[int, bool] | None:
-    """Steps in the run's checkpoint, and whether these are all; None if there is no checkpoint."""
+    """The number of steps in the run's checkpoint, and whether these are all; None if there is no checkpoint."""
     if config.engine == "ray":
         from paceline.train import ray_engine
 

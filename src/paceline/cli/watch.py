@@ -17,21 +17,21 @@ from paceline.runs.run import CONFIG, runs_in
 if TYPE_CHECKING:
     import uvicorn
 
-BACKLOG = 2048  # connections that wait while the server gets ready: all workers of a service may come at once
+BACKLOG = 2048  # connections that wait while the server starts: all workers of a service may connect at once
 LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
 def command(
     run_dir: Path = Argument(
         ...,
-        help="A running or finished run, a folder of several, or one that will be there.",
+        help="A running or finished run, a folder of several, or a run that will begin later.",
         metavar="RUN_DIR",
     ),
-    port: int = Option(0, help="Where the page is served; 0: any free port."),
-    host: str = Option("127.0.0.1", help="The address to listen on; others than this machine's reach it."),
+    port: int = Option(0, help="The page's port; 0 takes any free one."),
+    host: str = Option("127.0.0.1", help="The address to listen on; 0.0.0.0 lets other machines in."),
     open_: bool = Option(True, "--open/--no-open", help="Open the page in the browser."),
 ) -> None:
-    """Show a run in the browser while it goes on: who is slow, what it costs, what balancing saves.
+    """Show a run in the browser while it is running: who is slow, what it costs, what balancing saves.
 
     For example: paceline watch runs/digits-mlp-level
     """
@@ -44,16 +44,16 @@ def command(
         print(f"Watching {run_dir} at {url} (Ctrl-C ends){waits}", flush=True)
         if open_:
             webbrowser.open(url)
-        with contextlib.suppress(KeyboardInterrupt):  # the way to end it
+        with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is the usual end
             server.run(sockets=[listener])
 
 
 def check(run_dir: Path) -> None:
-    """Raise PacelineError if there is something else than a run, than runs, or than nothing yet."""
+    """Raise PacelineError unless the path is a run, a directory of runs, empty or missing."""
     if run_dir.is_dir() and any(run_dir.iterdir()):
         if not (run_dir / CONFIG).is_file() and not runs_in(run_dir):
             raise PacelineError(
-                f"{run_dir} is no run directory (it has no {CONFIG}, and nor has a directory in it); expected what "
+                f"{run_dir} is no run directory (neither it nor a directory in it has a {CONFIG}); expected what "
                 "--out of a run named"
             )
     elif run_dir.exists() and not run_dir.is_dir():
@@ -61,7 +61,7 @@ def check(run_dir: Path) -> None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises PacelineError if the port is taken or the address is not ours."""
+    """A listening socket. Raises PacelineError if the port is in use or the address is not this machine's."""
     whole("--port", port, 0, 65535)
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -74,21 +74,21 @@ def listen(host: str, port: int) -> socket.socket:
             f"cannot listen on {host}:{port}: {reason}; choose an address of this machine with --host, another "
             "port with --port"
         ) from error
-    except (TypeError, UnicodeError) as error:  # Python's own, of names that no resolver takes
+    except (TypeError, UnicodeError) as error:  # Python raises these for names that no resolver accepts
         raise PacelineError(
             f"--host {host!r} is no address; expected one of this machine, such as 127.0.0.1"
         ) from error
 
 
 def make_server(run_dir: Path, host: str) -> uvicorn.Server:
-    """A server of the page."""
+    """The server of the page."""
     import uvicorn
     from starlette.middleware.trustedhost import TrustedHostMiddleware
 
     from paceline.live.pages import folder_app
 
     page: Any = folder_app(run_dir)
-    if host in LOCAL:  # a page elsewhere must not reach this one under a name of its own (DNS rebinding)
+    if host in LOCAL:  # another site must not reach this page under its own host name (DNS rebinding)
         page = TrustedHostMiddleware(page, allowed_hosts=[*LOCAL, "[::1]"])
     return uvicorn.Server(
         uvicorn.Config(page, log_level="error", access_log=False, timeout_graceful_shutdown=3)

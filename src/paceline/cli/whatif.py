@@ -1,4 +1,4 @@
-"""``paceline whatif``: what other policies would have made of a recorded run."""
+"""``paceline whatif``: how long a recorded run would have taken under other policies."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def command(
     ),
     json_: Json = None,
 ) -> None:
-    """Say what each policy would have cost in a recorded run, who kept whom waiting, and which policy to take.
+    """Show what each policy would have cost in a recorded run, who waited for whom, and which policy to take.
 
     For example: paceline whatif runs/digits-mlp-equal --policy level
     """
@@ -71,7 +71,7 @@ def verdict(answer: Answer) -> str:
 
 
 def losses(answer: Answer) -> str:
-    """How much of their time the workers waited, and for whom."""
+    """A sentence on the share of time that the workers waited, and for whom."""
     total = answer.blame.sum()
     if total <= 0:
         return "No worker waited for another."

@@ -1,7 +1,7 @@
-"""What slows a DistributedDataParallel run down: found without changing how it trains.
+"""Find what slows a DistributedDataParallel run down, without changing how it trains.
 
-From a shell: ``paceline doctor -- torchrun --nproc-per-node 4 train.py``. In a script of one's own, after the model
-has been wrapped:
+From a shell: ``paceline doctor -- torchrun --nproc-per-node 4 train.py``. In your own script, after the model has
+been wrapped:
 
     import paceline.doctor
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from paceline.doctor.probe import Probe
 
 STEPS = 200
-"""Optimizer steps that are watched unless one says otherwise."""
+"""The default number of optimizer steps to watch."""
 
 __all__ = ["STEPS", "watch"]
 
@@ -27,13 +27,13 @@ __all__ = ["STEPS", "watch"]
 def watch(model: Any, steps: int = STEPS, run_dir: str | os.PathLike[str] | None = None) -> Probe:
     """Watch this DistributedDataParallel module for some optimizer steps; rank 0 then prints what it found.
 
-    Training goes on unchanged, and after ``steps`` steps nothing of the watching is left. Call it on every rank.
+    Training continues unchanged, and all hooks are removed after ``steps`` steps. Call it on every rank.
 
-    model: the wrapped module. steps: optimizer steps to watch, the first few left out.
+    model: the wrapped module. steps: optimizer steps to watch; the first few are not measured.
     run_dir: a new directory for the record (by default none is kept); ``paceline whatif`` reads it.
 
-    Raises PacelineError where there is nothing to watch: another kind of model, or one process only; and where what
-    prints the findings is not installed.
+    Raises PacelineError if there is nothing to watch (another kind of model, or only one process), or if the package
+    that prints the findings is not installed.
     """
     try:
         from paceline.doctor.findings import diagnose, show

@@ -1,5 +1,5 @@
-"""Starts a training command under watch, lets it run for some steps, and ends it; within the command, ``attach``
-watches its first DistributedDataParallel module.
+"""Start a training command, watch it for some steps, and end it. Within the command, ``attach`` watches the first
+DistributedDataParallel module.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from paceline.errors import PacelineError, WorkerError
 from paceline.files import check_place
 from paceline.runs.run import ROUNDS, SUMMARY
 
-DIRECTORY, STEPS = "PACELINE_DOCTOR_DIR", "PACELINE_DOCTOR_STEPS"  # what the command's environment says
-SEEN, WRONG = "seen", "wrong"  # files beside the record: optimizer steps so far, what cannot be watched
+DIRECTORY, STEPS = "PACELINE_DOCTOR_DIR", "PACELINE_DOCTOR_STEPS"  # variables in the command's environment
+SEEN, WRONG = "seen", "wrong"  # files beside the record: optimizer steps so far, why nothing can be watched
 LEAST = 10  # steps that are needed for a first report
-MOST_UNSEEN = 200  # optimizer steps after which a training that shows nothing is ended
-DRAIN_SECONDS = 2.0  # for what an ended command had still to say
-GRACE_SECONDS = 10.0  # between asking the command to end and making it
-# Ends the command's processes when whoever started this shell is no more: its end of the pipe closes.
+MOST_UNSEEN = 200  # optimizer steps after which a training without any recorded step is ended
+DRAIN_SECONDS = 2.0  # for the remaining output of a command that has ended
+GRACE_SECONDS = 10.0  # between SIGTERM and SIGKILL
+# Ends the command's processes when the process that started this shell has ended and its end of the pipe is closed.
 GUARD = "read _; kill -s TERM -- -{group}; sleep {grace}; kill -s KILL -- -{group}"
 
 
@@ -42,12 +42,14 @@ def observe(
 ) -> runs.Run:
     """Run ``command`` until ``steps`` optimizer steps are on record, and return the record.
 
-    keep_going: let the command run to its end. keep: a new directory that the record goes to.
-    What the command prints goes to standard error. Raises PacelineError where the command cannot be started or
-    shows nothing to watch, WorkerError where it failed by itself.
+    keep_going: let the command run to its end. keep: a new directory for the record.
+    The command's output goes to standard error. Raises PacelineError if the command cannot be started or has nothing
+    to watch, WorkerError if it failed by itself.
     """
     if shutil.which(command[0]) is None:
-        raise PacelineError(f"{command[0]}: no such command; give what you start the training with, after --")
+        raise PacelineError(
+            f"{command[0]}: no such command; give the command that starts the training, after --"
+        )
     if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
         raise PacelineError(f"{keep} exists; choose another place for the record")
     if keep is not None and not keep.exists():
@@ -64,12 +66,12 @@ def observe(
 def _play(
     command: Sequence[str], steps: int, keep_going: bool, progress: Callable[[int, int], None], place: Path
 ) -> int | None:
-    """Its exit status; None where it was ended from here."""
+    """Run the command and return its exit status; None if it was ended by this function."""
     here = str(Path(__file__).parent / "attach")
     path = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
-    told = {DIRECTORY: str(place), STEPS: str(steps), "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+    added = {DIRECTORY: str(place), STEPS: str(steps), "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(
-        command, env=os.environ | told, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, start_new_session=True
+        command, env=os.environ | added, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, start_new_session=True
     )
     assert process.stdout is not None
     shell = ["/bin/sh", "-c", GUARD.format(group=process.pid, grace=int(GRACE_SECONDS))]
@@ -82,7 +84,7 @@ def _play(
             progress(min(_rounds(place), steps), steps)
             unseen = not _rounds(place) and _made(place) >= MOST_UNSEEN
             if (unseen or (place / "run" / SUMMARY).exists()) and not keep_going:
-                muted.set()  # what it says on being ended is not about the training
+                muted.set()  # messages about the signal are not about the training
                 return None
             time.sleep(0.1)
         relay.join(DRAIN_SECONDS)
@@ -96,7 +98,7 @@ def _play(
 
 
 def _relay(source: IO[bytes], muted: threading.Event) -> None:
-    """Pass on what the command prints, until it is muted."""
+    """Copy the command's output to standard error until ``muted`` is set."""
     for line in source:
         if not muted.is_set():
             sys.stderr.write(line.decode(errors="replace"))
@@ -104,7 +106,7 @@ def _relay(source: IO[bytes], muted: threading.Event) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    for sign in (signal.SIGTERM, signal.SIGKILL):  # the second for ranks that outlive their launcher
+    for sign in (signal.SIGTERM, signal.SIGKILL):  # SIGKILL also ends ranks that outlive their launcher
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, sign)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -118,33 +120,33 @@ def _rounds(place: Path) -> int:
 
 
 def _made(place: Path) -> int:
-    """Optimizer steps that rank 0 has made, whoever's."""
+    """Optimizer steps that rank 0 has made, with any model."""
     with contextlib.suppress(OSError, ValueError):
         return int((place / SEEN).read_text() or 0)
     return 0
 
 
 def _read(place: Path, status: int | None) -> runs.Run:
-    """The record, or a sentence about why there is none."""
+    """The record. Raises PacelineError or WorkerError with the reason if there is none."""
     if (place / WRONG).exists():
         raise PacelineError((place / WRONG).read_text(encoding="utf-8"))
     run = runs.read(place / "run") if (place / "run").is_dir() else None
     if run is not None and len(run.round):
         return run
     if status:
-        raise WorkerError(f"the command ended with status {status}; what it printed above says why")
+        raise WorkerError(f"the command ended with status {status}; its output above says why")
     if run is not None:
         raise PacelineError(_unseen(_made(place)))
     if (place / SEEN).exists():
         raise PacelineError("rank 0 runs on another machine; its doctor has the record")
     raise PacelineError(
-        "the command made no DistributedDataParallel module; watch() in the script itself finds what is hidden "
-        "from outside, see paceline.doctor"
+        "the command made no DistributedDataParallel module; call paceline.doctor.watch(ddp) in the script itself "
+        "if it makes one that cannot be seen from outside"
     )
 
 
 def _unseen(made: int) -> str:
-    """Why there is nothing on record. made: optimizer steps in rank 0's process."""
+    """The reason why no step is on record. made: optimizer steps in rank 0's process."""
     if made == 0:
         return (
             "rank 0 of the command made no step of a torch.optim optimizer; let it train for longer, or, if its "
@@ -155,12 +157,12 @@ def _unseen(made: int) -> str:
     return (
         f"rank 0 made {made} optimizer steps, and fewer than {LEAST} of them came after a backward pass through the "
         "watched module, which is the first DistributedDataParallel that the script makes; call that one as ddp(x) "
-        "in training mode, or, if the script trains another one, put paceline.doctor.watch(ddp) behind its making"
+        "in training mode, or, if the script trains another one, call paceline.doctor.watch(ddp) after making it"
     )
 
 
 def attach(model: Any) -> None:
-    """Within the command: watch this module, or leave a sentence for the doctor; never disturb the script."""
+    """Watch this module, within the command; if that fails, leave the reason in a file. Never disturbs the script."""
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     from paceline.doctor.probe import Probe
@@ -171,7 +173,7 @@ def attach(model: Any) -> None:
         nonlocal made
         made += 1
         if probe is not None and probe.rank == 0 and (made <= LEAST or made % (MOST_UNSEEN // 4) == 0):
-            with contextlib.suppress(OSError):  # the doctor has gone
+            with contextlib.suppress(OSError):  # the doctor has ended and removed the directory
                 (place / SEEN).write_text(str(made))
 
     register_optimizer_step_post_hook(count)

@@ -1,5 +1,5 @@
-"""The diagnosis of a watched run: sentences, figures, the time under each policy, and the change to make; for a
-terminal, and for programs.
+"""The diagnosis of a watched run: sentences, figures, the time under each policy, and the change to make, as text for
+a terminal and as data for programs.
 """
 
 from __future__ import annotations
@@ -27,15 +27,17 @@ from paceline.simulate import worth as having
 from paceline.simulate.whatif import Answer, of_run
 
 POLICIES = ("level", "auto", "dolbie", "lbbsp-gpu", "wlbs")
-WORTHWHILE = 0.95  # of the recorded seconds: less gained is within what a short watch can tell
-BY_LENGTH = 0.25  # of the waiting, due to the samples' lengths: then batches are better divided by these
+WORTHWHILE = 0.95  # of the recorded seconds; a smaller gain is within the error of a short watch
+BY_LENGTH = (
+    0.25  # of the waiting that is due to samples' lengths; from here on, batches should be divided by length
+)
 SHOWN = 16  # ranks in the table, the slowest first
 MILLISECONDS = 2.0  # seconds of a step below which the table is in milliseconds
-NEAR = 1.05  # times the quickest policy's seconds: no reason to prefer that one to the default
+NEAR = 1.05  # times the fastest policy's seconds, up to which the default policy is preferred
 
 
 class Diagnosis(NamedTuple):
-    """sentences: the weightiest first. answer: what each policy would give. lines: the script's change, a diff."""
+    """sentences: the most important first. answer: the time under each policy. lines: the script's change, a diff."""
 
     run: Run
     sentences: list[str]
@@ -46,16 +48,16 @@ class Diagnosis(NamedTuple):
 
 
 def diagnose(run: Run, policies: Sequence[str] = POLICIES) -> Diagnosis:
-    """From the record of a watched run (see ``probe``); PacelineError where it has no rounds, or is another's."""
+    """The diagnosis of a record (see ``probe``). Raises PacelineError if it has no rounds or is not the doctor's."""
     if len(run.round) and "phases" not in run.extras:
-        raise PacelineError(f"{run.path} is no record of the doctor; expected one that it kept with --out")
+        raise PacelineError(f"{run.path} is no record of the doctor; expected one that it wrote with --out")
     if len(run.round) and not run.batch.any():
         raise PacelineError(
             "the forward pass is given no tensor to count samples by; expected one whose first dimension is the batch"
         )
     answer = of_run(run, policies)
-    whom = having.of_run(run, spent(run).exchanging)
-    # Who is slow goes by all of a rank's own time, what would help by the part that grows with its samples.
+    gains = having.of_run(run, spent(run).exchanging)
+    # All of a rank's own time decides whether it is slow; the forecasts above use the part that grows with samples.
     run = replace(run, overhead=np.zeros_like(run.overhead))
     figures, form, slowest = spent(run), loop(run), slow(run)
     take, idle = _take(answer), waiting_share(run.seconds, run.compute) or 0.0
@@ -67,39 +69,39 @@ def diagnose(run: Run, policies: Sequence[str] = POLICIES) -> Diagnosis:
             why.append(
                 "Divide by length, not by count: pace.loader(dataset, cost=lengths), see docs/samples.md."
             )
-    said = [
+    sentences = [
         *say.who(run, slowest, idle),
         *why,
         *say.collections(run),
         *lost,
         say.cost(figures, answer.blame, idle, len(run.round)),
         *say.exchange(figures, form, np.median(run.loads[-figures.steps :], axis=0)),
-        *whom,
-        *say.everybody(figures, slowest, form, told=any("num_workers" in each for each in lost)),
+        *gains,
+        *say.everybody(figures, slowest, form, named=any("num_workers" in each for each in lost)),
     ]
     worth = bool(take) and idle >= say.LITTLE
     lines = diff(form, run.workers, take) if worth else []
     if worth and not lines[0].startswith("---"):
-        said += say.by_hand(form)
+        sentences += say.by_hand(form)
     if form.compares:
-        said.append(
+        sentences.append(
             "The loss compares the samples of a batch with each other, so that its value depends on how the batch is "
             "divided, by plain DDP as well: see docs/porting.md (Losses that compare samples)."
         )
     if not form.sure:
-        said.append(
-            "How many samples a batch has is not known: the model is given tensors of unlike first dimensions; "
+        sentences.append(
+            "The number of samples in a batch is unknown: the model's input tensors have different first dimensions; "
             "the table shows that of the first"
             + (". Write the number of samples of a batch for batch_size." if worth else ".")
         )
     if not worth:
         end = "" if lost else ": leave the script as it is"
-        said.append(f"Balancing would gain almost nothing here{end}.")
-    return Diagnosis(run, said, figures, form, answer, lines)
+        sentences.append(f"Balancing would gain almost nothing here{end}.")
+    return Diagnosis(run, sentences, figures, form, answer, lines)
 
 
 def show(found: Diagnosis, console: Console | None = None) -> None:
-    """Print the sentences, each rank's time, what each policy would give, and the change to the script."""
+    """Print the sentences, each rank's time, the time under each policy, and the change to the script."""
     console = console or Console(highlight=False, soft_wrap=True)
     for sentence in found.sentences:
         tables.say(console, sentence)
@@ -108,10 +110,10 @@ def show(found: Diagnosis, console: Console | None = None) -> None:
     steps = f"medians of {found.spent.steps:,} steps"
     tables.say(console, f"Where a step goes on each rank, in {unit} ({steps}):")
     tables.print_whole(console, _ranks(found, 1e3 if unit == "ms" else 1.0))
-    tables.say(console, "What other divisions of the same batches would have made of it:")
+    tables.say(console, "How long the same batches would have taken under other divisions:")
     tables.print_whole(console, compared.table(found.answer))
     if found.lines:
-        how = "to be made by hand, in the script's own names"
+        how = "to be made by hand, with the script's own names"
         if found.lines[0].startswith("---"):
             how = "for `patch -p0`"
         tables.say(console, f"The change that balances it, {how} (docs/training.md explains it):")
@@ -119,7 +121,7 @@ def show(found: Diagnosis, console: Console | None = None) -> None:
 
 
 def show_lines(lines: Sequence[str], console: Console) -> None:
-    """Print them as they are: rich would make blanks of tabs, and pictures of words between colons."""
+    """Print the lines unchanged: rich would replace tabs by blanks, and words between colons by emoji."""
     console.print(Segments(Segment(f"  {line}\n") for line in lines), end="", soft_wrap=True)
 
 
@@ -147,17 +149,18 @@ def _ranks(found: Diagnosis, scale: float) -> Table:
 
 
 def to_json(found: Diagnosis) -> dict[str, Any]:
-    """For programs: all that was found, by the names of its fields."""
+    """The whole diagnosis for programs, by the names of its fields."""
     phases = {phase.name.lower(): found.spent.phases[phase] for phase in Phase}
-    told = found._asdict() | {
+    return found._asdict() | {
         "spent": found.spent._asdict() | {"phases": phases},
         "steps": len(found.run.round),
+        "run": str(found.run.path),
+        "take": _take(found.answer) or None,
     }
-    return told | {"run": str(found.run.path), "take": _take(found.answer) or None}
 
 
 def _take(answer: Answer) -> str:
-    """The quickest policy, but the default or the like where that is next to it; "" where none gains."""
+    """The fastest policy, or one of DEFAULTS if that is almost as fast; "" if no policy gains."""
     if not answer.best or answer.policies[answer.best].seconds > WORTHWHILE * answer.seconds:
         return ""
     enough = NEAR * answer.policies[answer.best].seconds

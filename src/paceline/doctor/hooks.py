@@ -1,4 +1,4 @@
-"""Follows one rank's training loop from hooks and tells where each optimizer step's time went."""
+"""Hooks that follow one rank's training loop and measure where each optimizer step's time goes."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from paceline.doctor.watches import place
 from paceline.torch import waits
 
 COUNTS = ("samples", "fetches", "backwards", "exchanges", "elements", "squares", "collecting")
-"""What is counted in an optimizer step on this rank. samples: those that the DataLoader drew, or else by what the
-forward passes were given. fetches, backwards, exchanges: batches from a DataLoader, backward passes, and those among
-them that ended in an all-reduce. elements: of the first tensors that the forward passes were given; squares: the same
-times how many each row has. collecting: seconds of garbage collections."""
+"""Counts of an optimizer step on this rank. samples: those that the DataLoader drew, or else those in the inputs of
+the forward passes. fetches, backwards, exchanges: batches from a DataLoader, backward passes, and those of them that
+ended in an all-reduce. elements: elements of the forward passes' first input tensors; squares: the same, times the
+elements of a row. collecting: seconds of garbage collections."""
 
 
 class Feed:
-    """What an iterator of a DataLoader gives. sizes: samples of the batches on their way. drawn: those fetched in
-    this step. told: see ``watches.loader_of``. place: file and line of the script that fetched the newest batch."""
+    """The batches of a DataLoader's iterator. sizes: samples of batches that are drawn and not yet fetched. drawn:
+    those fetched in this step. loader: see ``watches.loader_of``. place: file and line that fetched the newest."""
 
     def __init__(self) -> None:
         self.sizes: deque[int] = deque()
         self.drawn = 0
-        self.told: dict[str, Any] | None = None
+        self.loader: dict[str, Any] | None = None
         self.place: tuple[str, int] | None = None
 
 
 class Hooks:
-    """On a DistributedDataParallel module, until ``remove``; ``stepped`` is called after each optimizer step."""
+    """Hooks on a DistributedDataParallel module until ``remove``; they call ``stepped`` after each optimizer step."""
 
     def __init__(self, model: DistributedDataParallel, stepped: Callable[[], None]) -> None:
         parameters = [p for p in model.parameters() if p.requires_grad]
@@ -47,20 +47,21 @@ class Hooks:
         self._ours = {id(p) for p in parameters}
         self._clock = StreamClock() if device.type == "cuda" else HostClock()
         self.phases = Phases(self._clock)
-        self.loader: dict[str, Any] | None = None  # what feeds the training: see ``watches.loader_of``
-        # Of "fetch", "backward", "step": the script's file and line.
-        self.places: dict[str, tuple[str, int]] = {}
+        self.loader: dict[str, Any] | None = None  # the loader of the training: see ``watches.loader_of``
+        self.places: dict[str, tuple[str, int]] = {}  # file and line of "fetch", "backward", "step"
         self.others = False  # whether the script steps more than one optimizer
         self.sure = True  # whether the samples of every step could be counted
-        self._feeds: Any = weakref.WeakKeyDictionary()  # a DataLoader's iterator: its ``Feed``
-        self._drawing: Any = None  # the iterator that takes indices just now
+        self._feeds: Any = weakref.WeakKeyDictionary()  # by a DataLoader's iterator: its ``Feed``
+        self._drawing: Any = None  # the iterator that is drawing indices now
         self._newest, self._feeding = Feed(), Feed()  # of the newest batch, and of the newest forward pass
-        self._seconds: Any = weakref.WeakSet()  # other modules of the script
+        self._seconds: Any = weakref.WeakSet()  # other DistributedDataParallel modules of the script
         self._stepped_once = False
-        self.compares: bool | None = None  # whether the loss compares samples with each other; looked at once
+        self.compares: bool | None = (
+            None  # whether the loss compares samples with each other; None before the check
+        )
         self._output: torch.Tensor | None = None
         self._certain = True
-        self._stepping = False  # torch is going through the hooks of all optimizers
+        self._stepping = False  # whether torch is running the hooks of all optimizers
         self._closed: list[tuple[list[tuple[Any, Phase]], list[float]]] = []
         self._before = Phase.PREPARE  # the phase that a fetch or a move interrupted
         self._waiting = Phase.PREPARE  # the phase that a collective interrupted
@@ -68,7 +69,7 @@ class Hooks:
         self._counts: Counter[str] = Counter()
         self._collections = watches.Collections()
         self._optimizers = register_optimizer_step_post_hook(self._on_optimizer)
-        self._hear_no_more = waits.listen(self._on_wait, lambda: self.phases.enter(self._waiting))
+        self._stop_listening = waits.listen(self._on_wait, lambda: self.phases.enter(self._waiting))
         self._handles: list[Any] = [
             self._collections,
             model.register_forward_pre_hook(self._on_forward, with_kwargs=True),
@@ -82,11 +83,11 @@ class Hooks:
         ]
 
     def remove(self) -> None:
-        """Take all hooks away; safe to call twice.
+        """Remove all hooks; safe to call twice.
 
-        Within an optimizer's step, while torch goes through the hooks of all optimizers, ours among them stays there
-        without effect until the next forward pass: taken away at once, it would end the training if others follow."""
-        self._hear_no_more()
+        While torch runs the hooks of all optimizers, in an optimizer's step, this class's own hook there is kept,
+        without effect, until the next forward pass: torch raises if a hook is removed during that loop."""
+        self._stop_listening()
         handles, self._handles = self._handles, []
         for handle in handles:
             handle.remove()
@@ -101,11 +102,11 @@ class Hooks:
             self._optimizers.remove()
 
     def steps(self, all_of_them: bool = False) -> list[list[float]]:
-        """The steps that ended and were not told of yet, but for those whose times the device still owes: of each the
-        seconds of each ``Phase``, then ``COUNTS``."""
+        """The steps that ended since the last call, except those whose times the device may not know yet. A step is
+        the seconds of each ``Phase``, then ``COUNTS``."""
         count = len(self._closed) - (0 if all_of_them else self._clock.lag)
-        told, self._closed = self._closed[: max(count, 0)], self._closed[max(count, 0) :]
-        return [self.phases.seconds(marks) + counts for marks, counts in told]
+        steps, self._closed = self._closed[: max(count, 0)], self._closed[max(count, 0) :]
+        return [self.phases.seconds(marks) + counts for marks, counts in steps]
 
     def _on_wait(self, _: str) -> None:
         self._waiting = self.phases.now
@@ -116,7 +117,7 @@ class Hooks:
         self._before = self.phases.now
         self.phases.enter(Phase.FETCH)
         self._newest = self._feeds.setdefault(iterator, Feed())
-        self._newest.told = self._newest.told or watches.loader_of(iterator)
+        self._newest.loader = self._newest.loader or watches.loader_of(iterator)
         self._newest.place = place(sys._getframe())
 
     def _on_fetched(self, _: Any) -> None:
@@ -135,7 +136,7 @@ class Hooks:
 
     def _on_move(self, _: Any) -> None:
         self.phases.go_on()
-        # Elsewhere a move belongs to what it happens in.
+        # A move within another phase belongs to that phase.
         if self.phases.now in (Phase.PREPARE, Phase.BETWEEN):
             self._before = self.phases.now
             self.phases.enter(Phase.MOVE)
@@ -145,7 +146,7 @@ class Hooks:
             self.phases.enter(self._before)
 
     def _on_forward(self, _: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        # Lightning leaves the wrapper itself in evaluation's mode.
+        # Lightning leaves the wrapper itself in evaluation mode.
         if not (self._model.module.training and torch.is_grad_enabled()):
             return
         self.phases.go_on()
@@ -164,7 +165,7 @@ class Hooks:
             self.phases.enter(Phase.BETWEEN)
 
     def note(self, what: str, where: tuple[str, int] | None) -> None:
-        """That the script does it there."""
+        """Note the script's file and line at which it does ``what``."""
         if where is not None:
             self.places[what] = where
 
@@ -176,7 +177,7 @@ class Hooks:
             self.phases.enter(Phase.BACKWARD)
 
     def _on_backward_end(self, _: Any) -> None:
-        # If a parameter had no part in it, no hook told of the last gradient.
+        # If a parameter got no gradient, no hook has reported the last one.
         if self.phases.now is Phase.BACKWARD:
             self.phases.enter(Phase.PREPARE)
 
@@ -190,15 +191,15 @@ class Hooks:
         self._ready, self._reduced = True, False
         self._counts["exchanges"] += 1
         self.phases.enter(Phase.REDUCE)
-        _behind_ddp(self._on_reduced)
+        _after_ddp(self._on_reduced)
 
     def _on_another(self, module: Any) -> None:
-        """The script trains a second DistributedDataParallel module; what its backward pass waits is no work."""
+        """Count the all-reduce of another DistributedDataParallel module of the script as ``REDUCE``."""
 
         def gradients(_: object) -> None:
             before = self.phases.now
             self.phases.enter(Phase.REDUCE)
-            _behind_ddp(lambda: self.phases.enter(before))
+            _after_ddp(lambda: self.phases.enter(before))
 
         if module is not self._model and module not in self._seconds:
             parameters = [p for p in module.parameters() if p.requires_grad]
@@ -211,16 +212,16 @@ class Hooks:
             self.phases.reduced()
 
     def _on_optimizer(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        held = (id(p) for group in optimizer.param_groups for p in group["params"])  # frozen ones, too
+        held = (id(p) for group in optimizer.param_groups for p in group["params"])  # also frozen ones
         if not self._ready or self._ours.isdisjoint(held):
             self.others |= self._stepped_once
             return
         self._on_reduced()
         self._stepped_once = True
         self.note("step", place(sys._getframe()))
-        # What a loader draws is what balancing divides, whatever a batch looks like and how often it is used.
+        # Balancing divides what the loader draws, so this count comes before the inputs of the forward passes.
         drawn = self._feeding.drawn
-        self.loader = self._feeding.told or self.loader
+        self.loader = self._feeding.loader or self.loader
         self.sure &= self._certain or bool(drawn)
         self._counts["samples"] = drawn or self._counts["samples"]
         counts = [float(self._counts[name]) for name in COUNTS[:-1]]
@@ -236,30 +237,31 @@ class Hooks:
         self._stepping = False
 
 
-def _behind_ddp(told: Callable[[], None]) -> None:
-    """Within a backward pass whose last gradient is ready: call ``told`` when DDP has waited for its all-reduce, in a
-    callback that it queues after the first of these."""
+def _after_ddp(notify: Callable[[], None]) -> None:
+    """Call ``notify`` when DDP has waited for its all-reduce. To be called in a backward pass, when the last gradient
+    is ready: DDP queues its callback after the first of the two callbacks here, and before the second."""
     queue = torch.autograd.Variable._execution_engine.queue_callback
-    queue(lambda: queue(told))
+    queue(lambda: queue(notify))
 
 
 def counted(given: Any) -> tuple[int, bool, int, int]:
-    """What a forward pass is given: its samples, whether that is certain, rows and elements of the first tensor.
+    """The size of a forward pass's inputs: samples, whether these are certain, rows and elements of the first tensor.
 
-    A batch may tell its samples itself. Otherwise they are the first dimension of the first tensor, which is certain
-    if all tensors have it, and none is in a list: nodes and edges of graphs have others, and images in a list none.
+    A batch object may know its number of samples. Otherwise it is the first dimension of the first tensor, which is
+    certain if all tensors have the same one and none is in a list: nodes and edges of a graph have different first
+    dimensions, and an image in a list has no batch dimension.
     """
     parts = list(_parts(given))
     tensors = [part for part in parts if isinstance(part, torch.Tensor)]
     rows = [tensor.size(0) for tensor in tensors]
-    told = next((part for part in parts if isinstance(part, int)), None)
-    certain = len(set(rows)) <= 1 if told is None else told > 0
-    return told or sum(rows[:1]), certain, *((rows[0], tensors[0].numel()) if rows else (0, 0))
+    own = next((part for part in parts if isinstance(part, int)), None)
+    certain = len(set(rows)) <= 1 if own is None else own > 0
+    return own or sum(rows[:1]), certain, *((rows[0], tensors[0].numel()) if rows else (0, 0))
 
 
 def compares(loss: Any, output: torch.Tensor) -> bool:
-    """Whether a loss compares samples with each other: whether its slope by one half of a batch's outputs, which come
-    first, depends on the other half. A mean or a sum of a loss of each sample has no such second derivative."""
+    """Whether a loss compares samples with each other: whether its gradient by the first half of a batch's outputs
+    depends on the second half. For a mean or a sum of losses of single samples, that second derivative is 0."""
     half = len(output) // 2
     if not isinstance(loss, torch.Tensor) or not output.requires_grad or output._backward_hooks or not half:
         return False
@@ -267,14 +269,14 @@ def compares(loss: Any, output: torch.Tensor) -> bool:
         (slope,) = torch.autograd.grad(loss, output, create_graph=True)
         ramp = torch.linspace(1, 2, slope[:half].numel(), dtype=slope.dtype, device=slope.device)
         (cross,) = torch.autograd.grad(slope[:half].flatten() @ ramp, output, retain_graph=True)
-    except RuntimeError:  # it has no second derivative, or does not go through this output
+    except RuntimeError:  # the loss has no second derivative, or does not depend on this output
         return False
-    cross = cross.nan_to_num().abs()  # a distance of nothing has no derivative
+    cross = cross.nan_to_num().abs()  # the derivative of a distance is NaN at a distance of 0
     return bool(cross[half:].max() > 1e-5 * cross.max())
 
 
 def _parts(given: Any) -> Iterator[torch.Tensor | int]:
-    """The tensors that have dimensions, and what a batch tells of its number of samples; 0: nobody knows it."""
+    """The tensors that have dimensions, and a batch object's own number of samples; 0 if that number is unknown."""
     if isinstance(given, torch.Tensor):
         if given.ndim and given.size(0):
             yield given
@@ -283,10 +285,10 @@ def _parts(given: Any) -> Iterator[torch.Tensor | int]:
         yield int(given.batch_sizes[0])
         return
     for name in ("num_graphs", "batch_size"):  # of PyTorch Geometric; of DGL and TensorDict
-        told = getattr(given, name, None)
-        told = told[0] if isinstance(told, torch.Size) and told else told
-        if isinstance(told, int) and told > 0:
-            yield told
+        size = getattr(given, name, None)
+        size = size[0] if isinstance(size, torch.Size) and size else size
+        if isinstance(size, int) and size > 0:
+            yield size
             return
     if isinstance(given, list) and sum(isinstance(part, torch.Tensor) for part in given) > 1:
         yield 0

@@ -1,9 +1,9 @@
 """The change to a training script that balances it.
 
-If the lines of the script are recognized, it is a unified diff of them, which ``patch -p0`` applies: where the
-script made its model, fetched a batch, ran the backward pass and stepped the optimizer is known from the watch, and
-if all of that is in one file and in a form that is recognized, the syntax tree has the rest. Otherwise it is lines
-for the form of loop that the doctor saw, in which ``ddp``, ``dataset`` and the like stand for the script's own names.
+The watch knows the lines at which the script made its model, fetched a batch, ran the backward pass and stepped the
+optimizer. If these are in one file and the syntax tree has a form that is recognized, the change is a unified diff,
+which ``patch -p0`` applies. Otherwise it is a list of lines for the form of loop that the doctor saw, in which names
+such as ``ddp`` and ``dataset`` stand for the script's own names.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from paceline import policies
 from paceline.doctor.phases import Loop
 from paceline.rounds import Cluster
 
-# auto is the default, and plans as level does where a micro-step is a whole round.
+# auto is the default, and plans as level does if a micro-step is a whole round.
 DEFAULTS = ("level", "auto")
-WIDTH = 76  # of a line
-ADAPTERS = {  # of each framework: what balances it, and how that is made; docs/hosts.md has the other lines
+WIDTH = 76  # characters of a line
+ADAPTERS = {  # by framework: the adapter, and the line that makes it; docs/hosts.md has the other lines
     "lightning": ("LightningBalancer", "balanced = LightningBalancer({options})"),
     "fabric": ("FabricPace", "pace = FabricPace(fabric, model, {options})"),
     "accelerate": ("AcceleratePace", "pace = AcceleratePace(accelerator, model, {options})"),
@@ -37,14 +37,12 @@ STEPS = (
     "-     optimizer.step()",
     "+     pace.step(optimizer)",
 )
-OWN_LOOP = ("", "fabric", "accelerate", "ray_train")  # those that leave the loop to the script
+OWN_LOOP = ("", "fabric", "accelerate", "ray_train")  # the frameworks whose loop is in the script
 
 
 def diff(loop: Loop, ranks: int, policy: str) -> list[str]:
-    """A unified diff, which begins with "---"; or lines that begin with "+ ", "- " or two blanks.
-
-    policy: the one to take, of those that were forecast.
-    """
+    """The change to the script: a unified diff, which begins with "---", or lines that begin with "+ ", "- " or two
+    blanks. policy: the policy to use."""
     options = [f"global_batch={loop.batch}" if loop.sure else f"global_batch={ranks} * batch_size"]
     if policy not in DEFAULTS:
         options.append(f'policy="{policy}"')
@@ -69,7 +67,7 @@ def diff(loop: Loop, ranks: int, policy: str) -> list[str]:
 
 
 def _broken(call: str) -> list[str]:
-    """A line that makes a Pace, on several where it is long."""
+    """The line that makes a Pace, broken into several lines if it is long."""
     if len(call) <= WIDTH - 2:
         return [f"+ {call}"]
     first, rest = call.split("(", 1)
@@ -100,7 +98,7 @@ def _own(loop: Loop, rounds: bool) -> list[str]:
             "- for step in range(steps):",
             f"-     x, y = {drawn}",
             "+ for size in pace.sizes(steps):",
-            f"+     x, y = {sized}  # so many samples, on this rank",
+            f"+     x, y = {sized}  # this rank's samples",
             *STEPS,
         ]
     return [
@@ -119,7 +117,7 @@ def _passes(loop: Loop) -> str:
 
 
 PLACES = ("made", "fetch", "backward", "step")
-SEVERAL = ("zip", "zip_longest", "chain", "product")  # whose other loaders would not be divided alike
+SEVERAL = ("zip", "zip_longest", "chain", "product")  # calls whose other loaders would not be balanced
 Scope = ast.FunctionDef | ast.Module
 
 
@@ -128,16 +126,14 @@ class UnknownForm(Exception):
 
 
 def patched(loop: Loop, kind: str, options: str) -> list[str]:
-    """The diff for a loop over a DataLoader with one backward pass a step; [] if the script is not recognized.
-
-    kind: the class that balances, with its module. options: what it is given besides the model, as text.
-    """
+    """The diff for a loop over a DataLoader with one backward pass a step; [] if the script is not recognized. kind:
+    the balancing class, with its module. options: its arguments after the model, as text."""
     files = {file for file, _ in loop.places.values()}
     try:
         if len(files) != 1 or not set(PLACES) <= set(loop.places):
             return []
         text = Path(name := files.pop()).read_bytes().decode()
-        if "\r" in text:  # a terminal does not show it, so that `patch` would not find the lines
+        if "\r" in text:  # a terminal does not show it, so `patch` would not find the lines
             return []
         new = _Script(text, loop).changed(kind, options)
         ast.parse(new)
@@ -145,14 +141,14 @@ def patched(loop: Loop, kind: str, options: str) -> list[str]:
         return []
     short = os.path.relpath(name)
     short = name if short.startswith(os.pardir) else short
-    before, after = ([*io.StringIO(each)] for each in (text, new))  # str.splitlines ends lines elsewhere, too
+    before, after = ([*io.StringIO(each)] for each in (text, new))  # str.splitlines splits at more characters
     lines = [*difflib.unified_diff(before, after, short, short, n=2)]
-    # A last line without an end cannot be told in a patch that is printed with blanks before it.
+    # A patch that is printed with blanks before its lines cannot express a last line without a newline.
     return [line[:-1] for line in lines] if all(line.endswith("\n") for line in lines) else []
 
 
 class _Script:
-    """A script's syntax tree, and edits of its text: where each begins and ends, in bytes, and the new text."""
+    """A script's syntax tree and the edits of its text. An edit is its begin and end, in bytes, and the new text."""
 
     def __init__(self, text: str, loop: Loop) -> None:
         self.text, self.tree = text.encode(), ast.parse(text)
@@ -163,12 +159,12 @@ class _Script:
             self.starts.append(self.starts[-1] + len(line))
         self.above = {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
         self.edits: list[tuple[int, int, str]] = []
-        self.reached: set[Scope] = set()  # functions that have the pace
+        self.reached: set[Scope] = set()  # functions that are given the pace
 
     def changed(self, kind: str, options: str) -> str:
-        """The script with all that has to change."""
+        """The text of the changed script."""
         if self.given is None:
-            raise UnknownForm  # a sampler that balancing does not know
+            raise UnknownForm  # the sampler is unknown
         made, model = self._model()
         self.outer, self.owner = self._scope(made), model.rpartition(".")[0]
         self.pace = f"{self.owner}.pace" if self.owner else "pace"
@@ -191,7 +187,7 @@ class _Script:
         first = [node for node in imports if getattr(node, "module", "") != "__future__"] or imports[-1:]
         self._put(self.starts[first[0].lineno - 1], imported)
         text = self.text
-        # The last first; of two in one place, what was asked for last goes in first, and so stands behind.
+        # From the end of the text to its beginning. Of two insertions at one place, the later request stands second.
         for start, end, new in sorted(self.edits, key=lambda edit: edit[0])[::-1]:
             text = text[:start] + new.encode() + text[end:]
         return text.decode()
@@ -201,20 +197,20 @@ class _Script:
         assigned = self._all(self.tree, ast.Assign)
         made = self._only([node for node in assigned if self._covers(node, self.lines["made"])])
         names = self._targets(made)
-        called = {self._say(node.func) for node in self._all(self.tree, ast.Call)}
+        called = {self._code(node.func) for node in self._all(self.tree, ast.Call)}
         models = names if len(names) == 1 else [name for name in names if name in called]
         return made, self._only(models)
 
     def _loader(self) -> str:
-        """The loader's name where the model is made."""
+        """The loader's name in the scope that makes the model."""
         loops, line = self._all(self.tree, ast.For), self.lines["fetch"]
         each = self._only([node for node in loops if self._covers(node.iter, line)])
         what = each.iter
         while isinstance(what, ast.Call) and what.args:  # enumerate(...), tqdm(...)
-            if self._say(what.func).rpartition(".")[2] in SEVERAL:
+            if self._code(what.func).rpartition(".")[2] in SEVERAL:
                 raise UnknownForm
             what = what.args[0]
-        name, scope = self._say(what), self._scope(each)
+        name, scope = self._code(what), self._scope(each)
         if self.owner:
             if not name.startswith(f"{self.owner}."):
                 raise UnknownForm
@@ -223,8 +219,8 @@ class _Script:
             raise UnknownForm
         while scope is not self.outer and name in (parameters := self._parameters(scope)):
             calls, at = self._calls(scope), parameters.index(name)
-            given = {self._say(value) for call in calls for value in call.args[at : at + 1]}
-            given |= {self._say(each.value) for call in calls for each in call.keywords if each.arg == name}
+            given = {self._code(value) for call in calls for value in call.args[at : at + 1]}
+            given |= {self._code(each.value) for call in calls for each in call.keywords if each.arg == name}
             name, scope = self._only(given), self._only({self._scope(call) for call in calls})
         if isinstance(self.outer, ast.FunctionDef):
             assigned = {each for node in self._all(self.outer, ast.Assign) for each in self._targets(node)}
@@ -233,7 +229,7 @@ class _Script:
         return name
 
     def _reach(self, scope: Scope) -> None:
-        """See to it that this function has the pace: as a name of the module or of an object, or handed to it."""
+        """Make the pace available in this function: as a name of the module, an attribute, or a parameter."""
         if scope is self.outer or scope in self.reached or isinstance(self.outer, ast.Module):
             return
         self.reached.add(scope)
@@ -250,54 +246,54 @@ class _Script:
             self._reach(self._scope(call))
 
     def _passes(self, back: ast.Call, step: ast.Call, steps: bool) -> str:
-        """The backward pass and the optimizer's step; returns the loss."""
+        """Edit the backward pass and the optimizer's step; returns the name of the loss."""
         loss, scaler = back.args[0] if back.args else back.func.value, ""  # type: ignore[attr-defined]
-        if isinstance(loss, ast.Call) and self._say(loss.func).endswith(".scale"):
+        if isinstance(loss, ast.Call) and self._code(loss.func).endswith(".scale"):
             scaler, loss = self._of(loss), loss.args[0]
         if back.keywords or len(back.args) > 1 or len(step.args) != bool(scaler):
             raise UnknownForm
         self._check_mean(self._scope(back), loss)
         more = f", scaler={scaler}" if scaler else ""
-        self._replace(back, f"{self.pace}.backward({self._say(loss)}{more})")
+        self._replace(back, f"{self.pace}.backward({self._code(loss)}{more})")
         if scaler:
-            self._replace(step, f"{self.pace}.step({self._say(step.args[0])}, {scaler})")
+            self._replace(step, f"{self.pace}.step({self._code(step.args[0])}, {scaler})")
             for node in self._all(self._scope(step), ast.Expr):
-                if self._say(node) == f"{scaler}.update()":
+                if self._code(node) == f"{scaler}.update()":
                     start, end = self.starts[node.lineno - 1], self.starts[node.end_lineno]
-                    if self.text[start:end].strip() != self._say(node).encode():
-                        raise UnknownForm  # there is more in its line
+                    if self.text[start:end].strip() != self._code(node).encode():
+                        raise UnknownForm  # the line has other code
                     self.edits.append((start, end, ""))
         elif steps:
             self._replace(step, f"{self.pace}.step({self._of(step)})")
-        return self._say(loss)
+        return self._code(loss)
 
     def _check_mean(self, scope: Scope, loss: ast.AST) -> None:
-        """Raises UnknownForm for a loss that is plainly a sum over the batch, divided by something or not."""
+        """Raises UnknownForm for a loss that is clearly a sum over the batch, even if it is then divided."""
         values = [loss]
         for within in (scope, self.tree):  # loss = criterion(...); criterion = Criterion(reduction="sum")
-            names = {self._say(getattr(value, "func", value)) for value in values}
+            names = {self._code(getattr(value, "func", value)) for value in values}
             values += [node.value for node in self._all(within, ast.Assign) if names & {*self._targets(node)}]
         for call in (call for value in values for call in self._all(value, ast.Call)):
-            sums = self._say(call.func).endswith(".sum") and not (call.args or call.keywords)
-            if sums or "sum" in {self._say(each.value).strip("\"'") for each in call.keywords}:
+            sums = self._code(call.func).endswith(".sum") and not (call.args or call.keywords)
+            if sums or "sum" in {self._code(each.value).strip("\"'") for each in call.keywords}:
                 raise UnknownForm
 
     def _averages(self, back: ast.Call, loss: str) -> None:
-        """A rank's own mean loss that is averaged over the ranks becomes the round's, which is the same on all."""
+        """Replace a rank's own mean loss by the round's loss if the script averages it over the ranks."""
         scope = self._scope(back)
         assigned = [*self._all(scope, ast.Assign), *self._all(scope, ast.AugAssign)]
-        calls = [call for call in self._all(scope, ast.Call) if self._say(call.func).endswith("all_reduce")]
-        summed = {self._say(call.args[0]) for call in calls if call.args}
-        for _ in range(2):  # a sum over some steps may lie between
+        calls = [call for call in self._all(scope, ast.Call) if self._code(call.func).endswith("all_reduce")]
+        summed = {self._code(call.args[0]) for call in calls if call.args}
+        for _ in range(2):  # the script may first sum the loss over some steps
             sources = [node for node in assigned if summed & {*self._targets(node)}]
             summed |= {part.id for node in sources for part in self._all(node.value, ast.Name)} - {loss}
         for node in assigned:
             if node.lineno <= back.lineno or not summed & {*self._targets(node)}:
                 continue
             within = self._all(node.value, ast.Call)
-            parts = [part for part in within if self._say(part).startswith(f"{loss}.")]
+            parts = [part for part in within if self._code(part).startswith(f"{loss}.")]
             for part in parts[:1]:  # the outermost one
-                own = self._say(part)
+                own = self._code(part)
                 now = f"{self.pace}.loss_now()"
                 self._replace(part, now if own.endswith(".item()") else f"{own}.clone().fill_({now})")
 
@@ -307,7 +303,7 @@ class _Script:
         return (node for node in ast.walk(within) if isinstance(node, kind))
 
     def _only(self, found: Any) -> Any:
-        """The one of these."""
+        """The only element; raises UnknownForm if there are more or none."""
         if len(found) != 1:
             raise UnknownForm
         return next(iter(found))
@@ -316,34 +312,34 @@ class _Script:
         return bool(node.lineno <= line <= node.end_lineno)
 
     def _call(self, name: str) -> ast.Call:
-        """The call of a method of this name at its place."""
+        """The call of the method of this name at the line that the watch reported for it."""
         calls = [node for node in self._all(self.tree, ast.Call) if self._covers(node, self.lines[name])]
-        return self._only([node for node in calls if self._say(node.func).endswith(f".{name}")])
+        return self._only([node for node in calls if self._code(node.func).endswith(f".{name}")])
 
     def _calls(self, scope: Scope) -> list[ast.Call]:
-        """Where a function is called."""
+        """The calls of a function."""
         name = getattr(scope, "name", "")
-        calls = [node for node in self._all(self.tree, ast.Call) if self._say(node.func) == name]
+        calls = [node for node in self._all(self.tree, ast.Call) if self._code(node.func) == name]
         if not calls:
             raise UnknownForm
         return calls
 
     def _scope(self, node: ast.AST) -> Scope:
-        """The function that this is in, or the module."""
+        """The function that contains this node, or the module."""
         while not isinstance(node := self.above[node], Scope):
             pass
         return node
 
     def _whole(self, node: Any) -> Any:
-        """The statement of which this is a branch."""
-        while isinstance(above := self.above[node], ast.If) and "__name__" not in self._say(above.test):
+        """The outermost ``if`` statement that contains this statement in a branch, or the statement itself."""
+        while isinstance(above := self.above[node], ast.If) and "__name__" not in self._code(above.test):
             node = above
         return node
 
     def _targets(self, node: Any) -> list[str]:
-        """The names that are assigned to."""
+        """The targets of an assignment, as text."""
         target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-        return [self._say(each) for each in (target.elts if isinstance(target, ast.Tuple) else [target])]
+        return [self._code(each) for each in (target.elts if isinstance(target, ast.Tuple) else [target])]
 
     def _parameters(self, scope: Scope) -> list[str]:
         given = scope.args if isinstance(scope, ast.FunctionDef) else None
@@ -357,13 +353,13 @@ class _Script:
         starts = self.starts
         return starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
 
-    def _say(self, node: ast.AST) -> str:
+    def _code(self, node: ast.AST) -> str:
         start, end = self._span(node)
         return self.text[start:end].decode()
 
     def _of(self, call: Any) -> str:
-        """Whose method it calls."""
-        return self._say(call.func.value)
+        """The object whose method is called, as text."""
+        return self._code(call.func.value)
 
     def _put(self, at: int, text: str) -> None:
         self.edits.append((at, at, text))

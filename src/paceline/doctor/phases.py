@@ -1,8 +1,7 @@
-"""Where a step's time goes: on one rank, as the hooks saw it, in phases that follow one another without a gap; and in
-figures of a watched run: each rank's typical step, who is slow and since when, and what loop it is.
+"""The time of a step: on one rank, the phases into which the hooks divide it without a gap; for a watched run, each
+rank's typical step, the slow ranks and since when they are slow, and the form of the loop.
 
-Moments are those of the host, or of a GPU's stream, which does its work later than it is asked to (written for GPUs,
-not yet run on one).
+Times are those of the host, or of a GPU's stream, which runs behind the host (written for GPUs, not yet run on one).
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ from paceline.runs.summary import changes, median, seconds_per_sample
 
 
 class HostClock:
-    """Wall clock: a computation on the processor ends when its call returns.
+    """The wall clock: a computation on the processor ends when its call returns.
 
-    ``mark`` notes a moment without waiting; ``between`` gives the seconds from one moment to another. lag: steps
-    after which a moment is certain to have passed.
+    ``mark`` notes a moment without waiting; ``between`` gives the seconds between two moments. lag: steps after which
+    a marked moment is certain to have passed.
     """
 
     lag = 0
@@ -40,16 +39,14 @@ class HostClock:
 
 
 class StreamClock(HostClock):
-    """Events on the current stream. Work of the host that the device did not have to wait for takes no time here.
-
-    event: makes a timing event; a test hands in its own.
-    """
+    """A clock of events on the current stream. Host work that the device did not have to wait for takes no time here.
+    event: makes a timing event; tests pass their own."""
 
     lag = 1
 
     def __init__(self, event: Any = None) -> None:
         if event is None:
-            # Of the clocks and figures here this alone needs PyTorch, whose import delays a command by seconds.
+            # Only this clock needs PyTorch, whose import delays a command by seconds.
             import torch
 
             event = partial(torch.cuda.Event, enable_timing=True)
@@ -61,15 +58,15 @@ class StreamClock(HostClock):
         return event
 
     def between(self, first: Any, second: Any) -> float:
-        if not second.query():  # the host ran more than a step ahead of the device: then waiting is right
+        if not second.query():  # the host is more than a step ahead of the device, so waiting costs nothing
             second.synchronize()
         return float(first.elapsed_time(second)) / 1e3
 
 
 class Phase(IntEnum):
-    """What a rank is at. All but ``REDUCE`` is its own work.
+    """The phases of a step on a rank. All but ``REDUCE`` are the rank's own work.
 
-    Where the script calls a collective of its own, in whatever phase, its wait counts as ``REDUCE``, too.
+    The wait in a collective that the script itself calls, in any phase, also counts as ``REDUCE``.
 
     FETCH: in a DataLoader's ``next``. PREPARE: the script's own code before the forward pass. MOVE: copying tensors
     to the model's device. FORWARD: the forward pass. BETWEEN: after it, before the backward pass (the loss, and the
@@ -88,15 +85,13 @@ class Phase(IntEnum):
 
 
 class Phases:
-    """Cuts a rank's time into phases; a step ends when its last all-reduce is done, when all ranks are level.
-
-    What follows up to the end of the optimizer's step belongs to the next step, whose ranks it makes late.
-    """
+    """Divides a rank's time into phases. A step ends when its last all-reduce is done, which is at the same time on
+    all ranks. The time from there to the end of the optimizer's step belongs to the next step, which it delays."""
 
     def __init__(self, clock: HostClock) -> None:
         self._clock = clock
         self._marks: list[tuple[Any, Phase]] = [(clock.mark(), Phase.PREPARE)]
-        self._reduced = 0  # where in the marks the newest all-reduce ended; 0: in none of this step
+        self._reduced = 0  # index of the mark at which the newest all-reduce ended; 0: none in this step
 
     @property
     def now(self) -> Phase:
@@ -104,22 +99,22 @@ class Phases:
         return self._marks[-1][1]
 
     def enter(self, phase: Phase) -> None:
-        """A phase begins."""
+        """Begin a phase."""
         if phase is not self._marks[-1][1]:
             self._marks.append((self._clock.mark(), phase))
 
     def reduced(self) -> None:
-        """An all-reduce is done."""
+        """Note that an all-reduce is done."""
         self._marks.append((self._clock.mark(), Phase.FINISH))
         self._reduced = len(self._marks) - 1
 
     def go_on(self) -> None:
-        """No optimizer's step followed the all-reduce: what came after it was already the next micro-batch's."""
+        """Count the time since an all-reduce as ``PREPARE`` of the next micro-batch if no optimizer step followed."""
         if self.now is Phase.FINISH:
             self._marks[-1] = (self._marks[-1][0], Phase.PREPARE)
 
     def close(self) -> list[tuple[Any, Phase]]:
-        """The marks of the step that ended with the newest all-reduce, that moment included; the rest is kept."""
+        """The marks of the step, up to and including the end of the newest all-reduce; later ones are kept."""
         step, self._marks = self._marks[: self._reduced + 1], self._marks[self._reduced :]
         self._reduced = 0
         return step
@@ -132,16 +127,16 @@ class Phases:
         return spent
 
 
-SLOWER = 1.15  # times the fastest rank's seconds per sample: ranks below that are called equally fast
-ENOUGH = 10  # steps to judge by
+SLOWER = 1.15  # times the fastest rank's seconds per sample; ranks below that count as equally fast
+ENOUGH = 10  # steps that are needed for a judgement
 
 
 class Spent(NamedTuple):
-    """Where a typical step goes, in seconds: medians over the steps since the last change of a rank's speed.
+    """The seconds of a typical step: medians over the steps since the last change of a rank's speed.
 
-    steps: how many those are. step: of the whole step. phases: of each ``Phase``, shape (8, n). waiting: for the
-    slowest rank (``paceline.runs.run``), shape (n,). exchanging: from the slowest rank's last gradient to the end
-    of the all-reduce. slowness: seconds per sample over the fastest rank's, shape (n,).
+    steps: how many these are. step: the whole step. phases: each ``Phase``, shape (8, n). waiting: the wait for the
+    slowest rank (``paceline.runs.run``), shape (n,). exchanging: from the slowest rank's last gradient to the end of
+    the all-reduce. slowness: seconds per sample over the fastest rank's, shape (n,).
     """
 
     steps: int
@@ -153,7 +148,7 @@ class Spent(NamedTuple):
 
     @property
     def computing(self) -> Array:
-        """The forward and the backward pass and what lies between them, shape (n,)."""
+        """The forward pass, the backward pass and the time between them, shape (n,)."""
         return np.asarray(self.phases[[Phase.FORWARD, Phase.BETWEEN, Phase.BACKWARD]].sum(axis=0))
 
     @property
@@ -171,14 +166,14 @@ class Slow(NamedTuple):
 
 
 class Loop(NamedTuple):
-    """What the hooks saw of the training loop.
+    """The form of the training loop, as the hooks saw it.
 
     batch: samples of an optimizer step, all ranks together; ``sure``: whether they could be counted. backwards,
-    exchanges: a rank's backward passes in an optimizer step, and those that exchange gradients. loader: of the
-    DataLoader in use, None where there is none: ``processes`` and ``stream``. host: the framework whose loop it is,
-    "" for the script's own. lines: of each rank, the line that a phase mostly went into, by the phase's name.
-    places: file and line of the script at which rank 0 "made" the model, did "fetch", "backward" and "step". others:
-    whether it steps several optimizers. compares: whether its loss compares samples with each other.
+    exchanges: a rank's backward passes in an optimizer step, and those that exchange gradients. loader: ``processes``
+    and ``stream`` of the DataLoader in use, None if there is none. host: the framework that runs the loop, "" for the
+    script itself. lines: for each rank, the line that takes most of a phase, by the phase's name. places: file and
+    line of the script at which rank 0 "made" the model, did "fetch", "backward" and "step". others: whether the loop
+    steps several optimizers. compares: whether the loss compares samples with each other.
     """
 
     batch: int
@@ -193,12 +188,12 @@ class Loop(NamedTuple):
     compares: bool = False
 
     def micro_batch(self, ranks: int) -> int | None:
-        """Samples of a backward pass where gradients are accumulated, else None."""
+        """Samples of a backward pass if gradients are accumulated, else None."""
         return -(-self.batch // (ranks * self.backwards)) if self.backwards > 1 else None
 
 
 def spent(run: Run) -> Spent:
-    """The typical step. Raises KeyError for a record that no doctor made."""
+    """The seconds of the typical step. Raises KeyError for a record that the doctor did not make."""
     since = _calm(run)
     whole = slice(since, None)
     phases = np.stack([_matrix(run, "phases", phase.name)[whole] for phase in Phase])
@@ -230,8 +225,8 @@ def slow(run: Run) -> list[Slow]:
 
 
 def loop(run: Run) -> Loop:
-    """What loop it is, from what the ranks told last."""
-    told = [each for each in run.extras["loop"] if each is not None][-1]
+    """The form of the loop, from the ranks' last reports."""
+    reports = [each for each in run.extras["loop"] if each is not None][-1]
     names = ("fetches", "backwards", "exchanges")
     fetches, *passes = (float(np.median(_matrix(run, "counts", name))) for name in names)
     backwards, exchanges = (max(round(count), 1) for count in passes)
@@ -239,18 +234,18 @@ def loop(run: Run) -> Loop:
         int(np.median(run.batch)),
         backwards,
         exchanges,
-        told[0]["loader"] if fetches > 0 else None,
-        told[0]["host"],
-        [each["lines"] for each in told],
-        all(each.get("sure", True) for each in told),
-        told[0].get("places", {}),
-        told[0].get("others", False),
-        any(each.get("compares") for each in told),
+        reports[0]["loader"] if fetches > 0 else None,
+        reports[0]["host"],
+        [each["lines"] for each in reports],
+        all(each.get("sure", True) for each in reports),
+        reports[0].get("places", {}),
+        reports[0].get("others", False),
+        any(each.get("compares") for each in reports),
     )
 
 
 def _calm(run: Run) -> int:
-    """Since which round no rank changed its speed; 0 where that is too short to judge by."""
+    """The round since which no rank changed its speed; 0 if there are too few rounds since then."""
     since = max((change.round for change in changes(run)), default=0)
     return since if len(run.round) - since >= ENOUGH else 0
 

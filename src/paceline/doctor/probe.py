@@ -1,7 +1,7 @@
-"""Watches a DistributedDataParallel module: where each rank's time goes, without a change to the training.
+"""Watches a DistributedDataParallel module and measures each rank's time, without a change to the training.
 
-Nothing is exchanged while the ranks train: each leaves its numbers in the process group's store a few times in all,
-and rank 0 looks whether they have come, without waiting for them.
+The ranks exchange nothing while they train: a few times in all, each writes its numbers to the process group's store,
+and rank 0 checks whether they are there, without waiting for them.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from paceline.errors import PacelineError, whole
 from paceline.rounds import Array
 from paceline.runs import Run
 
-WARM_UP = 2  # steps that are left out: allocations, DDP's first buckets
-FIRST_REPORT = 10  # steps after which the ranks report first; then after twice as many, and so on
+WARM_UP = 2  # steps that are not measured, because of allocations and DDP's first buckets
+FIRST_REPORT = 10  # steps before the ranks' first report; the interval then doubles after each report
 LAST_WAIT = 10.0  # seconds that rank 0 waits for the last report of the others
-FIELDS = len(Phase) + len(COUNTS)  # of a step: seconds of each phase, and the counts
+FIELDS = len(Phase) + len(COUNTS)  # numbers of a step: seconds of each phase, and the counts
 
-HOSTS = {  # the module whose code wraps the model: the adapter of paceline.hosts
+HOSTS = {  # by the module whose code wraps the model: the adapter of paceline.hosts
     "transformers.trainer": "transformers",
     "lightning.pytorch.strategies": "lightning",
     "pytorch_lightning.strategies": "lightning",
@@ -48,10 +48,10 @@ Done = Callable[[Run], None]
 
 
 class Probe:
-    """Watches ``steps`` optimizer steps of one model; on rank 0, ``done`` is called with the record at the end.
+    """Watches ``steps`` optimizer steps of one model; at the end, rank 0 calls ``done`` with the record.
 
-    model: a DistributedDataParallel module of at least two ranks; another one raises PacelineError.
-    run_dir: where rank 0 leaves the record; None for a temporary place.
+    model: a DistributedDataParallel module of at least two ranks; PacelineError is raised for anything else.
+    run_dir: the directory in which rank 0 writes the record; None for a temporary one.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Probe:
         group = model.process_group
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         if self.ranks < 2:
-            raise PacelineError("1 rank: expected at least 2, as one alone waits for nobody; start more")
+            raise PacelineError("1 rank: expected at least 2, because a single rank never waits; start more")
         whole("steps", steps, WARM_UP + 1)
         self._steps, self._done = int(steps), done
         self._open = ExitStack()
@@ -83,7 +83,7 @@ class Probe:
         self._rows: list[list[float]] = []
         self._written = WARM_UP
         self._clock = 0.0  # seconds of the steps written so far
-        self._pending: list[int] = []  # reports that rank 0 still expects, as numbers of steps
+        self._pending: list[int] = []  # step numbers of the reports that rank 0 still expects
         self._next_report = min(FIRST_REPORT, self._steps)
         self._hooks = Hooks(model, self._on_step)
         self._hooks.note("made", place(sys._getframe()))
@@ -109,22 +109,21 @@ class Probe:
 
     def _report(self) -> None:
         hooks = self._hooks
-        told = {"lines": self._lines.found(), "loader": hooks.loader, "host": self._host, "sure": hooks.sure}
-        told |= {"places": hooks.places, "others": hooks.others, "compares": hooks.compares}
-        head = json.dumps(told)
-        content = head.encode() + b"\n" + np.array(self._rows, float).tobytes()
-        self._store.set(f"{self._next_report}/{self.rank}", content)  # type: ignore[arg-type]  # bytes are what it keeps
+        head = {"lines": self._lines.found(), "loader": hooks.loader, "host": self._host, "sure": hooks.sure}
+        head |= {"places": hooks.places, "others": hooks.others, "compares": hooks.compares}
+        content = json.dumps(head).encode() + b"\n" + np.array(self._rows, float).tobytes()
+        self._store.set(f"{self._next_report}/{self.rank}", content)  # type: ignore[arg-type]  # the store keeps bytes
         if self.rank == 0:
             self._pending.append(self._next_report)
 
     def _collect(self, last: bool) -> None:
-        """On rank 0: write what all ranks have reported; wait for it at the end only."""
+        """Write what all ranks have reported, on rank 0; wait for the reports only at the end."""
         at = self._pending[-1]
         keys = [f"{at}/{rank}" for rank in range(self.ranks)]
         deadline = time.monotonic() + (LAST_WAIT if last else 0.0)
         while not self._store.check(keys):
             if time.monotonic() >= deadline:
-                return  # a rank that is that late has left; what it reported before stands
+                return  # a rank that is so late has ended; its earlier reports are on record
             time.sleep(0.005)
         self._pending = []
         parts = [self._store.get(key).partition(b"\n") for key in keys]
@@ -134,8 +133,8 @@ class Probe:
             [json.loads(head) for head, _, _ in parts],
         )
 
-    def _write(self, rows: Array, told: list[dict[str, Any]]) -> None:
-        """Append the rounds that are new; rows: (T, n, fields). told: of each rank, about its loop."""
+    def _write(self, rows: Array, heads: list[dict[str, Any]]) -> None:
+        """Append the rounds that are new. rows: shape (T, n, fields). heads: each rank's description of its loop."""
         assert self._record is not None
         for step in range(self._written, len(rows)):
             spent, counts = rows[step, :, : len(Phase)].T, rows[step, :, len(Phase) :].T
@@ -150,12 +149,12 @@ class Probe:
                 batch=int(counts[0].sum()),
                 loads=counts[0],
                 compute=own,
-                overhead=spent[Phase.FINISH],  # an optimizer's step takes as long for few samples as for many
+                overhead=spent[Phase.FINISH],  # an optimizer's step does not depend on the number of samples
                 phases={phase.name: spent[phase] for phase in Phase},
                 counts=dict(zip(COUNTS[1:4], counts[1:4], strict=True)),
                 parts=counts[[4, 5, 2]].T,
                 collecting=counts[6],
-                loop=told if step == len(rows) - 1 else None,
+                loop=heads if step == len(rows) - 1 else None,
             )
         self._written = max(self._written, len(rows))
 
@@ -167,14 +166,14 @@ class Probe:
                 if done is not None:
                     done(runs.read(record.run_dir))
         except Exception as error:  # a watcher never ends the training
-            said = str(error) if isinstance(error, PacelineError) else repr(error)
-            print(f"paceline doctor could not tell what it found: {said}", flush=True)
+            reason = str(error) if isinstance(error, PacelineError) else repr(error)
+            print(f"paceline doctor cannot report its findings: {reason}", flush=True)
         finally:
             self.detach()
 
 
 def host(frame: FrameType | None) -> str:
-    """The outermost framework in whose code ``frame`` is running; "" for a script's own."""
+    """The outermost framework whose code ``frame`` is running in; "" if it is only the script's own."""
     found = ""
     while frame is not None:
         module = frame.f_globals.get("__name__", "")

@@ -1,4 +1,4 @@
-"""The doctor's sentences: which rank is slow, since when, in what, what that costs, and what to try first."""
+"""The doctor's sentences: which rank is slow, since when, in which phase, at what cost, and what to try first."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from paceline.runs.run import waits
 from paceline.runs.summary import WINDOW, Change, changes, median, seconds_per_sample, straggler_share
 from paceline.runs.words import listing, percent, plural, seconds, times
 
-LITTLE = 0.03  # of the ranks' time lost in waiting: not worth a change
+LITTLE = 0.03  # of the ranks' time; less waiting than that is not worth a change
 MUCH_EXCHANGE = 0.25  # of a step
-MOSTLY_EXCHANGE = 0.5  # of a step: local steps are worth telling of
-LINK = 0.1  # of the time that merges of local steps take
+MOSTLY_EXCHANGE = 0.5  # of a step; from here on, local steps are proposed
+LINK = 0.1  # of the time, for the merges of local steps
 MUCH_FETCHING = 0.2  # of a step, on every rank
-MAIN = 0.7  # of what a rank loses: named alone; below, the next one is named, too
-OFTEN = 0.75  # of the steps: whoever is last in more of them is named as the slow one
-COLLECTING = 0.05  # of the waiting, for ranks that collect garbage: worth telling
-NAMED = 3  # ranks and changes that are told one by one
+MAIN = 0.7  # of a rank's lost time; a phase with less is named together with the next one
+OFTEN = 0.75  # of the steps; a rank that is last in more of them is named as the slow one
+COLLECTING = 0.05  # of the waiting; more waiting for ranks that collect garbage is reported
+NAMED = 3  # ranks and changes that are named one by one
 
 COMPUTING = {
     Phase.FORWARD: "in the forward pass",
     Phase.BETWEEN: "between the forward and the backward pass, in the loss or the script's own code",
     Phase.BACKWARD: "in the backward pass",
 }
-PLACES = {  # what a rank may lose its time in, besides computing
+PLACES = {  # the phases in which a rank may lose its time, besides computing
     Phase.FETCH: "in fetching the loader's next batch",
     Phase.PREPARE: "in preparing, the script's own code before the forward pass",
     Phase.MOVE: "in moving the batch to the device",
@@ -43,46 +43,49 @@ REMEDIES = {
 
 
 def who(run: Run, slow: Sequence[Slow], idle: float) -> list[str]:
-    """The slow ranks first, then other changes of speed; or that no rank is slow. idle: share of waiting."""
+    """Sentences on slow ranks and then on other changes of speed, or that no rank is slow. idle: share of waiting."""
     dates = dict.fromkeys(each.since for each in slow[:NAMED])
-    said = [_slow(run, [each for each in slow[:NAMED] if each.since == at]) for at in dates]
+    lines = [_slow(run, [each for each in slow[:NAMED] if each.since == at]) for at in dates]
     if (more := len(slow) - NAMED) > 0:
-        said.append(f"{plural(more, 'more rank')} {'is' if more == 1 else 'are'} slow.")
-    told = {(each.rank, each.since) for each in slow}
-    others = [each for each in changes(run) if (each.worker, each.round) not in told and _matters(run, each)]
+        lines.append(f"{plural(more, 'more rank')} {'is' if more == 1 else 'are'} slow.")
+    known = {(each.rank, each.since) for each in slow}
+    others = [each for each in changes(run) if (each.worker, each.round) not in known and _matters(run, each)]
     for change in others[:NAMED]:
         slower = change.ratio > 1
         ratio = times(change.ratio if slower else 1 / change.ratio)
         became = f"{ratio} {'slower' if slower else 'faster'}"
-        said.append(f"Rank {change.worker} became {became} at {_step(run, change.round)}.")
+        lines.append(f"Rank {change.worker} became {became} at {_step(run, change.round)}.")
     if len(others) > NAMED:
-        said.append(f"{plural(len(others) - NAMED, 'more lasting change')} of speed followed.")
+        lines.append(f"{plural(len(others) - NAMED, 'more lasting change')} of speed followed.")
     if slow:
-        return said
+        return lines
     if idle < LITTLE:
-        return [f"No rank is slow: all {run.workers} ranks take nearly the same time.", *said]
+        return [f"No rank is slow: all {run.workers} ranks take nearly the same time.", *lines]
     share = straggler_share(run)
     most = int(share.argmax())
     if share[most] > OFTEN:
         last = f"it was the last one in {percent(share[most])} of the steps"
-        return [f"Rank {most} is slow in many steps, but not by the same factor throughout: {last}.", *said]
+        return [f"Rank {most} is slow in many steps, but not by the same factor throughout: {last}.", *lines]
     often = f"rank {most} was last most often, in {percent(share[most])} of the steps"
-    return [f"No rank is slow all the time, but different ranks are slow in different steps: {often}.", *said]
+    return [
+        f"No rank is slow all the time, but different ranks are slow in different steps: {often}.",
+        *lines,
+    ]
 
 
 def waited_for(run: Run) -> float:
-    """Portion of all waiting that was for a rank that collected garbage, and would not have been without it."""
-    told = run.extras.get("collecting")
+    """The portion of all waiting that would not have occurred without garbage collections."""
+    rows = run.extras.get("collecting")
     total = float(np.nansum(waits(run.seconds, run.compute)))
-    if told is None or total <= 0:
+    if rows is None or total <= 0:
         return 0.0
-    collecting = np.array([each if each is not None else [0.0] * run.workers for each in told], float)
+    collecting = np.array([each if each is not None else [0.0] * run.workers for each in rows], float)
     without = run.compute - np.minimum(np.nan_to_num(collecting), run.compute)
     return max(total - float(np.nansum(waits(run.seconds, without))), 0.0) / total
 
 
 def collections(run: Run) -> list[str]:
-    """A sentence where enough of the waiting is for garbage collections; else none."""
+    """A sentence if enough of the waiting is for garbage collections; else none."""
     part = waited_for(run)
     if part < COLLECTING:
         return []
@@ -93,13 +96,13 @@ def collections(run: Run) -> list[str]:
 
 
 def at_what(spent: Spent, slow: Sequence[Slow], loop: Loop) -> list[str]:
-    """What the slowest rank loses its time in, and what to try there before balancing."""
+    """The phases in which the slowest rank loses its time, and what to try there before balancing."""
     if not slow:
         return []
     rank = slow[0].rank
     mine, others = spent.phases[:, rank], np.median(np.delete(spent.phases, rank, axis=1), axis=1)
     lost = {phase: float(mine[phase] - others[phase]) for phase in PLACES}
-    lost[Phase.FORWARD] = float(sum(mine[phase] - others[phase] for phase in COMPUTING))  # all of computing
+    lost[Phase.FORWARD] = float(sum(mine[phase] - others[phase] for phase in COMPUTING))  # all of COMPUTING
     total = sum(max(value, 0.0) for value in lost.values())
     if total < LITTLE * spent.step:
         return []
@@ -123,7 +126,7 @@ def at_what(spent: Spent, slow: Sequence[Slow], loop: Loop) -> list[str]:
 
 
 def _main(mine: Array, others: Array) -> Phase | None:
-    """The part of computing that most of the time is lost in; None if no part has most of it."""
+    """The phase of computing in which most of the time is lost; None if there is no such phase."""
     lost = {phase: float(mine[phase] - others[phase]) for phase in COMPUTING}
     most = max(lost, key=lambda phase: lost[phase])
     return most if lost[most] >= MAIN * sum(max(value, 0.0) for value in lost.values()) else None
@@ -144,12 +147,12 @@ def _fetching(loop: Loop) -> str:
 
 
 def cost(spent: Spent, blame: Array, idle: float, steps: int) -> str:
-    """What waiting costs. blame: seconds that the others waited for each rank, shape (n,); idle: of all ``steps``."""
+    """A sentence on the cost of waiting. blame: seconds of waiting for each rank, (n,); idle: share in all steps."""
     if idle < LITTLE:
         return f"Waiting for each other takes {percent(idle)} of all ranks' time."
-    whom = np.flatnonzero(blame >= 0.8 * blame.sum())
-    whose = f" for rank {whom[0]}" if len(whom) else " for each other"
-    # The figures of a step are of the steps since the last change of speed, the share is of all.
+    blamed = np.flatnonzero(blame >= 0.8 * blame.sum())
+    whose = f" for rank {blamed[0]}" if len(blamed) else " for each other"
+    # The seconds of a step are medians since the last change of speed; the share covers all steps.
     now = ":" if spent.steps == steps else f" over {steps:,} steps; in the last {spent.steps:,} of them,"
     return (
         f"Waiting{whose} takes {percent(idle)} of all ranks' time{now} a step takes {seconds(spent.step)}, and a "
@@ -158,54 +161,54 @@ def cost(spent: Spent, blame: Array, idle: float, steps: int) -> str:
 
 
 def exchange(spent: Spent, loop: Loop, loads: Array) -> list[str]:
-    """What the all-reduce takes by itself, and what shortens it. loads: samples of each rank in a step, (n,)."""
+    """Sentences on the time of the all-reduce and how to shorten it. loads: samples of each rank in a step, (n,)."""
     share = spent.exchanging / spent.step
     text = f"The exchange of gradients itself takes {seconds(spent.exchanging)} of a step, {percent(share)}"
     if share >= MUCH_EXCHANGE:
         text += ". No division of the batch shortens it; larger batches, fewer bytes or a faster link do"
-    said = [f"{text}."]
+    sentences = [f"{text}."]
     if loop.exchanges > 1:
-        said.append(
+        sentences.append(
             f"Each of the {loop.exchanges} backward passes of a step exchanges the gradients. Run all but the last "
             "one under ddp.no_sync() to exchange them once per step."
         )
     elif share >= MOSTLY_EXCHANGE and not loop.host:
-        # Seconds; a merge moves what an exchange does.
+        # Seconds between merges, each of which moves as many bytes as an exchange.
         every = float(f"{spent.exchanging * (1 / LINK - 1):.2g}")
-        alone = loads.sum() / (loads / spent.own).sum()  # of as many samples, each rank at its own speed
+        alone = loads.sum() / (loads / spent.own).sum()  # a step's seconds, each rank at its own speed
         would = seconds(alone * (1 + spent.exchanging / every))
-        said.append(
+        sentences.append(
             f"Pace(model, ..., loop='local', every='{every:g} s') would take about {would} for as many samples: each "
-            "rank takes steps of its own, and their parameters are merged only so often. This trains another model "
+            "rank takes its own steps, and their parameters are merged at these intervals. This trains another model "
             "than DDP does: docs/local.md says what is lost."
         )
-    return said
+    return sentences
 
 
-def everybody(spent: Spent, slow: Sequence[Slow], loop: Loop, told: bool) -> list[str]:
-    """What slows all ranks alike, which balancing cannot shorten. told: the remedy has been named already."""
+def everybody(spent: Spent, slow: Sequence[Slow], loop: Loop, named: bool) -> list[str]:
+    """A sentence on what slows all ranks alike, in spite of balancing. named: whether the remedy is named already."""
     quick = np.delete(spent.phases, [each.rank for each in slow], axis=1)
     share = float(np.median(quick[Phase.FETCH])) / spent.step if quick.size else 0.0
     if share < MUCH_FETCHING:
         return []
-    whom = "The other ranks" if slow else "The ranks"
-    text = f"{whom} spend {percent(share)} of a step in fetching."
-    return [text] if told else [f"{text} {_fetching(loop)}"]
+    subject = "The other ranks" if slow else "The ranks"
+    text = f"{subject} spend {percent(share)} of a step in fetching."
+    return [text] if named else [f"{text} {_fetching(loop)}"]
 
 
 def by_hand(loop: Loop) -> list[str]:
-    """What to do where the change is not printed as a patch of the script."""
+    """Advice if the change is not printed as a patch of the script."""
     if loop.host:
         return ["A framework runs the loop: docs/hosts.md has all the lines that change."]
     if loop.others:
         return [
-            "The script steps several optimizers: hand those of one model to pace.step([first, second]) together; if "
+            "The script steps several optimizers: pass those of one model to pace.step([first, second]) together; if "
             'it trains several models, docs/porting.md ("Two models") has the loop.'
         ]
     if loop.backwards > 1:
         return [
-            "The loop accumulates gradients: with pace.round, whose micro_batch= says what fits into memory, its own "
-            "accumulation (loss / k, no_sync, the step in every k-th iteration) goes."
+            "The loop accumulates gradients: use pace.round, whose micro_batch= is what fits into memory, and remove "
+            "the loop's own accumulation (loss / k, no_sync, the step in every k-th iteration)."
         ]
     if loop.loader is None:
         return [
@@ -217,7 +220,7 @@ def by_hand(loop: Loop) -> list[str]:
         return ["The loader reads a stream: pace.stream(stream) draws from it what the plan gives this rank."]
     if loop.loader.get("options", []) is None:
         return [
-            "The loader has a sampler of its own: docs/samples.md and docs/porting.md say what may stand for it."
+            "The loader has a sampler of its own: docs/samples.md and docs/porting.md say what can replace it."
         ]
     return []
 

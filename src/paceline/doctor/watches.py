@@ -1,10 +1,10 @@
-"""Notices what DistributedDataParallel has no hook for: batches being fetched, tensors being moved, backward passes;
-and which lines of the script a rank's own time goes into, found by sampling.
+"""Watches for events that DistributedDataParallel has no hook for (batches being fetched, tensors being moved,
+backward passes), and a sampler of the script's lines that take a rank's own time.
 
-Each watch replaces one method by one that calls it and tells when it began and ended; ``remove`` puts the method
-back. Only the thread that made the watch counts: a loader's own threads fetch and move beside the training.
+Each watch replaces one method by a wrapper that reports when the method begins and ends; ``remove`` restores the
+method. Only calls in the thread that made the watch count, because a loader's own threads also fetch and move.
 
-For the lines, a thread looks about fifty times a second at where the training thread is, and counts the innermost
+The sampler is a thread that reads the training thread's stack about fifty times a second and counts the innermost
 line that is in one of the user's files. It never stops the training thread, and it uses its own random generator.
 """
 
@@ -33,22 +33,20 @@ import paceline
 from paceline.doctor.phases import Phase
 from paceline.torch.feed.pieces import order_of
 
-Told = Callable[[Any], None]
-"""Called with the object whose method it is, or behind the call with what it returned."""
+Notify = Callable[[Any], None]
+"""A callback that gets the object whose method begins, or the value that the method returned."""
 
 
 class Watch:
-    """Tells of the calls of one method, nested ones left out.
-
-    begins, ends: called around each call that ``counts``.
-    """
+    """Reports the calls of one method, except nested ones. begins, ends: callbacks before and after each call for
+    which ``counts`` is true."""
 
     def __init__(
         self,
         owner: Any,
         name: str,
-        begins: Told,
-        ends: Told | None = None,
+        begins: Notify,
+        ends: Notify | None = None,
         counts: Callable[..., bool] | None = None,
     ) -> None:
         self._owner, self._name, self._inherited = owner, name, name not in vars(owner)
@@ -76,7 +74,7 @@ class Watch:
         setattr(owner, name, watched)
 
     def remove(self) -> None:
-        """Put the method back, unless somebody else has replaced it since; tell nothing more in either case."""
+        """Restore the method, unless other code has replaced it since; report nothing more in either case."""
         self._removed = True
         if vars(self._owner).get(self._name) is self._watched:
             if self._inherited:
@@ -86,23 +84,23 @@ class Watch:
 
 
 class Collections:
-    """Python's garbage collections in the thread that made it, until ``remove``."""
+    """Measures Python's garbage collections in the thread that made this object, until ``remove``."""
 
     def __init__(self) -> None:
         self._thread, self._began, self._seconds = threading.get_ident(), 0.0, 0.0
-        gc.callbacks.append(self._told)
+        gc.callbacks.append(self._on_collection)
 
     def taken(self) -> float:
-        """Seconds since this was asked last."""
+        """Seconds of garbage collections since the last call."""
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
     def remove(self) -> None:
-        """Watch no more."""
-        if self._told in gc.callbacks:
-            gc.callbacks.remove(self._told)
+        """Stop measuring."""
+        if self._on_collection in gc.callbacks:
+            gc.callbacks.remove(self._on_collection)
 
-    def _told(self, phase: str, _: dict[str, int]) -> None:
+    def _on_collection(self, phase: str, _: dict[str, int]) -> None:
         if threading.get_ident() != self._thread:
             return
         if phase == "start":
@@ -111,15 +109,15 @@ class Collections:
             self._seconds += time.perf_counter() - self._began
 
 
-def fetches(begins: Told, ends: Told) -> list[Watch]:
-    """Watches of every DataLoader's iterator, subclasses with a ``__next__`` of their own included."""
+def fetches(begins: Notify, ends: Notify) -> list[Watch]:
+    """Watches of every DataLoader's iterator, including subclasses with their own ``__next__``."""
     kinds: list[Any] = [_BaseDataLoaderIter]
-    for kind in kinds:  # which grows meanwhile
+    for kind in kinds:  # the list grows during the loop
         kinds += kind.__subclasses__()
     return [Watch(kind, "__next__", begins, ends) for kind in kinds if "__next__" in vars(kind)]
 
 
-def moves(begins: Told, ends: Told) -> list[Watch]:
+def moves(begins: Notify, ends: Notify) -> list[Watch]:
     """Watches of tensors that are copied to a device."""
     return [
         Watch(torch.Tensor, "to", begins, ends, _to_another_device),
@@ -128,8 +126,8 @@ def moves(begins: Told, ends: Told) -> list[Watch]:
 
 
 def loader_of(iterator: Any) -> dict[str, Any]:
-    """What a DataLoader's iterator tells of its loader: its processes, whether it reads a stream, and as text the
-    options that ``pace.loader`` is given in its place; None if its sampler is one that balancing has not."""
+    """What a DataLoader's iterator knows about it: its processes, whether it reads a stream, and as text the options
+    of the ``pace.loader`` that replaces it; None if ``pace.loader`` has no counterpart of its sampler."""
     sampler, known = order_of(iterator._index_sampler)
     shuffled = getattr(sampler, "shuffle", type(sampler).__name__ != "SequentialSampler")
     needed = {
@@ -158,11 +156,13 @@ def _to_another_device(tensor: torch.Tensor, *arguments: Any, **named: Any) -> b
     return kind not in (None, "cpu", tensor.device.type)
 
 
-PAUSE = 0.02  # mean seconds between two looks; the pauses vary, so that they do not fall in step with the training
-ENOUGH = 5  # a phase with fewer looks is left out
-MOST = 0.5  # portion of a phase's looks that a line needs to be named
+PAUSE = (
+    0.02  # mean seconds between two readings; the pauses vary, so that they do not coincide with the steps
+)
+ENOUGH = 5  # readings; a phase with fewer is left out
+MOST = 0.5  # portion of a phase's readings that a line needs to be named
 WIDTH = 60  # characters of a line that are shown
-WITHIN = {  # the line that makes the call says nothing; only lines that run inside the call count
+WITHIN = {  # the file of each phase's call: only the user's lines that run inside that call count
     Phase.FETCH: os.path.join("torch", "utils", "data", "dataloader.py"),
     Phase.FORWARD: os.path.join("torch", "nn", "parallel", "distributed.py"),
     Phase.BACKWARD: os.path.join("torch", "autograd", "__init__.py"),
@@ -170,7 +170,7 @@ WITHIN = {  # the line that makes the call says nothing; only lines that run ins
 
 
 class Lines:
-    """Samples the thread that made it until ``stop``; ``found`` gives what it saw."""
+    """Samples the lines of the thread that made this object, until ``stop``; ``found`` gives the result."""
 
     def __init__(self, phase: Callable[[], Phase]) -> None:
         self._phase, self._watched = phase, threading.get_ident()
@@ -184,7 +184,7 @@ class Lines:
         self._ended.set()
 
     def found(self) -> dict[str, str]:
-        """The line that most of a phase's time goes into, by the phase's name; phases without one are left out."""
+        """The line that takes most of a phase's time, by the phase's name; a phase without one is left out."""
         lines = {}
         for phase, seen in list(self._seen.items()):
             looks = seen.total()
@@ -200,16 +200,18 @@ class Lines:
         vary = random.Random(os.getpid())
         while not self._ended.wait(PAUSE * vary.uniform(0.5, 1.5)):
             phase = self._phase()
-            if phase is Phase.REDUCE:  # there the rank waits for others
+            if phase is Phase.REDUCE:  # the rank waits for others
                 continue
             frame = sys._current_frames().get(self._watched)
             where = place(frame, WITHIN.get(phase))
-            del frame  # it holds the training's variables
-            self._seen.setdefault(phase, Counter({where: 0}))[where] += 1  # never empty where ``found`` looks
+            del frame  # it keeps the training's variables alive
+            self._seen.setdefault(phase, Counter({where: 0}))[where] += (
+                1  # ``found`` must never see an empty counter
+            )
 
 
 def place(frame: FrameType | None, within: str | None = None) -> tuple[str, int] | None:
-    """The innermost line that is in one of the user's files; None if none is within this file's call."""
+    """The innermost line in a user's file, None if there is none. within: only lines called from this file count."""
     while frame is not None:
         name = frame.f_code.co_filename
         if not name.startswith(_foreign_places()):
@@ -222,7 +224,7 @@ def place(frame: FrameType | None, within: str | None = None) -> tuple[str, int]
 
 @functools.cache
 def _foreign_places() -> tuple[str, ...]:
-    """Where files are that are not the user's: Python's own, installed packages, Paceline."""
+    """The directories of files that are not the user's: Python's own, installed packages, Paceline."""
     installed = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     places = [*installed, *site.getsitepackages(), site.getusersitepackages(), *paceline.__path__]
     unique = {form for place in places if place for form in (place, os.path.realpath(place))}

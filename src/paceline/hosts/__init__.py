@@ -1,6 +1,6 @@
-"""Balanced batches inside other training frameworks: one short file a host, all built on ``paceline.torch.Pace``.
+"""Balanced batches inside other training frameworks: one short file per host, all built on ``paceline.torch.Pace``.
 
-Nothing is imported before it is asked for, so that the user of one host does not need the others:
+Each host is imported only when it is used, so that the user of one host does not need the others:
 
     from paceline.hosts.lightning import LightningBalancer      # Lightning's Trainer
     from paceline.hosts.fabric import FabricPace                # Lightning Fabric

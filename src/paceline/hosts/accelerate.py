@@ -14,9 +14,9 @@
             optimizer.zero_grad()
     pace.close()                                             # 4, ends without gloo's abort at exit
 
-``accelerator.save_state()`` and ``load_state()`` take the pace along. Where the Accelerator accumulates over k
+``accelerator.save_state()`` and ``load_state()`` include the state of the pace. If the Accelerator accumulates over k
 steps, an optimizer step takes k iterations of the loop on every rank, as without balancing, and
-``accelerator.accumulate(model)`` stays.
+``accelerator.accumulate(model)`` stays in the loop.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ from paceline.torch.plan import Piece
 try:
     from accelerate import Accelerator
     from accelerate.utils import send_to_device
-except ModuleNotFoundError as error:  # pragma: no cover - where the extra is not installed
+except ModuleNotFoundError as error:  # pragma: no cover - if the extra is not installed
     raise PacelineError("Accelerate is not installed; install paceline[hosts]") from error
 
 __all__ = ["AcceleratePace"]
 
-REPLICATED = ("NO", "MULTI_")  # kinds of Accelerate's distribution whose gradients DDP averages
+REPLICATED = ("NO", "MULTI_")  # Accelerate's kinds of distribution under which DDP averages gradients
 
 
 class AcceleratePace(Windows):
     """``paceline.torch.Pace`` for a model that ``accelerator.prepare`` wrapped; takes Pace's options.
 
-    global_batch: B, samples per optimizer step over all ranks, accumulation included.
-    loop: "whole" (default), where a micro-step is an optimizer step, or one of the k that the Accelerator
-        accumulates; "round" for ``pace.round``; "pieces", where rounds take as many micro-steps as they need, and
-        the prepared optimizer and scheduler pass over ``step()`` until a round is complete.
-    micro_batch: samples that this rank's memory holds; for "round" and "pieces", where the Accelerator accumulates
-        over k steps, by default as many as an even split would have there, B / (n k).
-    accumulate: micro-steps a step, for a loop that accumulates without the Accelerator (``loss / k``).
+    global_batch: B, samples per optimizer step over all ranks, including accumulation.
+    loop: "whole" (default): a micro-step is an optimizer step, or one of the k that the Accelerator accumulates;
+        "round" for ``pace.round``; "pieces": rounds take as many micro-steps as they need, and the prepared optimizer
+        and scheduler skip ``step()`` until a round is complete.
+    micro_batch: samples that fit into this rank's memory; for "round" and "pieces", if the Accelerator accumulates
+        over k steps, by default those of an even split, B / (n k).
+    accumulate: micro-steps per step, for a loop that accumulates without the Accelerator (``loss / k``).
 
-    Batches come on the Accelerator's device. Raises PacelineError for DeepSpeed, Megatron-LM, XLA and FSDP, and for a
-    round whose optimizer step is left out or comes too early.
+    Batches are put on the Accelerator's device. Raises PacelineError for DeepSpeed, Megatron-LM, XLA and FSDP, and
+    for a round whose optimizer step is left out or comes too early.
     """
 
     def __init__(
@@ -92,36 +92,36 @@ class AcceleratePace(Windows):
         each = max(steps if loop == "whole" else 1, accumulate)
         self.host.adapter = _UnderAccelerate(self, accelerator, each)
         if loop == "pieces":
-            # With one step, accumulate() would take every micro-step for a complete round.
+            # With one step, accumulate() would treat every micro-step as a complete round.
             accelerator.gradient_accumulation_steps = max(2, steps)
         accelerator.register_for_checkpointing(self)
 
     def backward(
         self, loss: torch.Tensor, reduction: str = "mean", scaler: Any = None, count: Any = None
     ) -> None:
-        """Instead of ``accelerator.backward``: weighted so that the round's gradient is exact; see Pace."""
+        """Use it instead of ``accelerator.backward``: it weights the loss so that the round's gradient is exact."""
         if scaler is not None:
             raise PacelineError("scaler= is for plain loops; the Accelerator scales by itself: leave it out")
         accelerator = self._accelerator
-        divided = accelerator.gradient_accumulation_steps  # by accelerator.backward
+        divided = accelerator.gradient_accumulation_steps  # accelerator.backward divides by it
         weighted = self.weighted(loss, reduction, count) * divided
         if self.terms.loop != "round" and accelerator.sync_gradients != self.host.last:
             raise PacelineError(
                 f"accelerator.sync_gradients was changed to {accelerator.sync_gradients} in round {self.rounds}; "
-                "expected it to stay as the balancing sets it: leave accelerator.no_sync and an "
-                "accelerator.accumulate that counts otherwise out of this loop"
+                "expected the value that the balancing sets: leave accelerator.no_sync, and an "
+                "accelerator.accumulate with another count, out of this loop"
             )
         accelerator.backward(weighted)
         self.host.backward_done()
 
     def state_dict(self) -> dict[str, Any]:
-        if self.complete and self._accelerator.optimizer_step_was_skipped:  # by the scaler, on an overflow
+        if self.complete and self._accelerator.optimizer_step_was_skipped:  # after an overflow of the scaler
             self.host.stepped()
         return super().state_dict()
 
 
 class _UnderAccelerate(Host):
-    """micro_steps: of the loop for each optimizer step."""
+    """The host of an AcceleratePace. micro_steps: of the loop, for each optimizer step."""
 
     def __init__(self, pace: AcceleratePace, accelerator: Accelerator, micro_steps: int) -> None:
         self._pace, self._accelerator, self._micro_steps = pace, accelerator, micro_steps
@@ -131,22 +131,22 @@ class _UnderAccelerate(Host):
 
     def micro_step_begins(self, piece: Piece) -> None:
         accelerator, steps = self._accelerator, self._accelerator.gradient_accumulation_steps
-        # The prepared optimizer and scheduler pass over a step() unless gradients are said to be in sync ...
+        # The prepared optimizer and scheduler skip a step() unless sync_gradients is set ...
         steps_now = piece.last or self._pace.terms.loop == "round"
         accelerator.sync_gradients = steps_now
-        # ... which accumulate() says when its own count of micro-steps comes to a multiple of the steps.
+        # ... which accumulate() does when its own count of micro-steps reaches a multiple of the steps.
         accelerator.step = steps - 1 if steps_now else 0
         for optimizer in accelerator._optimizers:
-            optimizer._is_overflow = False  # what the scaler did in the round before
+            optimizer._is_overflow = False  # the scaler's result of the previous round
 
     def iteration_over(self) -> None:
-        self._accelerator.sync_gradients, self._accelerator.step = True, 0  # as it found them
+        self._accelerator.sync_gradients, self._accelerator.step = True, 0  # as before the iteration
 
     def step_begins(self, piece: Piece | None) -> None:
         if piece is not None and not piece.last:
             raise PacelineError(
-                f"optimizer.step() was called before the last of the {self._micro_steps} micro-steps that a step "
-                f"takes; expected it {self._when()}"
+                f"optimizer.step() was called before the last of the {self._micro_steps} micro-steps of a step; "
+                f"expected it {self._when()}"
             )
 
     def step_ended(self, seconds: float) -> None:
@@ -157,18 +157,18 @@ class _UnderAccelerate(Host):
         if self._accelerator.optimizer_step_was_skipped or not finite():
             return ""
         return (
-            f"round {step} is complete, and the loop went on without optimizer.step(), so its gradient "
+            f"round {step} is complete, and the loop continued without optimizer.step(), so its gradient "
             f"would be lost; expected a step {self._when()}"
         )
 
     def _when(self) -> str:
-        """Where in the loop a step is due."""
+        """The place in the loop where a step is due, for a sentence."""
         if self._micro_steps > 1:
             return (
                 f"in the last of them: `if (i + 1) % {self._micro_steps} == 0`, or in every micro-step under "
                 "accelerator.accumulate(model)"
             )
         return (
-            "in every micro-step: where this loop accumulates, say so with gradient_accumulation_steps=k and "
-            "accelerator.accumulate(model), or with AcceleratePace(..., accumulate=k) if it divides its loss by k"
+            "in every micro-step: if this loop accumulates, use gradient_accumulation_steps=k and "
+            "accelerator.accumulate(model), or AcceleratePace(..., accumulate=k) if it divides its loss by k"
         )

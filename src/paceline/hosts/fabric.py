@@ -11,9 +11,9 @@
             pace.step(optimizer)                             # 4, steps and zeroes
     pace.close()                                             # 5, ends without gloo's abort at exit
 
-``fabric.save(path, {"model": model, "optimizer": optimizer, "pace": pace})`` and ``fabric.load`` take it along.
-A micro-step is an optimizer step, on every rank alike; ``accumulate=k`` is for loops that take k micro-steps for
-one. Batches come on Fabric's device.
+``fabric.save(path, {"model": model, "optimizer": optimizer, "pace": pace})`` and ``fabric.load`` include its state.
+Each micro-step is an optimizer step, on every rank; ``accumulate=k`` is for loops that take k micro-steps for each
+step. Batches are put on Fabric's device.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from paceline.hosts.windows import Placing, Windows
 try:
     from lightning.fabric import Fabric
     from lightning.fabric.wrappers import _FabricModule
-except ModuleNotFoundError as error:  # pragma: no cover - where the extra is not installed
+except ModuleNotFoundError as error:  # pragma: no cover - if the extra is not installed
     raise PacelineError("Lightning is not installed; install paceline[hosts]") from error
 
 __all__ = ["FabricPace"]
 
-# Strategies known to average over ranks.
+# Strategies that are known to average gradients over the ranks.
 AVERAGES = ("SingleDeviceStrategy", "DDPStrategy", "ModelParallelStrategy")
 
 
 class FabricPace(Windows):
     """``paceline.torch.Pace`` for a model that ``fabric.setup`` wrapped; takes Pace's options.
 
-    global_batch: B, samples per optimizer step over all ranks, all k micro-steps of it included.
-    accumulate: k, micro-steps a step for a loop that accumulates by itself (``loss / k``,
+    global_batch: B, samples per optimizer step over all ranks, including all its k micro-steps.
+    accumulate: k, micro-steps per step of a loop that accumulates by itself (``loss / k``,
         ``fabric.no_backward_sync``).
     """
 
@@ -70,7 +70,7 @@ class FabricPace(Windows):
 
 
 def check_strategy(strategy: Any) -> None:
-    """Raise PacelineError unless this strategy of Lightning's is known to average gradients over all ranks."""
+    """Raise PacelineError unless this strategy of Lightning is known to average gradients over all ranks."""
     name = type(strategy).__name__
     if name not in AVERAGES:
         raise PacelineError(

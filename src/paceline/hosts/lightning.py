@@ -4,11 +4,11 @@
     trainer = Trainer(..., callbacks=[balanced])                         # 2
     trainer.fit(model, balanced.loader(dataset, seed=0))                 # 3, instead of a DataLoader
 
-The loader may as well come from ``train_dataloader()`` of the module or a data module. The callback weighs the
-gradient as it enters the backward pass, so that the mean over the ranks, which DDP leaves, is that of the whole
-batch; ``training_step`` returns the mean over its samples, as usual. With ``accumulate_grad_batches=a`` every round
-takes a turns on every rank, and global_batch is what the whole window holds. The callback's state, and so where
-the run stands within its epoch, is part of Lightning's checkpoints.
+The loader may also come from ``train_dataloader()`` of the module or a data module. The callback weights the gradient
+at the begin of the backward pass, so that DDP's mean over the ranks is the gradient of the whole batch;
+``training_step`` returns the mean over its samples, as usual. With ``accumulate_grad_batches=a`` every round takes a
+micro-steps on every rank, and global_batch is the number of samples in the whole window. The callback's state, which
+includes the position within the epoch, is part of Lightning's checkpoints.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ from paceline.torch.progress import rounds
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
     from lightning.pytorch.callbacks import GradientAccumulationScheduler
-except ModuleNotFoundError as error:  # pragma: no cover - where the extra is not installed
+except ModuleNotFoundError as error:  # pragma: no cover - if the extra is not installed
     raise PacelineError("Lightning is not installed; install paceline[hosts]") from error
 
 from paceline.hosts.fabric import check_strategy
 
 __all__ = ["LightningBalancer"]
 
-# Options of Pace, and what they follow from.
+# Options of Pace that the user cannot set, and what determines them.
 OWNED = {"micro_steps": "accumulate_grad_batches", "weigh": "the loss", "loop": "the Trainer's"}
 
 
 class LightningBalancer(Callback):
-    """Divides each global batch of a Trainer's fit by what each rank can do.
+    """Divides each global batch of a Trainer's fit according to the speeds of the ranks.
 
-    global_batch: B, samples per optimizer step over all ranks, the whole accumulation window.
+    global_batch: B, samples per optimizer step over all ranks, that is of the whole accumulation window.
     policy, options: as for ``paceline.torch.Pace``; policies that move work within the round are refused, since
         Lightning counts an epoch's batches beforehand. micro_batch limits a rank's load to what fits into memory in
         accumulate_grad_batches micro-steps.
-    reduction: what the loss is over the samples of ``training_step``'s batch, "mean" or "sum".
+    reduction: of the loss over the samples of ``training_step``'s batch, "mean" or "sum".
 
-    ``pace`` is the Pace of the newest fit. Raises PacelineError, when the fit begins, for what can't be balanced.
+    ``pace`` is the Pace of the newest fit. A fit that cannot be balanced raises PacelineError when it begins.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class LightningBalancer(Callback):
         self._loader: Loader | None = None
         self._saved: dict[str, Any] | None = None
         self._fitting = False
-        self._noted = False  # this micro-step's loss
+        self._noted = False  # whether this micro-step's loss is noted
         self._stepping = 0.0
 
     def loader(self, dataset: Any, *, seed: int = 0, shuffle: bool = True, **options: Any) -> Loader:
@@ -91,14 +91,14 @@ class LightningBalancer(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._loader is None or trainer.train_dataloader is not self._loader:
             raise PacelineError(
-                f"the training data comes from a {type(trainer.train_dataloader).__name__}; expected that of "
-                "balanced.loader(dataset), alone: hand it to fit(), or return it from train_dataloader()"
+                f"the training data comes from a {type(trainer.train_dataloader).__name__}; expected only that of "
+                "balanced.loader(dataset): pass it to fit(), or return it from train_dataloader()"
             )
         micro_steps, count = trainer.accumulate_grad_batches, trainer.num_training_batches
         if count % micro_steps:
             raise PacelineError(
-                f"limit_train_batches leaves {count:g} batches an epoch, the last of them stepped without the rest "
-                f"of their round; expected a multiple of accumulate_grad_batches={micro_steps}"
+                f"limit_train_batches leaves {count:g} batches per epoch, so that its last round is incomplete; "
+                f"expected a multiple of accumulate_grad_batches={micro_steps}"
             )
         model = trainer.strategy.model
         assert model is not None
@@ -112,7 +112,7 @@ class LightningBalancer(Callback):
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: torch.Tensor) -> None:
         pace = self._running()
-        whole = loss.detach() * trainer.accumulate_grad_batches  # Lightning has divided by it
+        whole = loss.detach() * trainer.accumulate_grad_batches  # Lightning has divided the loss by it
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         if scaler is not None:
             whole = whole / scaler.get_scale()
@@ -133,14 +133,14 @@ class LightningBalancer(Callback):
             pace.host.stepped(time.perf_counter() - self._stepping)
         else:
             pace.host.end_micro_step()
-        # Lightning counts batches, and does not ask for one more.
+        # Lightning counts batches, and does not request one more, which would end the epoch.
         if pace.samples_done == len(loader.dataset):
             pace.host.close_epoch()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         pace = self._running()
         pace.flush()
-        self._saved, self._fitting = pace.state_dict(), False  # another fit goes on from here
+        self._saved, self._fitting = pace.state_dict(), False  # another fit continues from here
         pace.detach()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -152,7 +152,7 @@ class LightningBalancer(Callback):
             return
         pace = self._running()
         pace.abandon()
-        # Another rank may be gone; what was saved before then stands.
+        # If another rank is lost, the state that was saved before is kept.
         with contextlib.suppress(PacelineError):
             self._saved = pace.state_dict()
         self._fitting = False
@@ -170,11 +170,10 @@ class LightningBalancer(Callback):
 
 
 class Loader:
-    """What Lightning iterates: this rank's batches, ``accumulate_grad_batches`` a round.
+    """The iterable for Lightning: this rank's batches, ``accumulate_grad_batches`` per round.
 
-    Made by ``LightningBalancer.loader``.
-
-    As a loader that Lightning calls resumable it has the methods of one; its state is the callback's.
+    Made by ``LightningBalancer.loader``. It has the methods of a loader that Lightning can resume; its state is part
+    of the callback's.
     """
 
     def __init__(self, balanced: LightningBalancer, dataset: Any, options: dict[str, Any]) -> None:
@@ -183,7 +182,7 @@ class Loader:
         self._made: tuple[Pace, BalancedLoader] | None = None
 
     def __len__(self) -> int:
-        """Batches of a whole epoch, the same on every rank."""
+        """Batches of a whole epoch, as many on every rank."""
         trainer = self._balanced.trainer
         if trainer is None:
             raise PacelineError(
@@ -197,23 +196,23 @@ class Loader:
         trainer, pace, loader = self._balanced.trainer, self._balanced._running(), self._inner()
         assert trainer is not None
         ran = trainer.fit_loop.epoch_loop.batch_progress.current.ready
-        if not ran:  # the last fit may have ended within its epoch, which Lightning begins again
+        if not ran:  # the last fit may have ended within its epoch; Lightning then begins that epoch again
             pace.host.progress.begin(pace.epoch)
         left = len(loader)
         if ran + left != len(self):
             raise PacelineError(
-                f"Lightning goes on after batch {ran} of an epoch of {len(self)}, and {left} are left to balance; "
+                f"Lightning continues after batch {ran} of an epoch of {len(self)}, and {left} are left to balance; "
                 "expected a checkpoint made with LightningBalancer, between two optimizer steps"
             )
         yield from islice(loader, left)
 
     @property
     def sampler(self) -> Loader:
-        """Where Lightning looks for ``set_epoch``."""
+        """The object on which Lightning calls ``set_epoch``."""
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        """Take the order of this epoch."""
+        """Use the order of this epoch."""
         if self._balanced.pace is not None:
             self._inner().set_epoch(epoch)
 
@@ -231,7 +230,7 @@ class Loader:
 
 
 def _check(trainer: Any) -> None:
-    """Raises PacelineError for what cannot be balanced."""
+    """Raises PacelineError for a Trainer that cannot be balanced."""
     check_strategy(trainer.strategy)
     scheduled = any(isinstance(callback, GradientAccumulationScheduler) for callback in trainer.callbacks)
     averages = getattr(trainer.strategy, "_model_averaging_period", None) is not None
@@ -239,7 +238,7 @@ def _check(trainer: Any) -> None:
         "GradientAccumulationScheduler changes the window from epoch to epoch; "
         "set accumulate_grad_batches": scheduled,
         "model averaging lets the ranks' parameters differ; leave model_averaging_period out": averages,
-        "overfit_batches takes the same batches in every epoch, and here their order changes; "
+        "overfit_batches takes the same batches in every epoch, but balancing changes their order; "
         "leave it out": trainer.overfit_batches,
     }
     refuse("LightningBalancer", reasons)

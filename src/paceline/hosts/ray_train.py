@@ -11,7 +11,7 @@
             ray.train.report({"loss": ...}, checkpoint=...)    # with pace.state_dict() beside the model's
         pace.close()                                       # 5, lets go before Ray ends the process group
 
-``pace.load_state_dict`` takes back what ``ray.train.get_checkpoint()`` holds; the number of workers may differ.
+``pace.load_state_dict`` restores the state in ``ray.train.get_checkpoint()``; the number of workers may differ.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from paceline.hosts.windows import Placing, Windows
 
 try:
     import ray.train.torch
-except ModuleNotFoundError as error:  # pragma: no cover - where the extra is not installed
+except ModuleNotFoundError as error:  # pragma: no cover - if the extra is not installed
     raise PacelineError("Ray Train is not installed; install paceline[hosts]") from error
 
 __all__ = ["RayTrainPace"]
@@ -38,8 +38,8 @@ class RayTrainPace(Windows):
     """``paceline.torch.Pace`` for a model that ``ray.train.torch.prepare_model`` wrapped; takes Pace's options, and
     ``accumulate=k`` for a loop that takes k micro-steps for each step and divides its loss by k.
 
-    Batches come on the worker's device. Raises PacelineError outside of a worker; its loader refuses Ray Data's
-    shards, which are split before training begins.
+    Batches are put on the worker's device. Raises PacelineError outside of a worker; its loader refuses the shards of
+    Ray Data, which are split before training begins.
     """
 
     def __init__(self, model: torch.nn.Module, global_batch: int, *options: Any, **named: Any) -> None:
@@ -53,7 +53,7 @@ class RayTrainPace(Windows):
         self.host.adapter = Placing(partial(tree_map_only, torch.Tensor, moved))
 
     def close(self) -> None:
-        """Let go of the model; the process group is Ray's to end."""
+        """Detach from the model; Ray itself ends the process group."""
         self.detach()
         self.host.release()
 
@@ -61,6 +61,6 @@ class RayTrainPace(Windows):
 def _in_worker() -> bool:
     try:
         ray.train.get_context().get_world_rank()
-    except Exception:  # of a kind that changes with Ray's versions
+    except Exception:  # its type depends on the version of Ray
         return False
     return True

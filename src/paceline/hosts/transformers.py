@@ -10,7 +10,7 @@ or ``class MyTrainer(BalancedTrainer, SFTTrainer)`` for another Trainer. The Tra
 optimizer step, a whole round; ``training_step`` runs its micro-batches: gradient_accumulation_steps of them on every
 rank, so that a ``compute_loss`` may gather metrics from all ranks, or with loop="round" as many as each rank needs.
 The gradient is that of one process whose loss is the mean over the round's labels that are not -100 (over its
-samples, where batches have no "labels"), whether the model, ``compute_loss_func`` or ``compute_loss`` makes it.
+samples if batches have no "labels"), whether the model, ``compute_loss_func`` or ``compute_loss`` computes it.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ try:
     from accelerate.utils.operations import recursively_apply
     from transformers import Trainer, TrainerCallback
     from transformers.trainer_callback import ExportableState
-except ModuleNotFoundError as error:  # pragma: no cover - where the extra is not installed
+except ModuleNotFoundError as error:  # pragma: no cover - if the extra is not installed
     raise PacelineError("Transformers is not installed; install paceline[hosts]") from error
 
 __all__ = ["BalancedTrainer"]
 
-# Whether samples are shuffled, by train_sampling_strategy. The last two balance by length: so does Paceline then.
+# Whether samples are shuffled, by train_sampling_strategy. With the last two, Paceline also divides by length.
 SHUFFLES = {"random": True, "sequential": False, "group_by_length": True, "batch_rebalance": True}
 BY_LENGTH = ("group_by_length", "batch_rebalance")
-OF_COST = ("cost", "padded", "micro_batch_cost")  # of balance=, what is the loader's
+OF_COST = ("cost", "padded", "micro_batch_cost")  # those keys of balance= that are options of the loader
 OF_WORKERS = ("persistent_workers", "prefetch_factor", "worker_init_fn")
-# Parts of the names of sentence-transformers' losses that look at other samples of the batch.
+# Parts of the names of sentence-transformers' losses that compare a sample with others of the batch.
 IN_BATCH = (
     "NegativesRanking", "GISTEmbed", "BatchAll", "BatchHard", "BatchSemiHard", "MegaBatch", "CoSENT", "AnglE",
     "OnlineContrastive", "ContrastiveTension", "GlobalOrthogonal", "DistillKLDiv",
@@ -58,19 +58,18 @@ LOADING = ("collate_fn", "num_workers", "pin_memory")
 
 
 class BalancedTrainer(Trainer):
-    """Trainer whose training batches are divided by what each rank can do.
+    """A Trainer whose training batches are divided according to the speeds of the ranks.
 
     balance: options of ``paceline.torch.Pace``, such as policy, limits, micro_batch, record and on_round. Its
         global_batch is by default the Trainer's own total: per_device_train_batch_size times
         gradient_accumulation_steps times ranks. loop is "whole" (default) or "round": a rank then takes as many
         micro-batches as it needs, work may move within the round, and compute_loss must call no collective; if the
         Trainer accumulates, micro_batch is then by default per_device_train_batch_size, which fits into memory.
-        cost, padded and micro_batch_cost are those of
-        ``Pace.loader``; under train_sampling_strategy="group_by_length" or "batch_rebalance", cost is by default the
-        column args.length_column_name, or the number of tokens.
+        cost, padded and micro_batch_cost are those of ``Pace.loader``; cost is by default the column
+        args.length_column_name, or the number of tokens, if train_sampling_strategy is in BY_LENGTH.
 
-    ``pace`` is the Pace of the newest ``train()``. What can't be balanced (DeepSpeed, FSDP, several GPUs in one
-    process, streams) is refused with a PacelineError.
+    ``pace`` is the Pace of the newest ``train()``. A training that cannot be balanced (DeepSpeed, FSDP, several GPUs
+    in one process, streams) is refused with a PacelineError.
     """
 
     def __init__(self, *args: Any, balance: dict[str, Any] | None = None, **kwargs: Any) -> None:
@@ -88,8 +87,8 @@ class BalancedTrainer(Trainer):
         else:
             raise PacelineError(f"balance={{'loop': {loop!r}}}: expected 'whole' or 'round'")
         self.loading = {name: self.balance.pop(name) for name in OF_COST if name in self.balance}
-        # The loop is to see a whole round as one batch, and to leave it to us to go on within an epoch after a
-        # checkpoint. The user's own args stay as they are.
+        # The loop must see a whole round as one batch, and leave it to Paceline to continue within an epoch after a
+        # checkpoint. The user's own args are not changed.
         self.args = copy.copy(self.args)
         self.args.gradient_accumulation_steps = 1
         self.args.ignore_data_skip = True
@@ -97,14 +96,14 @@ class BalancedTrainer(Trainer):
 
     def create_accelerator_and_postprocess(self) -> None:
         super().create_accelerator_and_postprocess()
-        # Whatever computes the loss, and whoever overrides that, it goes through here.
+        # Every loss passes through this method, even if a subclass overrides the code that computes it.
         self._plain_backward = self.accelerator.backward
         self.accelerator.backward = self._weighted_backward
-        # A loss may gather a metric of each sample, and ranks have unlike numbers of samples.
+        # A loss may gather a metric of each sample, and the ranks have different numbers of samples.
         self._plain_gather = self.accelerator.gather
         self.accelerator.gather = self._gathered
-        self._count: int | None = None  # labels that the coming loss is a mean over, where there are any
-        self._loss: torch.Tensor | None = None  # of the running round
+        self._count: int | None = None  # labels that the next loss is a mean over; None if it has no labels
+        self._loss: torch.Tensor | None = None  # sum of the weighted losses of the current round
 
     def get_train_dataloader(self) -> Any:
         check_indexed(self.train_dataset)
@@ -112,8 +111,8 @@ class BalancedTrainer(Trainer):
         sampler, known = order_of(plain.batch_sampler)
         if not (known or type(sampler).__name__ in ("LengthGroupedSampler", "BatchRebalanceSampler")):
             raise PacelineError(
-                f"the training samples are drawn by a {type(sampler).__name__}, and balancing draws each sample once "
-                "an epoch, in the data's order or a random one; expected the Trainer's own sampler (with "
+                f"the training samples are drawn by a {type(sampler).__name__}, but balancing draws each sample once "
+                "per epoch, in the data's order or a random one; expected the Trainer's own sampler (with "
                 "sentence-transformers, batch_sampler=BatchSamplers.BATCH_SAMPLER and one data set)"
             )
         return Rounds(self, plain)
@@ -125,7 +124,7 @@ class BalancedTrainer(Trainer):
         return list(islice(epoch_iterator, num_batches)), None
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        """All of this rank's micro-batches of a round; returns the round's loss, the same on every rank."""
+        """Run all of this rank's micro-batches of a round; returns the round's loss, the same on every rank."""
         pace = self.pace
         if pace is None or not isinstance(inputs, Round):
             return super().training_step(model, inputs, num_items_in_batch)
@@ -137,7 +136,7 @@ class BalancedTrainer(Trainer):
                 items = None if items is None else torch.as_tensor(items)
                 self._count = _labels(batch) if items is None else int(items)
                 if self._count is not None:
-                    self._count *= pace.counts  # else its samples only keep the others company
+                    self._count *= pace.counts  # 0 for a batch that only fills up this rank's micro-steps
                     labels += self._count
                 super().training_step(model, batch, None if items is None else items.clamp(min=1))
             inputs.note(getattr(self.model, "main_input_name", "input_ids"), batch)
@@ -146,11 +145,11 @@ class BalancedTrainer(Trainer):
         if peers.ranks() > 1:
             dist.all_reduce(summed)
         loss, everywhere = summed[0], int(summed[1])
-        # Where results have the same bits, weights leave out that DDP averages.
+        # With a cell (results with the same bits), the weights do not contain the factor for DDP's average.
         if not pace.terms.cell:
             loss = loss / pace.ranks
         if self._count is not None and everywhere and everywhere != inputs.samples:
-            # So far the labels' sum over the round's samples; its mean over the labels is asked for.
+            # So far it is the sum over the labels divided by the round's samples; the mean over labels is needed.
             scale = inputs.samples / everywhere
             torch._foreach_mul_([p.grad for p in model.parameters() if p.grad is not None], scale)
             loss = loss * scale
@@ -161,7 +160,7 @@ class BalancedTrainer(Trainer):
         if pace is None or self._loss is None:
             self._plain_backward(loss, **options)
             return
-        if self._count is not None:  # a mean over no labels at all is NaN
+        if self._count is not None:  # a mean over no labels is NaN
             loss = loss * self._count if self._count else torch.nan_to_num(loss) * 0.0
         weighted = loss * pace.host.weight(loss, "mean" if self._count is None else "sum")
         self._loss = self._loss + weighted.detach()
@@ -169,14 +168,14 @@ class BalancedTrainer(Trainer):
         pace.host.backward_done()
 
     def _gathered(self, tensor: Any) -> Any:
-        """``Accelerator.gather``; within a round, of tensors of any length on each rank."""
+        """``Accelerator.gather``; within a round, the tensors may have different lengths on the ranks."""
         if self._loss is None or peers.ranks() == 1:
             return self._plain_gather(tensor)
         return recursively_apply(_gather_unlike, tensor, error_on_other_type=True)
 
     @contextlib.contextmanager
     def _tokens_of_this_rank(self) -> Iterator[None]:
-        """In a micro-batch the Trainer leaves the other ranks' tokens to us; evaluation stays as it is."""
+        """Let the Trainer count only this rank's tokens in a micro-batch; evaluation is not changed."""
         kept, self.args.average_tokens_across_devices = self.args.average_tokens_across_devices, False
         try:
             yield
@@ -185,9 +184,9 @@ class BalancedTrainer(Trainer):
 
 
 class Rounds:
-    """What the Trainer's loop iterates: one ``Round`` for each optimizer step.
+    """The iterable for the Trainer's loop: one ``Round`` for each optimizer step.
 
-    plain: the loader that the Trainer would have used; its data set, columns and collator stay.
+    plain: the loader that the Trainer would have used; its data set, columns and collator are kept.
     """
 
     def __init__(self, trainer: BalancedTrainer, plain: Any) -> None:
@@ -203,12 +202,12 @@ class Rounds:
 
     @property
     def pace(self) -> Pace:
-        """The Trainer's."""
+        """The Trainer's Pace."""
         assert self.trainer.pace is not None
         return self.trainer.pace
 
     def start(self, saved: dict[str, Any] | None, steps: int) -> None:
-        """The model is wrapped: begin, after ``steps`` optimizer steps of which ``saved`` tells. Collective."""
+        """Begin when the model is wrapped. saved: the state after ``steps`` optimizer steps. Collective."""
         trainer, args = self.trainer, self.trainer.args
         if trainer.pace is not None:
             trainer.pace.detach()
@@ -222,16 +221,16 @@ class Rounds:
             pace.load_state_dict(saved)
         elif steps % len(self):
             raise PacelineError(
-                f"the checkpoint after step {steps} was made in mid-epoch by a Trainer that did not balance, in an "
-                "order of its own; go on from one made at the end of an epoch"
+                f"the checkpoint after step {steps} was made within an epoch by a Trainer that did not balance, with "
+                "its own order of samples; continue from one made at the end of an epoch"
             )
 
     def epoch_after(self) -> float:
-        """Epochs done so far, with the part of the running one."""
+        """Epochs done so far, including the done part of the current one."""
         return self.pace.epoch + 1 - self.pace.host.progress.left / len(self)
 
     def set_epoch(self, epoch: int) -> None:
-        """Take the order of this epoch; within it, go on where it was left."""
+        """Use the order of this epoch; within an epoch, continue at the current position."""
         self._loader.set_epoch(epoch)
 
     def __len__(self) -> int:
@@ -244,8 +243,8 @@ class Rounds:
 
 
 class Round(dict[str, Any]):
-    """One item of the Trainer's loop: a round, whose micro-batches are drawn as they are run. The Trainer counts
-    tokens in it: as a mapping it holds this rank's inputs of all of them, once they are through.
+    """One item of the Trainer's loop: a round, whose micro-batches are drawn when they are run. As a mapping, in
+    which the Trainer counts tokens, it has this rank's inputs of the micro-batches that are done.
 
     samples: of the round, over all ranks.
     """
@@ -263,7 +262,7 @@ class Round(dict[str, Any]):
                 return
 
     def note(self, main: str, batch: Any) -> None:
-        """A micro-batch is through."""
+        """Add the inputs of a micro-batch that is done."""
         for name in (main, "attention_mask"):
             if name in batch:
                 new = batch[name].reshape(-1) if self._pace.counts else batch[name].new_empty(0)
@@ -271,7 +270,7 @@ class Round(dict[str, Any]):
 
 
 class Pacing(TrainerCallback, ExportableState):
-    """Tells the pace of the Trainer's doings, and puts its state into the Trainer's checkpoints."""
+    """Reports the Trainer's steps to the pace, and puts the pace's state into the Trainer's checkpoints."""
 
     def __init__(self) -> None:
         self.saved: dict[str, Any] | None = None
@@ -279,7 +278,7 @@ class Pacing(TrainerCallback, ExportableState):
         self._began = 0.0
 
     def state(self) -> dict[str, Any]:
-        """What the Trainer writes into a checkpoint."""
+        """The state that the Trainer writes into a checkpoint."""
         pace = self._rounds.trainer.pace if self._rounds is not None else None
         return {"args": {}, "attributes": {"saved": None if pace is None else pace.state_dict()}}
 
@@ -303,7 +302,7 @@ class Pacing(TrainerCallback, ExportableState):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         assert self._rounds is not None
-        state.epoch = self._rounds.epoch_after()  # the loop counts from where this run began
+        state.epoch = self._rounds.epoch_after()  # the loop itself counts from the begin of this run
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._pace().flush()
@@ -318,11 +317,11 @@ class Pacing(TrainerCallback, ExportableState):
 
 
 def _cost_of(trainer: BalancedTrainer) -> dict[str, Any]:
-    """What the loader is told of the samples' costs where the Trainer was asked to sample by length."""
+    """The loader's options on the samples' costs if the Trainer samples by length."""
     args, dataset = trainer.args, trainer.train_dataset
     if getattr(args, "train_sampling_strategy", "random") not in BY_LENGTH or "cost" in trainer.loading:
         return {}
-    # Of the data set as it was given: its loader has only those columns that the model takes.
+    # Read the data set that the user gave: the loader has only those columns that the model takes.
     name = args.length_column_name
     if name not in (getattr(dataset, "column_names", None) or ()):
         named = getattr(trainer.processing_class, "model_input_names", None)
@@ -331,7 +330,7 @@ def _cost_of(trainer: BalancedTrainer) -> dict[str, Any]:
 
 
 def _labels(batch: Any) -> int | None:
-    """Over how many labels the loss of this batch is a mean; None where it has none."""
+    """The number of labels that the loss of this batch is a mean over; None if it has no labels."""
     labels = batch.get("labels")
     if not isinstance(labels, torch.Tensor):
         return None
@@ -339,14 +338,14 @@ def _labels(batch: Any) -> int | None:
 
 
 def _gather_unlike(tensor: torch.Tensor) -> torch.Tensor:
-    """Rows of all ranks, which may have unlike numbers of them."""
+    """The rows of all ranks, which may have different numbers of rows."""
     rows = tensor[None] if tensor.ndim == 0 else tensor
-    own = rows.detach().cpu().clone()  # a slice would take the whole along that it is of
+    own = rows.detach().cpu().clone()  # without a copy, a slice would be sent with its whole storage
     return torch.cat([each.to(rows.device) for each in peers.gather(own)])
 
 
 def _warn_of_comparisons(trainer: Trainer) -> None:
-    """Warn, once, of a loss that compares the samples of a batch with each other."""
+    """Warn, once, about a loss that compares the samples of a batch with each other."""
     losses = getattr(trainer, "loss", None)
     made = losses.values() if isinstance(losses, dict) else [losses]
     found = [each for each in (*made, trainer.model) if isinstance(each, torch.nn.Module)]
@@ -355,7 +354,7 @@ def _warn_of_comparisons(trainer: Trainer) -> None:
     if name is not None and peers.rank() == 0:
         warnings.warn(
             f"{name} compares the samples of a micro-batch with each other, so that its value depends on how the "
-            "batch is divided: on the number of ranks, as under plain DDP, and here also on the balance; "
+            "batch is divided: on the number of ranks, as under plain DDP, and also on the balancing; "
             "balance={'policy': 'equal'} divides it as plain DDP does",
             RuntimeWarning,
             stacklevel=4,
@@ -363,7 +362,7 @@ def _warn_of_comparisons(trainer: Trainer) -> None:
 
 
 def comparing(module: torch.nn.Module) -> str | None:
-    """The name of a loss that is no mean of a loss of each sample; None for what is not known to be one."""
+    """The name of a loss that is not a mean of losses of single samples; None if it is not known as one."""
     kind = type(module)
     package = kind.__module__.partition(".")[0]
     known = package == "sentence_transformers" and any(part in kind.__name__ for part in IN_BATCH)
@@ -371,7 +370,7 @@ def comparing(module: torch.nn.Module) -> str | None:
 
 
 def _check(trainer: Trainer) -> None:
-    """Raises PacelineError for what cannot be balanced."""
+    """Raises PacelineError for a Trainer that cannot be balanced."""
     args, kind = trainer.args, trainer.accelerator.distributed_type.value
     strategy = getattr(args, "train_sampling_strategy", "random")
     replicated, unknown = kind.startswith(("NO", "MULTI_")), strategy not in SHUFFLES
@@ -379,7 +378,7 @@ def _check(trainer: Trainer) -> None:
         f"the Trainer distributes this model by {kind}; expected DistributedDataParallel": not replicated,
         f"{args.n_gpu} GPUs in one process are expected to share each batch evenly; start one process for each GPU "
         "with torchrun": args.n_gpu > 1,
-        "auto_find_batch_size=True changes the batch on the way; "
+        "auto_find_batch_size=True changes the batch during the training; "
         "set per_device_train_batch_size": args.auto_find_batch_size,
         f"train_sampling_strategy={strategy!r}: expected one of {', '.join(SHUFFLES)}": unknown,
     }

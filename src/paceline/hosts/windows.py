@@ -1,7 +1,7 @@
-"""Loops that accumulate by themselves: k micro-steps a step, each loss divided by k, as their authors wrote them.
+"""Loops that accumulate by themselves: they take k micro-steps per step and divide each loss by k.
 
-The mean over such a window is what one step is to take, so ``loss / k`` must not divide once more: it is multiplied
-by k before it is weighed.
+A step needs the mean over such a window, which the weights already give, so the loss is multiplied by k before it is
+weighted.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from paceline.torch.pace import Pace
 
 
 class Windows(Pace):
-    """``paceline.torch.Pace`` with one option more.
+    """``paceline.torch.Pace`` with one more option.
 
     accumulate: k, micro-steps that the loop itself takes for each optimizer step, on every rank. It divides its loss
-        by k and steps in the last of them: ``if (i + 1) % k == 0: optimizer.step()``. All k hold ``global_batch``.
+        by k and steps in the last one: ``if (i + 1) % k == 0: optimizer.step()``. All k are one ``global_batch``.
     """
 
     def __init__(self, *given: Any, accumulate: int = 1, **options: Any) -> None:
@@ -33,7 +33,7 @@ class Windows(Pace):
                 )
             options["micro_steps"] = accumulate
         super().__init__(*given, **options)
-        self._divides = accumulate  # the loop, its loss
+        self._divides = accumulate  # the loop divides its loss by it
 
     def backward(
         self, loss: torch.Tensor, reduction: str = "mean", scaler: Any = None, count: Any = None

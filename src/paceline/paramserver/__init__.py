@@ -1,1 +1,1 @@
-"""The parameter server's decisions, apart from any engine: who computes what, when parameters move, how far."""
+"""The parameter server's decisions, separate from any engine: who computes what, when parameters move, how far."""

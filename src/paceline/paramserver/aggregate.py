@@ -1,4 +1,4 @@
-"""From the workers' gradients to one step: weighted by samples, with the statistics that policies ask for."""
+"""The step from the workers' gradients: their mean, weighted by samples, with the statistics that policies need."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy as np
 
 from paceline.rounds import Vector
 
-# Numbers of a vector whose squares are added in single precision; few enough to be still in the processor's cache
-# when they are read a second time.
+# Numbers of a vector whose squares are added in single precision; so few that they are still in the processor's cache
+# when they are read for the second time.
 CHUNK = 1 << 16
 
 
 class Part(NamedTuple):
-    """One worker's gradient: the mean over its samples, of their loss and of the loss's gradient."""
+    """One worker's gradient and loss, both means over its samples."""
 
     gradient: Vector
     loss: float
@@ -24,10 +24,10 @@ class Part(NamedTuple):
 
 
 class Aggregate(NamedTuple):
-    """step: what the parameters move by, times minus the learning rate (DBW, eq. (4)).
+    """step: the parameters move by minus the learning rate times this vector (DBW, eq. (4)).
 
-    loss: mean over the samples. norm2: squared norm of the mean gradient. variance: unbiased estimate of the
-    summed variance of one gradient over an average number of samples; NaN from a single gradient.
+    loss: mean over the samples. norm2: squared norm of the mean gradient. variance: unbiased estimate of the summed
+    variance of one gradient over an average number of samples; NaN for a single gradient.
     """
 
     step: Vector
@@ -37,10 +37,10 @@ class Aggregate(NamedTuple):
 
 
 class Sum:
-    """Gradients added one by one as they come, in memory that the next update's use again.
+    """A sum of gradients that are added one by one as they arrive, in memory that is reused for the next update.
 
-    statistics: also estimate the variance, for which each gradient's own norm is taken as it is added.
-    Floating-point sums depend on the order: who wants the same bits again adds in the same order.
+    statistics: also estimate the variance, from the norm of each gradient that is added.
+    Floating-point sums depend on the order: for the same bits, add in the same order.
     """
 
     def __init__(self, statistics: bool = True) -> None:
@@ -49,7 +49,7 @@ class Sum:
         self._parts: list[tuple[int, float, float, float]] = []  # samples, weight, loss, norm2
 
     def add(self, part: Part) -> None:
-        """Take in one more gradient, each of its samples weighing the part's weight."""
+        """Add one more gradient, each of whose samples has the part's weight."""
         gradient, weight = part.gradient, part.samples * part.weight
         if self._total is None or self._total.shape != gradient.shape:
             self._total = np.empty_like(gradient, order="C")
@@ -67,15 +67,13 @@ class Sum:
         self._parts.append((part.samples, weight, part.loss, norm2))
 
     def take(self, batch: float | None = None) -> Aggregate:
-        """What has been added, batch as in ``aggregate``; the next gradient begins a new sum.
-
-        The step is this sum's own memory, good until then.
-        """
+        """The aggregate of the added gradients; the next gradient begins a new sum. batch: as in ``aggregate``. The
+        step is in this sum's own memory, and is valid until then."""
         assert self._total is not None
         samples, weights, losses, norms = np.array(self._parts, float).T
         unit, total, count = float(weights[0]), self._total, len(self._parts)
         self._parts = []
-        mean = unit / float(weights.sum())  # the total times this is the mean
+        mean = unit / float(weights.sum())  # the mean is the total times this factor
         scale = mean if batch is None else unit / batch
         squares = 0.0
         for chunk in _chunks(len(total)):
@@ -86,22 +84,22 @@ class Sum:
         norm2 = squares * mean**2
         variance = np.nan
         if self._statistics and count > 1:
-            # The weighted spread about the weighted mean; per gradient of an average number of samples.
+            # The weighted variance about the weighted mean, of a gradient over an average number of samples.
             spread = max(float(weights @ norms) / float(weights.sum()) - norm2, 0.0)
             variance = spread * count / (count - 1)
         loss = float(np.average(losses, weights=samples))
         return Aggregate(total, loss, norm2, float(variance))
 
     def clear(self) -> None:
-        """Forget what has been added."""
+        """Discard the gradients that were added."""
         self._parts = []
 
 
 def aggregate(parts: Sequence[Part], batch: float | None = None) -> Aggregate:
-    """The parts' mean, each sample weighing its part's weight (LB-BSP, eq. (8), Alg. 1, server; WLBS, eqs. (6), (7)).
+    """The parts' mean, with its part's weight for each sample (LB-BSP, eq. (8), Alg. 1, server; WLBS, eqs. (6), (7)).
 
-    batch: divide the weighted sum by this many samples instead of by the weighted samples that it has.
-    Parts are added in the order given, so give them in one that does not depend on their arrival.
+    batch: divide the weighted sum by this number of samples instead of the weighted samples of the parts.
+    Parts are added in the given order, which should not depend on their arrival.
     """
     total = Sum()
     for part in parts:
@@ -110,10 +108,10 @@ def aggregate(parts: Sequence[Part], batch: float | None = None) -> Aggregate:
 
 
 class Parameters:
-    """A parameter vector under SGD with momentum, as torch.optim.SGD has it.
+    """A parameter vector under SGD with momentum, as in torch.optim.SGD.
 
-    in_place: move ``values`` where they are; otherwise each update makes a new array, so that who still reads
-        the old one is not disturbed. LB-BSP, eqs. (1), (2); WLBS, eqs. (1) to (3); DBW, eq. (3).
+    in_place: change the array ``values``; otherwise each update makes a new array, so that readers of the old one are
+        not disturbed. LB-BSP, eqs. (1), (2); WLBS, eqs. (1) to (3); DBW, eq. (3).
     """
 
     def __init__(self, values: Vector, momentum: float = 0.0, in_place: bool = False) -> None:
@@ -137,7 +135,7 @@ class Parameters:
 
 def axpy(total: Vector, more: Vector, factor: float) -> None:
     """total += factor * more, in place and in one pass over memory."""
-    # Takes longer to import than all else that a worker needs, which seldom adds.
+    # This import takes longer than all other imports of a worker, and workers seldom add.
     from scipy.linalg import blas
 
     if total.size:
@@ -146,5 +144,5 @@ def axpy(total: Vector, more: Vector, factor: float) -> None:
 
 
 def _chunks(size: int) -> Iterator[slice]:
-    """A vector of this many numbers in parts, the last one perhaps smaller."""
+    """Slices of CHUNK numbers of a vector of this size; the last one may be smaller."""
     return (slice(start, start + CHUNK) for start in range(0, size, CHUNK))

@@ -1,4 +1,4 @@
-"""What a parameter server is to be run by: the gate, the backup policy, the balancer, the learning rate."""
+"""The configuration of a parameter server: the gate, the backup policy, the balancer and the learning rate."""
 
 from __future__ import annotations
 
@@ -20,10 +20,7 @@ __all__ = ["ServerConfig"]
 
 
 class ServerParts(NamedTuple):
-    """What one run is coordinated by.
-
-    backup: None if the gate alone decides. shares_rounds: work moves within the round.
-    """
+    """The rules of one run. backup: None if only the gate decides. shares_rounds: whether work moves within one."""
 
     gate: Gate[Any]
     backup: Backup[Any] | None
@@ -34,16 +31,16 @@ class ServerParts(NamedTuple):
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """What a run is to be coordinated by, as people write it.
+    """The configuration of a run's rules, as people write it.
 
-    workers: n. global_batch: samples that a full round of all workers has.
-    sync, mode, backup, policy, rate: a gate, how parameters reach the workers, whom to wait for, how much each
-        does, and the rule for the learning rate, whose full value is lr.
+    workers: n. global_batch: samples in a full round of all workers.
+    sync, mode, backup, policy, rate: the gate, how parameters reach the workers, how many gradients to wait for, the
+        division of the batch, and the rule for the learning rate, whose full value is lr.
     limits: (least, most) samples of each worker; None for 1 and for no limit. A least of 0 is refused: a worker
-        without samples has no gradient to send, and nobody could wait for it.
-    machines: what the workers' machines are, for policies that begin with that.
+        without samples has no gradient to send, so nothing could wait for it.
+    machines: descriptions of the workers' machines, for policies that begin with them.
 
-    Raises PacelineError for whatever is unknown, out of range or excludes something else.
+    Raises PacelineError for an option that is unknown, out of range or excludes another one.
     """
 
     workers: int
@@ -63,10 +60,7 @@ class ServerConfig:
         self.build()
 
     def build(self, shared: bool = False) -> ServerParts:
-        """The parts, for one run.
-
-        shared: the engine runs rounds in pieces, if the policy says so.
-        """
+        """The rules for one run. shared: whether the engine can run rounds in pieces, for policies that do so."""
         whole("workers", self.workers)
         whole("global_batch", self.global_batch, self.workers)
         number("momentum", self.momentum, "0 or more, and less than 1", lambda momentum: 0 <= momentum < 1)
@@ -76,12 +70,12 @@ class ServerConfig:
             waits = None
         elif not gate.takes_quorum:
             raise PacelineError(
-                f"{self.sync} has its own rule whom to wait for, {self.backup} another; leave out --backup, or use "
-                "bsp or lsp"
+                f"{self.sync} has its own rule on how many gradients to wait for, and {self.backup} another; leave "
+                "out --backup, or use bsp or lsp"
             )
         if waits is not None and waits.pieces and (shared or not isinstance(gate, sync.Bsp)):
             raise PacelineError(
-                f"{self.backup} cuts tasks short, which only paceline simulate --learn plays, with sync bsp"
+                f"{self.backup} cuts tasks short, which only paceline simulate --learn can simulate, with sync bsp"
             )
         pairs = self.limits or ()
         if pairs and len(pairs) != self.workers:
@@ -89,8 +83,8 @@ class ServerConfig:
         for worker, (low, _) in enumerate(pairs):
             if low is not None and low < 1:
                 raise PacelineError(
-                    f"limits of worker {worker}: least {low}; expected 1 sample or more, as a worker without any has "
-                    "no gradient to send to the parameter server"
+                    f"limits of worker {worker}: least {low}; expected 1 sample or more, because a worker without "
+                    "samples has no gradient to send"
                 )
         rate = rates.create(self.rate, self.workers, self.lr)
         balancer = self.balancer(self.machines)

@@ -1,9 +1,9 @@
-"""The parameter server's decisions (WLBS, server's steps): who computes what, when parameters move, how far.
+"""The parameter server's decisions (WLBS, server's steps): who computes what, when parameters move, and how far.
 
-A coordinator joins a gate (when), a backup policy (how many), a balancer (how much each), a learning-rate rule
-and a pool of samples. It reads no clock and computes no gradient: the engine tells it what happened and when
-(``handle``), and it calls the engine's three methods in the order in which they must happen. They are called in the
-middle of a decision because what an update tells (its loss, norm and variance) decides on what follows.
+A coordinator combines a gate (when), a backup policy (how many), a balancer (how much each), a learning-rate rule and
+a pool of samples. It reads no clock and computes no gradient: the engine reports events and their times (``handle``),
+and the coordinator calls the engine's three methods in the order in which they must happen. It calls them within a
+decision because the results of an update (its loss, norm and variance) determine the next decisions.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from paceline.paramserver.samples import SampleSource
 from paceline.rounds import Array, Gradients, Machines, PieceTimes
 from paceline.sync import Apply, Drop, Effects, Gradient, Interrupt
 
-STORY = 20  # events that are told with an error
-WORDS = {"given up": "was given up", "lost": "was lost"}  # of why a worker leaves, in a sentence about it
+STORY = 20  # events that are added to an error
+WORDS = {"given up": "was given up", "lost": "was lost"}  # reasons of a leave, as the predicate of a sentence
 _log = logging.getLogger(__name__)
 
 
 class Coordinator:
-    """Runs one training. Whatever happens is told to ``handle``, beginning with ``Start``; the rest only tells.
+    """Runs one training. ``handle`` takes all events, beginning with ``Start``; the other methods only read.
 
     on_update: gets each ``Update``.
-    shares: the engine runs rounds in pieces if the policy says so: it keeps a task's samples until all of the
-        round is done, whatever becomes of the worker, and then tells who ran what.
+    shares: whether the engine can run rounds in pieces, for policies that do so: it then keeps a task's samples until
+        the whole round is done, even if the worker is lost, and reports which worker ran which samples.
     """
 
     def __init__(
@@ -54,51 +54,49 @@ class Coordinator:
         n = config.workers
         self.workers, self.batch = n, config.global_batch
         self.version, self._updated_at, self._numbers = 0, 0.0, 0
-        self.tasks: dict[int, Task] = {}  # what each worker is computing
-        # Arrived, not yet applied or dropped.
+        self.tasks: dict[int, Task] = {}  # each worker's current task
+        # Gradients that have arrived and are not yet applied or dropped.
         self._held: dict[tuple[int, int], list[tuple[Task, float]]] = {}
         self.present: set[int] = set()
-        self._starved: set[int] = set()  # present, but there are no samples for them now
+        self._starved: set[int] = set()  # present workers for which there are no samples now
         self.deadlines = Deadlines()
         self._dropped: Counter[str] = Counter()
         self._dropped_samples = 0
-        self._changed: list[str] = []  # who takes part, since the update before
+        self._changed: list[str] = []  # changes of the present workers since the last update
         self._quorum, self._noise = Quorum(backup, n), GradientNoise()
         self._loads = Loads(self.balancer, self._shares)
-        # Whether anybody asks for the variance of the gradients, which costs reading them all once more.
+        # Whether a rule needs the variance of the gradients, for which all of them are read once more.
         self.statistics = self._rate.needs_variance or (backup is not None and backup.needs_variance)
         self.statistics |= self.balancer.policy.needs_noise
         self._story: deque[Event] = deque(maxlen=STORY)
         self._handling: Event | None = None
 
     def set_machines(self, machines: Machines) -> None:
-        """What the workers' machines are; to be told before ``Start``, if the balancing policy needs them."""
+        """Set the workers' machines; to be called before ``Start`` if the balancing policy needs them."""
         self.balancer = self._config.balancer(machines)
         self._loads = Loads(self.balancer, self._shares)
 
     def handle(self, event: Event) -> None:
-        """Take in what happened, and have the engine carry out what follows from it, in order.
-
-        Whatever is raised, by the engine too, has a note with the events before it, for a traceback.
-        """
+        """Take an event, and let the engine carry out the resulting decisions, in order. All exceptions, also the
+        engine's, get a note with the events before this one, for the traceback."""
         outer, self._handling = self._handling, event
         try:
             if outer is not None:
-                raise RuntimeError(f"an event came while another was handled: {_told(outer)}")
+                raise RuntimeError(f"an event came while another was handled: {_words(outer)}")
             match event:
                 case Start():
                     self._start(*event)
                 case Arrive():
                     self._arrive(event)
                 case Answer(now, worker):
-                    self.deadlines.heard(worker, now if worker in self.tasks else None)
+                    self.deadlines.answered(worker, now if worker in self.tasks else None)
                 case Leave():
                     self._leave(*event)
                 case Join():
                     self._join(*event)
         except Exception as error:
-            story = "; ".join(map(_told, self._story)) or "nothing"
-            error.add_note(f"{_told(event)} came to this parameter server after: {story}")
+            story = "; ".join(map(_words, self._story)) or "nothing"
+            error.add_note(f"{_words(event)} came to this parameter server after: {story}")
             raise
         finally:
             self._handling = outer
@@ -137,11 +135,11 @@ class Coordinator:
     def _leave(self, now: float, worker: int, why: str) -> None:
         if worker not in self.present:
             return
-        _log.info("worker %d takes part no longer: %s", worker, why)
+        _log.info("worker %d no longer takes part: %s", worker, why)
         self._changed.append(f"worker {worker} {WORDS.get(why, why)}")
         self.present.discard(worker)
         self._starved.discard(worker)
-        self.deadlines.heard(worker, None)
+        self.deadlines.answered(worker, None)
         self._forget(worker, why)
         effects, self._state = self._gate.leave(self._state, worker, now)
         self._carry_out(effects, now)
@@ -157,7 +155,7 @@ class Coordinator:
         self._carry_out(effects, now)
 
     def due(self, factor: float, floor: float) -> dict[int, float]:
-        """When (seconds) to give up each worker that is computing: see ``Deadlines.of``."""
+        """The time (seconds) at which to give up each worker that is computing: see ``Deadlines.of``."""
         return self.deadlines.of({w: task.load for w, task in self.tasks.items()}, factor, floor)
 
     def _forget(self, worker: int, why: str) -> None:
@@ -167,7 +165,7 @@ class Coordinator:
             self._lost(task, why)
 
     def _cut(self, task: Task, ends: Array) -> tuple[Task, Array]:
-        """A task of which only the first pieces were run: what was, and the ends with NaN for the others."""
+        """The part of a task that was run, which is its first pieces, and all ends, with NaN for the other pieces."""
         ran, left = np.split(task.taken, [int(task.ends()[len(ends) - 1])])
         self.pool.give_back(left)
         self._dropped["cut short"] += 1
@@ -182,10 +180,10 @@ class Coordinator:
             self._dropped_samples += task.load
 
     def _carry_out(self, effects: Effects, now: float) -> None:
-        """Do what the gate says, and what follows from it, in order."""
+        """Carry out the gate's effects, and the effects that result from them, in order."""
         queue = list(effects)
         while queue or (self._starved and self.pool.available()):
-            if not queue:  # samples have come back for who has none
+            if not queue:  # samples have come back for workers without any
                 worker = min(self._starved)
                 self._starved.discard(worker)
                 effects, self._state = self._gate.join(self._state, worker, now)
@@ -207,10 +205,10 @@ class Coordinator:
 
     def _apply(self, effect: Apply, now: float) -> None:
         used = [(g, *self._held_task(g)) for g in effect.gradients]
-        used.sort(key=lambda item: (item[0].worker, item[1].number))  # sums must not depend on who came first
+        used.sort(key=lambda item: (item[0].worker, item[1].number))  # sums must not depend on arrival order
         fresh = sum(g.version == self.version for g, _, _ in used) or len(used)
         batch = None if effect.scale == "mean" else float(self.batch)
-        # Gradients are of unlike numbers of samples. Divided by the whole batch, they already count by their samples.
+        # Gradients have different numbers of samples. Divided by the whole batch, they already count by these.
         worth = self.workers * (sum(task.load for _, task, _ in used) / self.batch if batch is None else 1.0)
         rate = self._rate.of(min(worth, self.workers), self._noise.norm2, self._noise.variance)
         moved = self.engine.update([(task, g.weight) for g, task, _ in used if task.load], batch, rate)
@@ -254,7 +252,7 @@ class Coordinator:
         self._on_update(update)
 
     def _expect(self, now: float) -> None:
-        """Tell the gate how many gradients are wanted, if that is not its own to decide."""
+        """Pass the wanted number of gradients to the gate, unless the gate itself decides on it."""
         if self._quorum.chosen:
             _, self._state = self._gate.expect(self._state, self._quorum.wanted, now)
 
@@ -282,29 +280,27 @@ class Coordinator:
         return ()
 
 
-def _told(event: Event) -> str:
-    """The event in a few words, without samples."""
-    said = ", ".join(str(part) for part in event[1:] if isinstance(part, int | str))
-    return f"at {event.now:.3f} s {type(event).__name__.lower()} {said}".rstrip()
+def _words(event: Event) -> str:
+    """A short description of the event, without samples."""
+    parts = ", ".join(str(part) for part in event[1:] if isinstance(part, int | str))
+    return f"at {event.now:.3f} s {type(event).__name__.lower()} {parts}".rstrip()
 
 
 class Loads:
-    """Shows the balancer what the workers' round trips took, and asks it for each version's loads.
-
-    shares: a round is run in pieces, and who is lost leaves its samples to the others.
-    """
+    """Reports the workers' round trips to the balancer, and gets each version's loads from it. shares: whether rounds
+    are run in pieces, and a lost worker leaves its samples to the others."""
 
     def __init__(self, balancer: Balancer, shares: bool) -> None:
         self._balancer, self._shares, cluster = balancer, shares, balancer.policy.cluster
         self._workers, self._batch = cluster.workers, cluster.global_batch
-        self._of = (-1, np.zeros(self._workers, np.int64))  # whose version, samples each
-        self._seen: dict[int, Trip | None] = {}  # the newest round trips that the balancer was shown
+        self._of = (-1, np.zeros(self._workers, np.int64))  # a version and its loads
+        self._seen: dict[int, Trip | None] = {}  # the round trips that were reported last
 
     def of(self, worker: int, version: int, present: Collection[int]) -> int:
-        """Samples of a task that the worker gets at this version.
+        """The number of samples of the worker's task at this version.
 
-        At least 1, as there is no gradient of none; but who comes into a shared round when all of it is handed out
-        already gets 0, and helps with what the others have. present: who takes part, the worker among them."""
+        At least 1, since a gradient needs samples; but a worker that joins a shared round when all its samples are
+        handed out gets 0, and helps the others. present: the workers that take part, including this one."""
         if self._of[0] != version:
             self._of = version, self._planned(version, present)
         load = int(self._of[1][worker])
@@ -316,7 +312,7 @@ class Loads:
     def updated(
         self, version: int, present: Iterable[int], trips: Deadlines, noise_scale: float | None
     ) -> Array:
-        """Let the balancing policy see the newest round trip of everybody present; the shares that it plans, (n,)."""
+        """Report the newest round trips of all present workers to the balancing policy; returns its shares, (n,)."""
         loads, seconds = np.zeros(self._workers, np.int64), np.full(self._workers, np.nan)
         overhead, pieces = np.zeros(self._workers), np.full((4, self._workers), np.nan)
         newest = {worker: trips.newest(worker) for worker in present}
@@ -333,12 +329,12 @@ class Loads:
             [worker in newest and newest[worker] is self._seen.get(worker) for worker in range(len(loads))]
         )
         self._seen = newest
-        told = None if noise_scale is None else Gradients(noise_scale, late)
-        return self._balancer.report(version - 1, loads, seconds, overhead, pieces=known, gradients=told)[1]
+        noise = None if noise_scale is None else Gradients(noise_scale, late)
+        return self._balancer.report(version - 1, loads, seconds, overhead, pieces=known, gradients=noise)[1]
 
     def _planned(self, version: int, present: Collection[int]) -> NDArray[np.int64]:
-        """The version's loads: a whole batch, or as much as those present have room for, and a sample at least for
-        each of them. The plan may be from before the last one left or came back."""
+        """The version's loads: a whole batch, or what the present workers' limits allow, with at least one sample for
+        each of them. The plan may be older than the last leave or join."""
         there = np.zeros(self._workers, np.bool_)
         there[list(present)] = True
         room = self._balancer.policy.cluster.most[there].sum()
@@ -351,10 +347,7 @@ class Loads:
 
 
 class Quorum:
-    """Shows the backup policy what came of each update, and keeps what it asks for.
-
-    backup: None if the gate alone decides.
-    """
+    """Reports updates to the backup policy, and keeps the wanted quorum. backup: None if only the gate decides."""
 
     def __init__(self, backup: Backup[Any] | None, workers: int) -> None:
         self._backup, self.arrivals = backup, Arrivals(workers)
@@ -366,7 +359,7 @@ class Quorum:
 
     @property
     def chosen(self) -> bool:
-        """Whether the gate is to be told what is wanted."""
+        """Whether the wanted quorum is passed to the gate."""
         return self._backup is not None or self._planned
 
     @property
@@ -375,13 +368,13 @@ class Quorum:
         return (0, np.inf) if self._backup is None else (self._backup.pieces, self._backup.cut(self._state))
 
     def updated(self, version: int, now: float, fresh: int, present: int, moved: Moved, rate: float) -> None:
-        """The parameters moved, now to this version, by ``fresh`` gradients of the one before, at this rate."""
+        """Note an update to this version, from ``fresh`` gradients of the version before, with this learning rate."""
         timings = self.arrivals.updated(version, now, fresh)
         if self._backup is not None:
             happened = Iteration(fresh, present, now, moved.loss, moved.norm2, moved.variance, rate, timings)
             self.wanted, self._state = self._backup.step(self._state, happened)
 
     def planned(self, quorum: int | None, present: int) -> None:
-        """The balancing policy's plan has this quorum; what a backup policy asks for goes before it."""
+        """Note the quorum in the balancing policy's plan; a backup policy's quorum has precedence."""
         if self._backup is None and (self._planned or quorum is not None):
             self.wanted, self._planned = quorum or present, True

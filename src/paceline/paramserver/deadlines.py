@@ -9,8 +9,8 @@ import numpy as np
 
 from paceline.pieces.sharing import WorkerRound
 
-RECENT = 8  # round trips of a worker from which its deadline is made
-AGAIN = 1.5  # times what it took, given up, to a worker that is back
+RECENT = 8  # round trips of a worker that determine its deadline
+AGAIN = 1.5  # times the duration of the task with which a worker was given up, when it is back
 
 
 class Trip(NamedTuple):
@@ -23,54 +23,54 @@ class Trip(NamedTuple):
 
 
 class Deadlines:
-    """When each worker was last heard of, and how long its tasks take; times are seconds of the caller's clock."""
+    """The time of each worker's last answer, and how long its tasks take; times are seconds of the caller's clock."""
 
     def __init__(self) -> None:
         self._trips: dict[int, list[Trip]] = {}  # the most recent ones of each worker
-        self._unheard: dict[int, float] = {}  # since when each worker has not answered
+        self._silent: dict[int, float] = {}  # the time since which each worker has not answered
         self._awaited: dict[int, int] = {}  # in a shared round: samples sent and not delivered
-        self._late: dict[int, float] = {}  # seconds a sample of what it was given up with
+        self._late: dict[int, float] = {}  # seconds per sample of the task with which it was given up
 
     def sent(self, worker: int, now: float) -> None:
-        """The worker got a task; it may have others that it has not answered to."""
-        self._unheard.setdefault(worker, now)
+        """Note that the worker got a task; earlier ones may be unanswered."""
+        self._silent.setdefault(worker, now)
 
-    def heard(self, worker: int, now: float | None) -> None:
-        """The worker has answered. now: None if nothing more is awaited from it."""
+    def answered(self, worker: int, now: float | None) -> None:
+        """Note an answer of the worker. now: None if no other answer is awaited."""
         if now is None:
-            self._unheard.pop(worker, None)
+            self._silent.pop(worker, None)
             self._awaited.pop(worker, None)
         else:
-            self._unheard[worker] = now
+            self._silent[worker] = now
 
-    def progress(self, worker: int, heard: float, load: int) -> None:
-        """The worker was last heard of then, and so many samples are awaited from it."""
-        self._unheard[worker], self._awaited[worker] = heard, load
+    def progress(self, worker: int, since: float, load: int) -> None:
+        """Note the time of the worker's last answer, and the number of samples that are awaited from it."""
+        self._silent[worker], self._awaited[worker] = since, load
 
     def arrived(self, worker: int, trip: Trip) -> None:
-        """The worker's task is here."""
-        self.heard(worker, None)
+        """Note that the worker's task has arrived."""
+        self.answered(worker, None)
         self._late.pop(worker, None)
         if trip.load:
             self._trips.setdefault(worker, []).append(trip)
             del self._trips[worker][:-RECENT]
 
     def joined(self, worker: int, late: float | None) -> None:
-        """The worker is there (again). late: seconds a sample of the task that it was given up with."""
+        """Note that the worker joined. late: seconds per sample of the task with which it was given up."""
         self._trips.pop(worker, None)
         self._late[worker] = late or 0.0
 
     def newest(self, worker: int) -> Trip | None:
-        """The worker's newest round trip, None while there is none."""
+        """The worker's newest round trip, None if there is none yet."""
         return self._trips[worker][-1] if worker in self._trips else None
 
     def of(self, loads: Mapping[int, int], factor: float, floor: float) -> dict[int, float]:
-        """When to give up each worker that has a task; loads: the samples of these.
+        """The time at which to give up each worker that has a task. loads: the samples of these tasks.
 
-        Since it last answered, or got its task where it has answered to all before, a worker may take ``factor``
-        times the longest of the recent round trips, its own or its peers' median longest, in proportion to its
-        load, and ``floor`` seconds more; one that was given up and came back ``AGAIN`` times what it took then,
-        until it delivers. Workers are left out as long as nothing is measured, unless ``factor`` is 0.
+        After its last answer, or after it got its task if it has answered all earlier ones, a worker may take
+        ``factor`` times the longest recent round trip (its own, or the median of its peers' longest) in proportion to
+        its load, plus ``floor`` seconds; a worker that was given up and came back may take ``AGAIN`` times as long as
+        that task took until it delivers. The result is empty before anything is measured, unless ``factor`` is 0.
         """
         longest = {w: max(trip.whole / trip.load for trip in trips) for w, trips in self._trips.items()}
         if not longest and factor:
@@ -81,5 +81,5 @@ class Deadlines:
             load = self._awaited.get(worker, planned)
             own, late = factor * longest.get(worker, 0.0), AGAIN * self._late.get(worker, 0.0)
             if load:
-                found[worker] = self._unheard[worker] + floor + load * max(own, factor * typical, late)
+                found[worker] = self._silent[worker] + floor + load * max(own, factor * typical, late)
         return found

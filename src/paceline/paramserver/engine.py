@@ -1,7 +1,4 @@
-"""What happens to a parameter server, what its engine does for it, and what comes of that. Times are seconds.
-
-What happens enters by ``Coordinator.handle``.
-"""
+"""The events that ``Coordinator.handle`` takes, the engine's interface, and an update's result. Times are seconds."""
 
 from __future__ import annotations
 
@@ -21,32 +18,32 @@ class Task(NamedTuple):
 
     number: int
     worker: int
-    version: int  # of the parameters it is computed on
-    tag: int  # the version it counts for
+    version: int  # of the parameters on which it is computed
+    tag: int  # the version for which it counts
     taken: Indices  # its samples
     load: int
     began: float  # seconds
-    shared: bool = False  # its samples are the round's: whoever is free runs them
-    pieces: int = 0  # to run it in, as long as ``cut`` seconds are not over; 0 for whole
+    shared: bool = False  # whether any free worker may run its samples, which belong to the round
+    pieces: int = 0  # in which it is run until ``cut`` seconds are over; 0 to run it whole
     cut: float = np.inf
 
     def ends(self) -> NDArray[np.int64]:
-        """Its samples up to the end of each of its pieces, which are as equal as they can be; (pieces,)."""
+        """The samples up to the end of each piece, for pieces of nearly equal size; shape (pieces,)."""
         return -(-np.arange(1, self.pieces + 1) * self.load // self.pieces)
 
 
 class Start(NamedTuple):
-    """Everybody begins. workers: who is there, all if not given."""
+    """The run begins. workers: those that are present, all by default."""
 
     now: float
     workers: frozenset[int] | None = None
 
 
 class Arrive(NamedTuple):
-    """The gradient of task ``number`` is here. Where its worker was given up meanwhile, it is of no use.
+    """The gradient of task ``number`` has arrived. It is not used if its worker was given up meanwhile.
 
-    seconds: of the computation, the round trip by default. ran: what the worker really did of a shared round.
-    ends: seconds after which each of the task's pieces was done, as far as it was run in pieces.
+    seconds: of the computation, by default the round trip. ran: the worker's actual part of a shared round.
+    ends: seconds after which each of the task's pieces was done, if it was run in pieces.
     """
 
     now: float
@@ -58,14 +55,14 @@ class Arrive(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The worker has answered to a task that it was told to leave undone."""
+    """The worker has answered a task that was cancelled."""
 
     now: float
     worker: int
 
 
 class Leave(NamedTuple):
-    """The worker is gone; what it was computing goes to the others."""
+    """The worker has left or is lost; the samples of its task go to the others."""
 
     now: float
     worker: int
@@ -73,10 +70,10 @@ class Leave(NamedTuple):
 
 
 class Join(NamedTuple):
-    """The worker is there (again), and gets the newest parameters.
+    """The worker joins (again), and gets the newest parameters.
 
-    late: the task that it was given up with and has ended by now; how long that took bears on its deadline, so that
-        who is slow, not frozen, is waited for in the end.
+    late: the task with which it was given up and which has ended by now; its duration raises the worker's deadline,
+        so that a slow worker, unlike a frozen one, is waited for in the end.
     """
 
     now: float
@@ -88,7 +85,7 @@ Event = Start | Arrive | Answer | Leave | Join
 
 
 class Moved(NamedTuple):
-    """What an engine knows after an update."""
+    """The results of an update, from the engine."""
 
     loss: float
     norm2: float
@@ -96,13 +93,13 @@ class Moved(NamedTuple):
 
 
 class Engine(Protocol):
-    """Carries out what the coordinator decides."""
+    """Carries out the coordinator's decisions."""
 
     def compute(self, task: Task) -> None:
-        """Have the worker compute this gradient at the newest parameters."""
+        """Let the worker compute this gradient at the newest parameters."""
 
     def cancel(self, tasks: list[Task]) -> None:
-        """These gradients, finished or not, will not be used; stop computing them where that is possible."""
+        """Stop computing these gradients if possible; they will not be used, even if they are finished."""
 
     def update(self, parts: list[tuple[Task, float]], batch: float | None, rate: float) -> Moved:
         """Move the parameters with these gradients and weights; batch as in ``aggregate``."""
@@ -110,22 +107,22 @@ class Engine(Protocol):
 
 @dataclass(kw_only=True, eq=False)
 class Update(RoundResult):
-    """One update of a parameter server. Samples are those whose gradients moved the parameters, and seconds those of
-    the round trips used."""
+    """One update of a parameter server. Samples are those of the gradients that were used, and seconds those of their
+    round trips."""
 
     quorum: int  # gradients of the newest version, or in the group
-    wanted: int  # the quorum that the backup policy asked for
+    wanted: int  # the quorum that the backup policy wanted
     present: int
     rate: float
     norm2: float
     variance: float
     staleness: list[int]  # of each gradient used
-    dropped: Counter[str]  # gradients since the update before, by what became of them
+    dropped: Counter[str]  # gradients since the last update, by the reason
     dropped_samples: int
     moved: list[Task] = field(default_factory=list)
-    changed: list[str] = field(default_factory=list)  # who was lost, left or joined since the one before
+    changed: list[str] = field(default_factory=list)  # workers lost, left or joined since the last update
 
     @property
     def version(self) -> int:
-        """Updates until then, this one included."""
+        """The number of updates, including this one."""
         return self.step + 1

@@ -1,8 +1,8 @@
 """The learning rate of an update from k of n gradients.
 
-Fewer gradients make a noisier step, which a smaller rate answers: in proportion (Goyal et al. 2017; Chen et al.
-2016), by a range test for each k (Smith 2017), or by the gain in progress that k gradients really give (AdaScale,
-Johnson et al. 2020). DBW itself uses the full rate for every k.
+Fewer gradients make a noisier step, which needs a smaller rate: in proportion (Goyal et al. 2017; Chen et al. 2016),
+from a range test for each k (Smith 2017), or from the actual gain in progress of k gradients (AdaScale, Johnson et
+al. 2020). DBW itself uses the full rate for every k.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class Rate:
 
     workers: int
     full: float
-    # Reads norm2 and variance, which cost reading all gradients once more.
+    # Whether ``of`` uses norm2 and variance, for which all gradients are read once more.
     needs_variance: ClassVar[bool] = False
 
     def of(self, k: float, norm2: float, variance: float) -> float:
         """The rate for an update from the mean of k gradients.
 
-        k: samples in it over those that each of n workers has when they all have as many; 0 to n.
+        k: samples in the mean, divided by those of one worker in an equal division; 0 to n.
         norm2, variance: estimates of the squared norm of the true gradient and of the summed variance of one
         gradient; NaN if unknown.
         """
@@ -43,7 +43,7 @@ class Rate:
 
 
 class Fixed(Rate):
-    """The full rate, whatever k."""
+    """The full rate for every k."""
 
 
 class Proportional(Rate):
@@ -56,7 +56,7 @@ class Proportional(Rate):
 class AdaScale(Rate):
     """The full rate times r_k / r_n, where r_k = (variance + norm2) / (variance / k + norm2).
 
-    r_k is how many single-gradient steps one step from k gradients is worth: from k (all noise) to 1 (none).
+    r_k is the number of single-gradient steps that a step from k gradients is worth: from k (all noise) to 1 (none).
     """
 
     needs_variance: ClassVar[bool] = True
@@ -69,9 +69,9 @@ class AdaScale(Rate):
 
 @dataclass(frozen=True)
 class Knee(Rate):
-    """A rate of its own for each k, as range tests found them (DBW, baseline static-k).
+    """A separate rate for each k, found by range tests (DBW, baseline static-k).
 
-    table: rates for k = 1..n, separated by "/"; the nearest if k is between two.
+    table: rates for k = 1..n, separated by "/"; the rate of the nearest k is used.
     """
 
     table: str = ""
@@ -91,18 +91,18 @@ class Knee(Rate):
 
 
 class GradientNoise:
-    """What is known of the gradients, smoothed over the updates: norm2 and variance as for ``Rate.of``."""
+    """The estimates of the gradients' norm2 and variance, as for ``Rate.of``, smoothed over the updates."""
 
     norm2 = variance = math.nan
 
     def scale(self, samples: float) -> float:
-        """Samples whose mean gradient's variance is the gradient's squared norm (McCandlish et al. 2018, the simple
-        noise scale). samples: of one gradient."""
+        """The simple noise scale (McCandlish et al. 2018): the number of samples whose mean gradient has a variance
+        equal to the gradient's squared norm. samples: of one gradient."""
         return min(self.variance * samples / max(self.norm2, 1e-300), 1e15)
 
     def updated(self, norm2: float, variance: float, gradients: int) -> None:
-        """An update had a mean of so many gradients, whose squared norm is ``norm2``; variance: of one, NaN where
-        nobody measured it."""
+        """Note an update from the mean of ``gradients`` gradients, whose squared norm is ``norm2``. variance: of one
+        gradient, NaN if it was not measured."""
         if math.isfinite(variance):
             self.norm2 = _mixed(self.norm2, max(norm2 - variance / gradients, 0.0))
             self.variance = _mixed(self.variance, variance)
@@ -114,11 +114,11 @@ RATES: dict[str, type[Rate]] = {
     "knee": Knee,
     "proportional": Proportional,
 }
-"""Every rule's class, by the name that ``create`` knows it by."""
+"""The class of each rule, by its name in ``create``."""
 
 
 def create(text: str, workers: int, full: float) -> Rate:
-    """The rule that text asks for: ``fixed``, ``proportional``, ``adascale`` or ``knee:table=...``."""
+    """The rule of a text: ``fixed``, ``proportional``, ``adascale`` or ``knee:table=...``."""
     number("lr", full, "a positive learning rate that is finite", lambda lr: 0 < lr < np.inf)
     rate: Rate = options.build(RATES, text, "learning-rate rule", workers=workers, full=full)
     return rate
@@ -133,7 +133,7 @@ def knee(rates: Array, losses: Array) -> float:
     """The rate at which the loss falls steepest over the logarithm of the rate (the range test's answer).
 
     rates, losses: shape (steps,), the loss after each step of a run whose rate grows; losses may end in NaN
-        or infinity if the run diverged. Where the loss never falls, a tenth of the rate at which it blew up.
+        or infinity if the run diverged. If the loss never falls, the result is a tenth of the rate of divergence.
     """
     usable = np.isfinite(losses) & (np.cumsum(~np.isfinite(losses)) == 0)
     rates, losses = rates[usable], losses[usable]

@@ -1,4 +1,4 @@
-"""Which samples, as places in the training set, a task gets, and what becomes of them if its gradient is not used."""
+"""The sources of tasks' samples, as positions in the training set; samples whose gradient is not used come back."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from paceline.rounds import Indices
 
 
 class Draws:
-    """Samples drawn at random for each task, without end: the setting of the papers on backup workers.
+    """Samples drawn at random for each task, without end, as in the papers on backup workers.
 
-    The draws of a worker's j-th task depend on (seed, worker, j) only.
-    shards: split the training set at random into this many parts, one a worker; 1 lets all draw from all.
+    The draws of a worker's j-th task only depend on (seed, worker, j).
+    shards: the number of random parts of the training set, one per worker; with 1, all draw from the whole set.
     """
 
     def __init__(self, samples: int, seed: int, shards: int = 1) -> None:
@@ -23,32 +23,32 @@ class Draws:
         self._shards = np.array_split(order, shards)
 
     def take(self, worker: int, count: int) -> Indices:
-        """Samples for a task."""
+        """The samples for a task."""
         number = self._counts.get(worker, 0)
         self._counts[worker] = number + 1
         shard = self._shards[worker % len(self._shards)]
         return shard[np.random.default_rng((self._seed, worker, number)).integers(len(shard), size=count)]
 
     def available(self) -> bool:
-        """Whether ``take`` would give anything now."""
+        """Whether ``take`` would return samples now."""
         return True
 
     def used(self, taken: Indices) -> None:
-        """The task's gradient entered an update."""
+        """Note that the task's gradient was used in an update."""
 
     def give_back(self, taken: Indices) -> None:
-        """The task's gradient was not used."""
+        """Take back the samples of a task whose gradient was not used."""
 
     def finished(self) -> bool:
-        """Whether all has been used that is to be used."""
+        """Whether all samples have been used."""
         return False
 
 
 class Epochs:
-    """Every sample once an epoch, whatever is dropped: samples that come back are handed out again, first.
+    """Each sample once per epoch, even if gradients are dropped: samples that come back are handed out again, first.
 
-    samples: of the training set. epochs: how many. The order of an epoch is drawn from (seed, epoch). While a
-    late task still holds samples of an epoch, the next one begins for the others.
+    samples: of the training set. epochs: their number. The order of an epoch is drawn from (seed, epoch). While a
+    late task still holds samples of an epoch, the next epoch begins for the others.
     """
 
     def __init__(self, samples: int, epochs: int, seed: int) -> None:
@@ -58,12 +58,12 @@ class Epochs:
         self.samples, self.epochs, self._seed = samples, epochs, seed
         self.uses = np.zeros(samples, np.int64)  # of each sample, over the whole run
         self._begun = 0  # epochs
-        self._fresh: list[Indices] = []  # what nobody has had of the newest
+        self._fresh: list[Indices] = []  # samples of the newest epoch that were not handed out yet
         self._back: list[Indices] = []
         self._done = 0
 
     def take(self, worker: int, count: int) -> Any:
-        """Samples for a task, up to ``count``, which may be 0; None if there are none, perhaps only for now."""
+        """The samples for a task, up to ``count``, which may be 0; None if there are none, at least for now."""
         parts: list[Indices] = [] if count else [np.zeros(0, np.int64)]
         while count > 0 and self.available():
             if not self._back and not self._fresh:
@@ -91,11 +91,11 @@ class Epochs:
         return self._done >= self.samples * self.epochs
 
     def state_dict(self) -> dict[str, Any]:
-        """What must be kept to go on: samples out with workers count as not used."""
+        """The state from which to continue: samples of unfinished tasks count as not used."""
         return {"uses": self.uses.copy()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on: what an unfinished epoch has not used yet comes first."""
+        """Continue from a state; the samples that an unfinished epoch has not used yet come first."""
         self.uses = np.array(state["uses"], np.int64)
         self._done = int(self.uses.sum())
         self._begun, self._fresh, self._back = int(self.uses.max()), [], []

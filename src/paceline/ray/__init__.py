@@ -19,11 +19,11 @@ if find_spec("ray") is None:  # without importing it
 
 __all__ = ["CodedMatrix", "Server", "WorkerPool", "torch_program", "train"]
 
-_HOMES = {"CodedMatrix": "matmul", "Server": "server", "WorkerPool": "pool"}  # of all others: api
+_HOMES = {"CodedMatrix": "matmul", "Server": "server", "WorkerPool": "pool"}  # all others are in api
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs Ray only when it is asked for."""
+    """Import a module that needs Ray only when one of its names is used."""
     if name in __all__:
         return getattr(import_module(f"paceline.ray.{_HOMES.get(name, 'api')}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Training a model of one's own on Ray: a program for the workers, and one call."""
+"""Training your own model on Ray: a program for the workers, and one call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.engine import Update
 from paceline.paramserver.samples import Epochs
 from paceline.ray.server import Server
-from paceline.ray.worker import Delay, Gradient, Program
+from paceline.ray.worker import Delay, Gradient, Program, check_functions
 from paceline.rounds import Indices, Vector
 
 
@@ -37,9 +37,9 @@ def train(
 
     program: called once in each worker with its rank; returns the first parameters, flat, and a function
         (parameters, sample numbers) -> (gradient of the mean loss, mean loss). ``torch_program`` makes one.
-    samples: of the training set; every one is used exactly once an epoch under bsp, whatever is dropped.
+    samples: of the training set; under bsp, each is used exactly once per epoch, even if gradients are dropped.
     workers, global_batch, policy, options (sync, mode, backup, rate, lr, momentum): see ``ServerConfig``.
-    address: of a standing Ray cluster; without one Ray is started on this machine, and ended again.
+    address: of a running Ray cluster; without one, Ray is started on this machine, and ended again.
     delay: (worker, update, samples) -> seconds to sleep, to try out uneven workers.
     replace: start a new worker for each one that dies.
 
@@ -61,9 +61,15 @@ def torch_program(
 ) -> Program:
     """A program for a torch model and data that fit into each worker's memory.
 
-    model: makes the module. inputs, targets: tensors or arrays with a sample in each row. loss: of (outputs,
-        targets), a mean over samples; cross-entropy by default.
+    model: makes the module. inputs, targets: tensors or arrays with one sample per row. loss: of (outputs, targets),
+        a mean over samples; cross-entropy by default. Raises PacelineError for other arguments.
     """
+    check_functions("loss", model=model, loss=loss)
+    rows, labels = (len(each) if np.ndim(each) else 0 for each in (inputs, targets))
+    if not 0 < rows == labels:
+        raise PacelineError(
+            f"inputs of {rows} and targets of {labels} rows: expected as many, one per sample"
+        )
 
     def program(worker: int) -> tuple[Vector, Gradient]:
         import torch

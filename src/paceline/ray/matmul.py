@@ -1,11 +1,10 @@
 """A matrix whose products survive slow, frozen and dead workers.
 
     with WorkerPool(plan.problem.workers) as pool, CodedMatrix(a, plan, "x", pool) as coded:
-        y = coded @ x  # as often as wanted
+        y = coded @ x  # any number of times
 
-The rows are encoded and placed once. A product multicasts x, takes what arrives, decodes as soon as that is
-enough, and calls off the rest. Sun et al. (2019); parts that arrive one by one use stragglers'
-work too.
+The rows are encoded and placed once. A product multicasts x, collects blocks as they arrive, decodes as soon as they
+suffice, and cancels the rest (Sun et al. 2019). Blocks arrive in parts, so that the work of stragglers is also used.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ from paceline.ray.start import Closing
 
 _log = logging.getLogger(__name__)
 
-BEHIND = 2  # turns that a worker may leave unanswered before it is asked only when needed
+BEHIND = 2  # unanswered turns, from which a worker is asked only if the others are too few
 
 
 @dataclass(frozen=True)
 class Product:
-    """What the last product took: seconds; workers and blocks that arrived in time, of how many asked."""
+    """Figures of a product: seconds, workers and blocks that arrived in time, and ``asked``, the requested blocks."""
 
     seconds: float
     workers: int
@@ -51,15 +50,14 @@ class CodedMatrix(Closing):
     """A master's matrix on the workers of a plan.
 
     a: shape (L, columns), finite; L as in the plan. master: its name or position in the plan.
-    pool: the workers; several masters share one by passing the same. None starts one, which ``close`` ends.
+    pool: the workers; several masters can share one pool. None starts one, which ``close`` ends.
     messages: parts in which a worker delivers its blocks.
-    blocks: blocks the matrix is cut into (``coded.layout``).
+    blocks: the number of blocks into which the matrix is divided (``coded.layout``).
     patience: seconds after which workers that have not answered count as lost, if too few others are left.
-    on_loss: "error" raises WorkerError when too few are left, "recode" places their blocks on the others
-        first.
+    on_loss: "error" raises WorkerError if too few workers are left, "recode" first places the lost blocks on them.
 
-    A probabilistic plan draws a master for each worker and product, from ``seed``; should the workers drawn
-    hold too few rows, the others are asked too.
+    A probabilistic plan draws a master for each worker and product, from ``seed``; if the drawn workers hold too few
+    rows, the others are asked as well.
     """
 
     def __init__(
@@ -74,7 +72,7 @@ class CodedMatrix(Closing):
         on_loss: str = "error",
         seed: int = 0,
     ) -> None:
-        self.closed = True  # until there is something to close
+        self.closed = True  # until there are resources to close
         if on_loss not in ("error", "recode"):
             raise PacelineError(f"on_loss={on_loss!r}: expected 'error' or 'recode'")
         whole("messages", messages)
@@ -93,7 +91,7 @@ class CodedMatrix(Closing):
         self.actors = [self.pool.actors[name] for name in self.names]
         self.key, self.turn = f"{plan.problem.masters[self.master]}/{uuid.uuid4().hex}", -1
         self.dead: set[int] = set()
-        self.behind: dict[int, list[Any]] = {}  # by worker: the last answers of turns, still out
+        self.behind: dict[int, list[Any]] = {}  # by worker: the pending last answers of earlier turns
         self.observations = Observations(len(self.names))
         self.last: Product | None = None
         self.closed = False
@@ -109,7 +107,7 @@ class CodedMatrix(Closing):
         return self.a.shape[0], self.a.shape[1]
 
     def __matmul__(self, x: Array) -> Array:
-        """A x, for x of shape (columns,) or (columns, any).
+        """The product A x, for x of shape (columns,) or (columns, any).
 
         Raises PacelineError for an x that does not fit, WorkerError if too few workers are left.
         """
@@ -120,7 +118,9 @@ class CodedMatrix(Closing):
                 f"x of shape {x.shape}: expected {self.a.shape[1]} entries, a column of the matrix each"
             )
         if not np.isfinite(x).all():
-            raise PacelineError("x has entries that are not finite: decoding would spread them; mend x first")
+            raise PacelineError(
+                "x has entries that are not finite: decoding would spread them; correct x first"
+            )
         answer = self._product(x)
         if answer is None and self.on_loss == "recode":
             _log.info("%s lost: the blocks are placed on those left", self._lost())
@@ -134,15 +134,13 @@ class CodedMatrix(Closing):
         return answer
 
     def recode(self) -> int:
-        """Place the blocks of lost workers on those left; returns how many blocks were placed.
-
-        Loads are Theorem 1's for the workers left. Raises WorkerError if none is left.
-        """
+        """Place the blocks of lost workers on those left; returns the number of placed blocks. The loads are those of
+        Theorem 1 for the workers left. Raises WorkerError if none is left."""
         self._open()
         return self._follow_loads(self._reloaded(self.plan.problem))
 
     def replan(self) -> int:
-        """Fit the delays seen so far, divide the rows again, move only the blocks that change; returns how many."""
+        """Fit the observed delays, divide the rows again and move only blocks that change; returns their number."""
         self._open()
         problem = self.observations.fitted(self.plan.problem, self.master)
         loads = self._reloaded(problem)
@@ -150,7 +148,7 @@ class CodedMatrix(Closing):
         return self._follow_loads(loads)
 
     def follow(self, plan: CodedPlan) -> int:
-        """Change to another plan for this matrix and these workers, moving what changes; the blocks placed."""
+        """Change to another plan for this matrix and these workers; returns the number of placed blocks."""
         self._open()
         if plan.problem.workers != self.names:
             raise PacelineError("the new plan names other workers: expected the same, in the same order")
@@ -164,7 +162,7 @@ class CodedMatrix(Closing):
         return placed
 
     def close(self) -> None:
-        """Take the blocks off the workers; end the pool where this matrix started it."""
+        """Remove the blocks from the workers; end the pool if this matrix started it."""
         if self.closed:
             return
         self.closed = True
@@ -181,18 +179,18 @@ class CodedMatrix(Closing):
             raise PacelineError("this coded matrix is closed; make a new one")
 
     def _product(self, x: Array) -> Array | None:
-        """A x, or None if the workers left do not suffice."""
+        """The product A x; None if the workers left do not suffice."""
         begin, left = time.perf_counter(), self.patience
         self.turn += 1
         asked = self._to_ask()
         pending = self._send(ray.put(x), asked)
         everything = sum(len(self.layout.owned[n]) for n in asked)
-        enough, blocks = self.layout.code.k, dict[int, Array]()  # the products that are here, by block
-        # Of who has answered: rows, and milliseconds.
+        enough, blocks = self.layout.code.k, dict[int, Array]()  # the products that have arrived, by block
+        # Rows and milliseconds of the workers that have answered.
         rows, took = Counter[int](), defaultdict[int, float](float)
         while pending and len(blocks) < enough and left > 0:
             left = begin + self.patience - time.perf_counter()
-            # no fewer messages than these can suffice: one wait for all of them
+            # Fewer messages than these cannot suffice, so a single call waits for all of them.
             largest = max(len(indices) for _, indices in pending.values())
             few = min(-(-(enough - len(blocks)) // largest), len(pending))
             ready, _ = ray.wait(list(pending), num_returns=few, timeout=max(left, 0.0))
@@ -222,28 +220,28 @@ class CodedMatrix(Closing):
         return result
 
     def _get(self, answer: Any, n: int) -> tuple[Array, float] | None:
-        """A worker's answer; None if it was cancelled or the worker died."""
+        """A worker's answer; None if it was cancelled or lost."""
         try:
             value: tuple[Array, float] | None = ray.get(answer)
         except RayTaskError as error:
             raise WorkerError(f"worker {self.names[n]!r} failed: {error.cause!r}") from error
-        except RayError:  # it died, or its node did with the answer
+        except RayError:  # the worker died, or its node with the answer
             self.dead.add(n)
             return None
         return value
 
     def _catch_up(self) -> None:
-        """Take in the owed answers that have come since."""
+        """Take the answers of earlier turns that have arrived since."""
         for n, answers in list(self.behind.items()):
             here, self.behind[n] = ray.wait(answers, num_returns=len(answers), timeout=0)
-            for answer in here:  # nothing, where the work was called off, unless the worker died
-                with contextlib.suppress(WorkerError):  # nobody needs what it failed at
+            for answer in here:  # ``_get`` notices whether the worker has died
+                with contextlib.suppress(WorkerError):  # these products are no longer needed
                     self._get(answer, n)
             if not self.behind[n]:
                 del self.behind[n]
 
     def _to_ask(self) -> list[int]:
-        """Workers for this turn: those drawn and answering, and the others if these hold too few blocks."""
+        """The workers for this turn: those drawn and answering; with the others if these hold too few blocks."""
         self._catch_up()
         holding = [n for n, owned in enumerate(self.layout.owned) if owned and n not in self.dead]
         answering = [n for n in holding if len(self.behind.get(n, ())) < BEHIND]
@@ -254,7 +252,7 @@ class CodedMatrix(Closing):
         return holding
 
     def _drawn(self, n: int) -> bool:
-        """Whether the worker serves this master in this turn; masters with the same seed and turn agree."""
+        """Whether the worker serves this master in this turn; masters with the same seed draw alike in a turn."""
         chances = self.plan.probability[:, n]
         if chances[self.master] == 0 or chances[self.master] >= 1:
             return True
@@ -265,7 +263,7 @@ class CodedMatrix(Closing):
     def _send(self, x: Any, asked: list[int]) -> dict[Any, tuple[int, tuple[int, ...]]]:
         pending = {}
         parts = {n: _parts(self.layout.owned[n], self.messages) for n in asked}
-        for i in range(self.messages):  # first parts of all before second ones
+        for i in range(self.messages):  # the first parts of all workers before the second ones
             for n in asked:
                 if i < len(parts[n]):
                     answer = self.actors[n].multiply.remote(self.key, self.turn, parts[n][i], x)
@@ -273,14 +271,14 @@ class CodedMatrix(Closing):
         return pending
 
     def _lost(self) -> str:
-        """Names of the workers that are dead, or owe an answer."""
+        """The names of the workers that are dead or have not answered."""
         return ", ".join(self.names[n] for n in sorted(self.dead | set(self.behind)))
 
     def _reloaded(self, problem: Problem) -> Array:
-        """Loads of this master's workers that are not lost, shape (N,)."""
+        """The loads of this master's workers, 0 for lost ones, shape (N,)."""
         k = self.plan.probability.copy()
         mine, until = k[self.master].copy(), time.monotonic() + self.patience
-        while True:  # where all owe answers, short of patience, some are only about to give them
+        while True:  # if no worker has answered, some may still answer before the patience is over
             self._catch_up()
             late = {n for n, answers in self.behind.items() if len(answers) >= BEHIND or self._stuck(answers)}
             gone = sorted(self.dead | late)
@@ -295,11 +293,11 @@ class CodedMatrix(Closing):
             share = np.where(k[self.master] > 0, self.plan.loads[self.master], 0.0)
             return share * problem.rows[self.master] / share.sum()
         before = _theorem_1(self.plan.problem, self.plan.probability, self.master)
-        stretch = self.plan.loads[self.master].sum() / before.sum()  # more rows than Theorem 1's stay more
+        stretch = self.plan.loads[self.master].sum() / before.sum()  # keeps rows beyond those of Theorem 1
         return stretch * _theorem_1(problem, k, self.master)
 
     def _stuck(self, answers: list[Any]) -> bool:
-        """Whether a worker stays silent for a second after its work was called off."""
+        """Whether a worker is silent for a second after its work was cancelled."""
         _, left = ray.wait(answers, num_returns=len(answers), timeout=min(1.0, self.patience))
         return bool(left)
 
@@ -309,10 +307,8 @@ class CodedMatrix(Closing):
         return sum(len(blocks) for blocks in moves.place)
 
     def _move(self, new: Layout, moves: Moves) -> None:
-        """Place the new blocks, then drop the old ones. On failure what was placed is dropped again.
-
-        Raises WorkerError if a worker is lost.
-        """
+        """Place the new blocks, then drop the old ones. Raises WorkerError if a worker is lost; then the blocks that
+        were placed are dropped again."""
         placed: list[int] = []
         waiting: list[tuple[int, Any]] = []
         try:
@@ -321,7 +317,7 @@ class CodedMatrix(Closing):
                     blocks = ray.put(np.stack(new.code.encode(self.a, indices)))
                     placed.append(n)
                     waiting.append((n, self.actors[n].place.remote(self.key, indices, blocks)))
-                    # one set of blocks under way beside the one being made bounds the memory
+                    # To bound the memory, only one set of blocks is sent while the next one is made.
                     if len(waiting) > 1:
                         self._settle(*waiting.pop(0))
             for n, answer in waiting:
@@ -342,22 +338,22 @@ class CodedMatrix(Closing):
             ) from error
 
     def _drop(self, workers: Iterable[int], blocks: tuple[tuple[int, ...], ...]) -> None:
-        """Have workers forget blocks, without waiting."""
+        """Let workers drop blocks, without waiting for them."""
         for n in workers:
             if blocks[n] and n not in self.dead:
                 self.actors[n].drop.remote(self.key, blocks[n])
 
 
 def _theorem_1(problem: Problem, k: Array, master: int) -> Array:
-    """Loads of one master's workers, shape (N,)."""
+    """The loads of one master's workers by Theorem 1, shape (N,)."""
     phi, rate = problem.delay.peak()
     return np.asarray(coded_loads(problem, k, completion(problem, k, rate), phi)[master])
 
 
 def _parts(blocks: tuple[int, ...], messages: int) -> list[tuple[int, ...]]:
-    """Blocks in at most so many parts of nearly equal size, in order."""
+    """The blocks, in order, in at most ``messages`` parts of nearly equal size."""
     count = min(messages, len(blocks))
-    # Not array_split, which makes the first parts the larger: they would come too late from a straggler.
+    # array_split would make the first parts larger, which would then arrive too late from a straggler.
     edges = [round(i * len(blocks) / count) for i in range(count + 1)]
     return [blocks[start:end] for start, end in pairwise(edges)]
 
@@ -377,6 +373,6 @@ def _matrix(a: Array, plan: CodedPlan, master: int) -> Array:
         )
     if a.shape[1] < 1 or not np.isfinite(a).all():
         raise PacelineError(
-            "the matrix has entries that are not finite, or no columns: mend it before it is encoded"
+            "the matrix has entries that are not finite, or no columns: correct it before it is encoded"
         )
     return a if a.dtype in (np.float32, np.float64) else a.astype(float)

@@ -1,4 +1,4 @@
-"""Rounds in pieces, carried out: sends pieces to workers, and takes in what they report and deliver."""
+"""Carries out rounds in pieces: sends pieces to workers, and takes their reports and gradients."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from paceline.pieces.sharing import SharedRound
 from paceline.ray.shards import Arrived
 from paceline.rounds import Indices, PieceRecord
 
-FIRST_COST = 2e-3  # seconds of a piece beyond its samples, until measured
+FIRST_COST = 2e-3  # seconds of a piece beyond those of its samples, before it is measured
 
 
 class Pieces:
-    """The running round. ``due`` tells when ``claim`` is called next at the latest.
+    """The current round. ``due`` is the latest time of the next call of ``claim``.
 
-    sender: reaches the workers, as ``Server`` does: ``send`` has a task's worker add the gradient of some samples to
-    what it has of the round, and ``ask`` has it deliver that after what it was sent.
+    sender: sends to the workers, as ``Server`` does: ``send`` lets a task's worker add the gradient of samples to its
+    sum for the round, and ``ask`` lets it deliver that sum after the pieces that were sent before.
     """
 
     def __init__(self, sender: Any, coordinator: Coordinator) -> None:
@@ -30,11 +30,11 @@ class Pieces:
         self._version = -1
         self._tasks: dict[int, Task] = {}
         self._portions: dict[int, list[Arrived]] = {}  # by worker
-        self._number = 0  # of portions, counted downwards: apart from tasks
-        self.record: PieceRecord | None = None  # of the newest complete round
+        self._number = 0  # of portions, negative, so that it differs from the numbers of tasks
+        self.record: PieceRecord | None = None  # the record of the newest complete round
 
     def begin(self, task: Task, now: float) -> None:
-        """A worker takes part in the round, with its task's samples for its plan."""
+        """Let a worker take part in the round; its task's samples are its plan."""
         if self._sharing is None or self._version != task.version:
             piece_plan = self._coordinator.balancer.piece_plan(task.version)
             assert piece_plan is not None
@@ -44,7 +44,7 @@ class Pieces:
         self._send(task.worker, self._sharing.begin(task.worker, task.taken, now))
 
     def lose(self, worker: int, now: float) -> None:
-        """The worker is gone; the others do what it had."""
+        """Note that the worker is lost; the others run its samples."""
         self._tasks.pop(worker, None)
         self._portions.pop(worker, None)
         if self._sharing is not None:
@@ -52,13 +52,13 @@ class Pieces:
             self.claim(now)
 
     def reported(self, worker: int, now: float) -> None:
-        """A piece is through."""
+        """Note that the worker has run a piece."""
         if self._sharing is not None and not self._sharing.idle(worker):
             self._sharing.reported(worker, now)
             self.claim(now)
 
     def delivered(self, task: Task, refs: list[Any], loss: float, kept: Any, now: float) -> Arrived:
-        """A gradient is here; what it is called among those that are added ahead."""
+        """Note a gradient that has arrived; returns it with its number, for ``Shards.hold``."""
         assert self._sharing is not None
         self._number -= 1
         arrived = Arrived(self._number, task.load, 1.0, refs, loss, kept)
@@ -71,15 +71,15 @@ class Pieces:
         return [portion for worker in sorted(self._portions) for portion in self._portions[worker]]
 
     def due(self) -> float:
-        """When somebody should claim ahead."""
+        """The time at which the next worker should claim ahead; infinity if none should."""
         if self._sharing is None:
             return math.inf
         ends = [self._sharing.expected(worker) for worker in self._sharing.workers()]
         return min((end for end in ends if end is not None), default=math.inf)
 
     def claim(self, now: float) -> None:
-        """Whoever has nothing to run, or will soon be through with its only piece, gets the next, so that it need not
-        wait for it. Once nothing is left, everybody delivers at its end; who is awaited, since when, is said."""
+        """Send the next piece to each worker that is idle, or will soon be done with its only piece. If none is left,
+        let the workers deliver. The deadlines get the samples that are awaited from each worker, and since when."""
         sharing = self._sharing
         if sharing is None:
             return
@@ -94,7 +94,7 @@ class Pieces:
             self._coordinator.deadlines.progress(worker, *sharing.awaited(worker))
 
     def finish(self, now: float) -> None:
-        """Tell the coordinator of the round if it is complete; the coordinator goes on to the next."""
+        """Report the round to the coordinator if it is complete; the coordinator then begins the next one."""
         sharing = self._sharing
         if sharing is None or not sharing.complete():
             return

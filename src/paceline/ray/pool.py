@@ -1,8 +1,9 @@
-"""Ray actors that hold coded blocks and multiply them: one for each worker of a plan, shared by all its masters."""
+"""Ray actors that hold coded blocks and multiply them: one per worker of a plan, shared by all its masters."""
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -13,14 +14,14 @@ import numpy as np
 import ray
 
 from paceline.costs import Array
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, number
 from paceline.ray.start import START_SECONDS, Closing, controlled, signals_as_they_are
 
 ProductDelay = Callable[[str, str, int, int], float]
 
 
 class BlockWorker:
-    """Keeps coded blocks by matrix and multiplies them by x; ``cancel`` reaches it while it works or sleeps."""
+    """Holds coded blocks by matrix and multiplies them by x; ``cancel`` takes effect while it computes or sleeps."""
 
     def __init__(self, name: str, delay: ProductDelay | None) -> None:
         self.name, self.delay = name, delay
@@ -29,13 +30,13 @@ class BlockWorker:
         self.changed = threading.Condition()
 
     def place(self, key: str, indices: Sequence[int], blocks: Array) -> None:
-        """Keep blocks of a matrix, in memory of their own."""
+        """Store copies of blocks of a matrix."""
         mine = self.blocks.setdefault(key, {})
         for i, block in zip(indices, blocks, strict=True):
             mine[i] = np.array(block)
 
     def drop(self, key: str, indices: Sequence[int] | None = None) -> None:
-        """Forget blocks of a matrix, all if none is named."""
+        """Remove blocks of a matrix, all of them if ``indices`` is None."""
         if indices is None:
             self.blocks.pop(key, None)
             return
@@ -43,7 +44,7 @@ class BlockWorker:
             self.blocks[key].pop(i, None)
 
     def multiply(self, key: str, turn: int, indices: Sequence[int], x: Array) -> tuple[Array, float] | None:
-        """Products of the blocks with x, stacked, and the seconds they took; None if cancelled."""
+        """The products of the blocks with x, stacked, and the seconds they took; None if cancelled."""
         begin = time.perf_counter()
         if self._is_cancelled(key, turn):
             return None
@@ -59,14 +60,14 @@ class BlockWorker:
 
     @ray.method(concurrency_group="control")
     def cancel(self, key: str, turn: int) -> None:
-        """Leave undone what is asked for up to this turn of a matrix."""
+        """Cancel the products of a matrix up to this turn."""
         with self.changed:
             self.cancelled[key] = max(self.cancelled.get(key, -1), turn)
             self.changed.notify_all()
 
     @ray.method(concurrency_group="control")
     def process(self) -> int:
-        """The process number, once the actor is up."""
+        """The process number, when the actor has started."""
         return os.getpid()
 
     def _is_cancelled(self, key: str, turn: int) -> bool:
@@ -76,12 +77,11 @@ class BlockWorker:
 class WorkerPool(Closing):
     """Workers by name, each a Ray actor.
 
-    workers: names as in the plan. cpus: CPUs that Ray sets aside for each; 0 to start more workers than CPUs.
-    delay: (worker, master, turn, rows) -> seconds that so many rows shall take at least, to try out uneven
-        speeds.
+    workers: names as in the plan. cpus: CPUs that Ray reserves for each; 0 to start more workers than CPUs.
+    delay: (worker, master, turn, rows) -> seconds that these rows take at least, to try out uneven speeds.
 
-    Raises PacelineError for duplicate names, too few CPUs, and workers that do not start in time. Close it,
-    or use it in a ``with`` statement, to end the actors.
+    Raises PacelineError for duplicate names, too few CPUs, and workers that do not start in time. Close it, or use it
+    in a ``with`` statement, to end the actors.
     """
 
     def __init__(
@@ -90,6 +90,7 @@ class WorkerPool(Closing):
         cpus: float = 1.0,
         delay: ProductDelay | None = None,
     ) -> None:
+        number("cpus", cpus, "CPUs of each worker, 0 or more", lambda cpus: 0 <= cpus < math.inf)
         if len(set(workers)) < len(workers) or not workers:
             raise PacelineError(
                 f"{len(workers)} workers, {len(set(workers))} different names: expected one each"
@@ -100,8 +101,7 @@ class WorkerPool(Closing):
         there = ray.cluster_resources().get("CPU", 0.0)
         if cpus * len(workers) > there:
             raise PacelineError(
-                f"{len(workers)} workers of {cpus:g} CPUs each, and Ray has {there:g}: add nodes, or "
-                f"give cpus=0"
+                f"{len(workers)} workers of {cpus:g} CPUs each, and Ray has {there:g}: add nodes, or give cpus=0"
             )
         actor = controlled(BlockWorker)
         self.actors: dict[str, Any] = {
@@ -112,8 +112,7 @@ class WorkerPool(Closing):
         if waiting:
             self.close()
             raise PacelineError(
-                f"{len(waiting)} of {len(workers)} workers did not start in {START_SECONDS:g} s; look at the Ray "
-                f"cluster"
+                f"{len(waiting)} of {len(workers)} workers did not start in {START_SECONDS:g} s; check Ray's cluster"
             )
         self.processes: dict[str, int] = dict(zip(self.actors, ray.get(started), strict=True))
 

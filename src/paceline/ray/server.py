@@ -1,8 +1,8 @@
-"""Training on Ray: worker actors compute gradients, server actors keep the parameters, this loop decides.
+"""Training on Ray: worker actors compute gradients, server actors hold the parameters, and this loop decides.
 
-The loop sees only small messages: gradients and parameters go by the object store (``shards``). The server
-actors are on this process's node, and a gradient counts as arrived when it is there, too: so an update can
-neither be held up nor fail by what happens to workers and their nodes.
+The loop only gets small messages: gradients and parameters pass through the object store (``shards``). The server
+actors are on this process's node, and a gradient counts as arrived when it is on that node as well. So the loss of
+workers and their nodes can neither delay an update nor make it fail.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from paceline.errors import PacelineError, WorkerError, number, short, switches
+from paceline.errors import PacelineError, WorkerError, number, short, switches, whole
 from paceline.machines import sizes
 from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.coordinator import Coordinator
@@ -26,29 +26,30 @@ from paceline.paramserver.samples import SampleSource
 from paceline.ray.pieces import Pieces
 from paceline.ray.shards import Arrived, Shards
 from paceline.ray.start import Closing, connect
-from paceline.ray.worker import Crew, Delay, Program, Report, said
+from paceline.ray.worker import Crew, Delay, Program, Report, check_functions, last_line
 from paceline.rounds import Indices, Vector
 
-LOOK_SECONDS = 0.25  # at most between two looks at deadlines, joiners and commands
+LOOK_SECONDS = 0.25  # at most, between two checks of deadlines, joining workers and commands
 
 
 class _Sent(NamedTuple):
-    """A task on its way: to whom, and where its gradient will be; nowhere for a piece of a shared round."""
+    """A task that was sent to an actor, with the refs of its gradient; none for a piece of a shared round."""
 
     task: Task
     actor: Any
-    parts: list[Any]  # refs, one a server actor
-    report: Any  # its ref
+    parts: list[Any]  # a ref for each server actor
+    report: Any  # the ref of its ``Report``
 
 
 class Server(Closing):
     """One run; use it in a ``with`` statement, which ends the actors.
 
-    program: see ``train``. pool: the samples. on_update: gets each ``Update``.
+    program: see ``train``. pool: the samples, ``Epochs`` or ``Draws``. on_update: gets each ``Update``.
+    cpus: CPUs that Ray reserves for each worker. shards: server actors; 0 to choose by the model's size.
     give_up, floor: a worker may take ``give_up`` times the longest recent round trip of its own load, plus
         ``floor`` seconds, before its work goes to the others.
     replace: start a new worker for each one that dies.
-    state: what ``state`` gave, to go on from there.
+    state: the result of ``state`` from which to continue.
     """
 
     def __init__(
@@ -67,9 +68,13 @@ class Server(Closing):
         replace: bool = False,
         state: dict[str, Any] | None = None,
     ) -> None:
-        for name, given in {"program": program, "on_update": on_update, "delay": delay}.items():
-            if not callable(given) and (given is not None or given is program):
-                raise PacelineError(f"{name}={short(given)}: expected a function")
+        check_functions("on_update", "delay", program=program, on_update=on_update, delay=delay)
+        if not isinstance(pool, SampleSource):
+            raise PacelineError(
+                f"pool={short(pool)}: expected Epochs or Draws of paceline.paramserver.samples"
+            )
+        number("cpus", cpus, "CPUs of each worker, 0 or more", lambda cpus: 0 <= cpus < math.inf)
+        whole("shards", shards, 0)
         number("give_up", give_up, "1 or more", lambda times: 1 <= times < math.inf)
         number("floor", floor, "seconds, 0 or more", lambda seconds: 0 <= seconds < math.inf)
         switches(replace=replace)
@@ -77,9 +82,9 @@ class Server(Closing):
         self.on_update = on_update or (lambda update: None)
         self._give_up, self._floor, self._replace = give_up, floor, replace
         self._commands: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
-        self._wanted = 0  # workers to be started as soon as there is a place
-        self._pending: dict[Any, _Sent] = {}  # by each ref of what is not on this node yet
-        self._here: dict[int, Arrived] = {}  # by task
+        self._wanted = 0  # workers to be started as soon as there is a free place
+        self._pending: dict[Any, _Sent] = {}  # by each ref that is not on this node yet
+        self._here: dict[int, Arrived] = {}  # arrived gradients by task
         self.buffers: Vector | None = None
         self._coordinator = Coordinator(self, config, pool, self._updated, shares=True)
         self._round = Pieces(self, self._coordinator)
@@ -99,9 +104,9 @@ class Server(Closing):
         self._began = time.perf_counter()
 
     def run(self, updates: int | None = None, seconds: float | None = None) -> Vector:
-        """Train until so many updates are made, or seconds have passed, or all samples are used; the parameters.
+        """Train until ``updates`` are made, ``seconds`` have passed, or all samples are used; returns the parameters.
 
-        Raises WorkerError when no worker is left, or a server actor has died.
+        Raises WorkerError if no worker is left, or a server actor has died.
         """
         coordinator = self._coordinator
         if not coordinator.present:
@@ -123,7 +128,7 @@ class Server(Closing):
         return self.shards.values()
 
     def state(self) -> dict[str, Any]:
-        """Parameters, momentum and version: with the pool's own state all that is needed to go on."""
+        """Parameters, momentum, version and buffers: with the pool's own state, everything needed to continue."""
         return {
             "values": self.values(),
             "velocity": self.shards.velocity(),
@@ -136,16 +141,15 @@ class Server(Closing):
         return set(self._coordinator.present)
 
     def leave(self, worker: int) -> None:
-        """Let a worker go; safe from any thread."""
+        """Let a worker leave; safe from any thread."""
         self._commands.put(("leave", worker))
 
     def add(self) -> None:
-        """Start a worker in the first place that is free, or becomes so; it joins when it is up. Safe from any
-        thread."""
+        """Start a worker in the first place that is or becomes free; it joins when it is up. Safe from any thread."""
         self._commands.put(("add", -1))
 
     def close(self) -> None:
-        """End all actors, and the Ray that was started for them."""
+        """End all actors, and Ray if it was started for them."""
         for part in ("_crew", "shards"):
             if hasattr(self, part):
                 getattr(self, part).close()
@@ -164,18 +168,18 @@ class Server(Closing):
         self._await(task, method.remote(task.number, version, task.taken, *self.shards.refs))
 
     def send(self, task: Task, samples: Indices) -> None:
-        """Have a task's worker add the gradient of these samples to what it has of a shared round."""
+        """Let a task's worker add the gradient of these samples to its sum for a shared round."""
         version = self._before + task.version
         method = self._actors[task.worker].piece
         self._await(task, [method.remote(task.number, version, samples, *self.shards.refs)])
 
     def ask(self, task: Task) -> None:
-        """Have a worker deliver, after what it was sent; the task has the samples whose gradient that is."""
+        """Let a worker deliver its sum, of the task's samples, after the pieces that were sent before."""
         method = self._actors[task.worker].deliver.options(num_returns=len(self.shards) + 1)
         self._await(task, method.remote(task.number, len(self.shards)))
 
     def cancel(self, tasks: list[Task]) -> None:
-        """Tell the workers that are still at it, and forget the gradients."""
+        """Cancel these tasks in the workers that are still computing them, and discard the gradients."""
         for task in tasks:
             finished = self._here.pop(task.number, None) is not None
             if not finished and task.worker in self._actors:
@@ -184,7 +188,7 @@ class Server(Closing):
                 self._round.lose(task.worker, self._now())
 
     def update(self, parts: list[tuple[Task, float]], batch: float | None, rate: float) -> Moved:
-        """Have the server actors move the parameters."""
+        """Let the server actors move the parameters."""
         if parts[0][0].shared:
             arrived = self._round.portions()
         else:
@@ -208,7 +212,7 @@ class Server(Closing):
         values = state["values"] if state else self._crew.ask("first", [0])[0]
         if len(values) != size:
             raise PacelineError(
-                f"the checkpoint has {len(values)} parameters, the model {size}; it is another model's"
+                f"the checkpoint has {len(values)} parameters, the model {size}; expected one of the same model"
             )
         self.shards = Shards(
             values,
@@ -223,7 +227,7 @@ class Server(Closing):
         self.buffers = state.get("buffers")
 
     def _wait(self, now: float) -> None:
-        """Wait for the next thing that happens, and take in all that has."""
+        """Wait for the next message, and handle all that have arrived."""
         watched = [*self._pending, *self._crew.starting]
         due = min(self._coordinator.due(self._give_up, self._floor).values(), default=math.inf)
         timeout = min(max(min(due, self._round.due()) - now, 0.0), LOOK_SECONDS)
@@ -242,7 +246,7 @@ class Server(Closing):
                 break
 
     def _take(self, sent: _Sent) -> None:
-        """A task has ended, one way or another, and all that it gave is on this node, or lost."""
+        """Handle a task that has ended, whose results are all on this node or lost."""
         try:
             report: Report = ray.get(sent.report)
         except RayActorError:
@@ -251,7 +255,7 @@ class Server(Closing):
         except RayError as error:
             if isinstance(error, RayTaskError) and not isinstance(error.cause, RayError):
                 raise WorkerError(
-                    f"worker {sent.task.worker} failed after update {self.updates}: {said(error)}"
+                    f"worker {sent.task.worker} failed after update {self.updates}: {last_line(error)}"
                 ) from error
             self._lost_on_the_way(sent)
             return
@@ -260,7 +264,7 @@ class Server(Closing):
                 f"the loss became {report.loss:g} after update {self.updates}; lower the learning rate (--lr) or "
                 "look for bad values in the data"
             )
-        try:  # to hold on to the gradient, without copying it
+        try:  # keeps the gradient in memory, without a copy
             kept = ray.get(sent.parts) if self._awaited(sent) else None
         except RayError:
             self._lost_on_the_way(sent)
@@ -268,7 +272,7 @@ class Server(Closing):
         self._deliver(sent, report, kept)
 
     def _deliver(self, sent: _Sent, report: Report, kept: Any) -> None:
-        """Hand a finished task to the coordinator, or take back its worker if it was given up."""
+        """Pass a finished task to the coordinator, or let its worker take part again if it was given up."""
         task, coordinator = sent.task, self._coordinator
         if not report.cancelled and report.buffers is not None and len(report.buffers):
             mixed = report.buffers if self.buffers is None else 0.9 * self.buffers + 0.1 * report.buffers
@@ -287,7 +291,7 @@ class Server(Closing):
             self._take_back(sent)
 
     def _share(self, sent: _Sent, report: Report, kept: Any) -> None:
-        """A piece of a shared round is through, or the gradient of several is here."""
+        """Handle a piece of a shared round that was run, or the gradient of several pieces."""
         task, now = sent.task, self._now()
         if not sent.parts:
             self._round.reported(task.worker, now)
@@ -303,19 +307,19 @@ class Server(Closing):
         return running is not None and running.number == sent.task.number
 
     def _take_back(self, sent: _Sent) -> None:
-        """A worker that was given up has ended its task: it takes part again."""
+        """Let a worker that was given up take part again, since it has ended its task."""
         worker = sent.task.worker
         if worker not in self._coordinator.present and self._actors.get(worker) is sent.actor:
             self._coordinator.handle(Join(self._now(), worker, sent.task))
 
     def _lost_on_the_way(self, sent: _Sent) -> None:
-        """A gradient was computed and is gone, with its node or its node's memory."""
+        """Handle a gradient that was computed and then lost, with its node or its node's memory."""
         if self._awaited(sent):
             self._coordinator.handle(Leave(self._now(), sent.task.worker, "lost"))
-        self._take_back(sent)  # should its worker be dead, too, that is said of its next task
+        self._take_back(sent)  # if its worker is dead as well, its next task shows that
 
     def _look_after(self) -> None:
-        """Claims, deadlines and commands."""
+        """Handle claims, deadlines and commands."""
         now = self._now()
         if not self.pool.finished():
             self._round.claim(now)
@@ -329,12 +333,12 @@ class Server(Closing):
             elif worker in self._actors:
                 self._coordinator.handle(Leave(now, worker, "left"))
                 self._crew.remove(worker)
-        # Who was given up may turn out to be dead, and its place free, only later.
+        # A worker that was given up may die later, and only then its place is free.
         while self._wanted and self._crew.add():
             self._wanted -= 1
 
     def _gone(self, sent: _Sent) -> None:
-        """The process of the task's worker has died; by now another may be in its place."""
+        """Handle the death of the task's worker, whose place another one may have by now."""
         worker = sent.task.worker
         if self._actors.get(worker) is not sent.actor:
             return

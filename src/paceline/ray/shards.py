@@ -1,8 +1,8 @@
-"""Where the parameters live: server actors, one or several with a part of a large model each.
+"""The server actors that hold the parameters: one, or several with a part of a large model each.
 
-Gradients go from their worker's process through the object store to these actors, new parameters the same way
-back; the loop that decides sees neither. A large model's gradients are added as they come, while others are
-still computed, so that an update waits for the last one's addition only.
+Gradients go from their worker's process through the object store to these actors, and new parameters the same way
+back; the loop that decides gets neither. A large model's gradients are added as they arrive, while others are still
+computed, so that an update only waits for the addition of the last one.
 """
 
 from __future__ import annotations
@@ -21,15 +21,13 @@ from paceline.errors import WorkerError
 from paceline.paramserver.aggregate import Parameters, Part, Sum
 from paceline.rounds import Vector
 
-SHARD_PARAMETERS = 32 * 2**20  # parameters of a model from which a second server actor helps
-AHEAD_PARAMETERS = 2**20  # from which adding a gradient takes longer than one more message
+SHARD_PARAMETERS = 32 * 2**20  # parameters of a model from which on a second server actor helps
+AHEAD_PARAMETERS = 2**20  # parameters from which on adding a gradient takes longer than one more message
 
 
 class Arrived(NamedTuple):
-    """A gradient in the object store: its task's number and samples, its weight, and a ref for each shard.
-
-    loss: mean over its samples. kept: what keeps it in this node's memory.
-    """
+    """A gradient in the object store: its task's number and samples, its weight, and a ref for each shard. loss: mean
+    over its samples. kept: a reference that keeps it in this node's memory."""
 
     number: int
     samples: int
@@ -40,21 +38,21 @@ class Arrived(NamedTuple):
 
 
 class Shard:
-    """A server actor: keeps a part of the parameters, and moves it."""
+    """A server actor: it holds a part of the parameters and moves it."""
 
     def __init__(self, momentum: float, statistics: bool) -> None:
         self._parameters = Parameters(np.zeros(0), momentum, in_place=True)
         self._sum = Sum(statistics)
-        self._held: list[int] = []  # tasks whose gradients are in the sum already
+        self._held: list[int] = []  # tasks whose gradients are already in the sum
 
     def set(self, values: Vector, velocity: Vector | None = None) -> Vector:
-        """Begin with these parameters; returns them."""
+        """Set the first parameters; returns them."""
         self._parameters.values = values.copy()
         self._parameters.velocity = None if velocity is None else velocity.copy()
         return self._parameters.values
 
     def hold(self, number: int, samples: int, gradient: Vector) -> None:
-        """Add this gradient ahead of the update that it is most likely for."""
+        """Add this gradient before the update that will probably use it."""
         self._sum.add(Part(gradient, 0.0, samples))
         self._held.append(number)
 
@@ -66,10 +64,10 @@ class Shard:
         rate: float,
         *gradients: Vector,
     ) -> tuple[Vector | None, tuple[float, float] | None]:
-        """Move by the gradients held and these; the new parameters, and this part's share of norm2 and variance.
+        """Move by the held gradients and these; returns the new parameters and this part's norm2 and variance.
 
-        held: the tasks whose gradients should be in the sum; none begins a new sum. Where others are in it,
-        nothing is done: (None, None). of: samples and weight of each gradient given.
+        held: the tasks whose gradients should be in the sum; with an empty list, a new sum begins. If the sum has
+        others, nothing is done, and the result is (None, None). of: samples and weight of each of ``gradients``.
         """
         if self._held != held:
             if held:
@@ -88,10 +86,10 @@ class Shard:
 
 
 class Shards:
-    """All server actors of a run, on the node of this process, with which alone they end.
+    """All server actors of a run, on the node of this process, so that they only end with it.
 
-    values, velocity: to begin with, whole. version: of these values. statistics: as in ``aggregate.Sum``.
-    count: how many actors; by the model's size where 0.
+    values, velocity: the first ones, of the whole model. version: of these values. statistics: as in
+    ``aggregate.Sum``. count: the number of actors; 0 to choose it by the model's size.
     """
 
     def __init__(
@@ -121,32 +119,30 @@ class Shards:
         return len(self.actors)
 
     def values(self) -> Vector:
-        """The newest parameters, whole."""
+        """The newest parameters of the whole model."""
         return np.concatenate(self._get(self.refs))
 
     def velocity(self) -> Vector | None:
-        """The momentum's state, whole; None if there is none (yet)."""
+        """The momentum's state of the whole model; None if there is none (yet)."""
         parts = self._get([actor.velocity.remote() for actor in self.actors])
         return None if parts[0] is None else np.concatenate(parts)
 
     def hold(self, arrived: Arrived) -> None:
-        """This gradient has come, and others are awaited: add it meanwhile, where that saves time."""
+        """Add this gradient while others are awaited, if that saves time."""
         if self._ahead and arrived.weight == 1:
             self._held.append(arrived.number)
             for actor, ref in zip(self.actors, arrived.refs, strict=True):
                 actor.hold.remote(arrived.number, arrived.samples, ref)
 
     def update(self, parts: Sequence[Arrived], batch: float | None, rate: float) -> tuple[float, float]:
-        """Move the parameters; norm2 and variance as in ``aggregate``, whose ``batch`` this is.
-
-        Raises WorkerError when a server actor has died.
-        """
+        """Move the parameters; returns norm2 and variance. batch: as in ``aggregate``. Raises WorkerError if a server
+        actor has died."""
         plain = {part.number for part in parts if part.weight == 1}
         held = self._held if plain.issuperset(self._held) else []
         self._held = []
         asked = [self._ask(index, held, parts, batch, rate) for index in range(len(self))]
         for index, statistics in enumerate(self._get([statistics for _, statistics in asked])):
-            if statistics is None:  # a gradient that was to be held had been lost on its way
+            if statistics is None:  # a gradient was lost before it could be held
                 asked[index] = self._ask(index, [], parts, batch, rate)
         found = self._get([statistics for _, statistics in asked])
         self.refs = [values for values, _ in asked]

@@ -1,4 +1,4 @@
-"""Starts a Ray on this machine, or joins one that stands, and says in a sentence when that fails; makes actors."""
+"""Starts Ray on this machine or joins a running cluster, with a sentence if that fails; makes actors."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ import ray
 from paceline.errors import PacelineError
 
 ANSWER_SECONDS = 20.0
-START_SECONDS = 120.0  # that all workers may take to start
-# Ray itself tries for minutes, and cannot be told to stop: so another process tries first. A version of Ray that
-# cannot be asked like that shows when it is joined.
+START_SECONDS = 120.0  # in which all workers must start
+# Ray itself tries to connect for minutes and cannot be interrupted, so another process tries first. With a version of
+# Ray that has no such client, the error comes when it is joined.
 ASK = """
 import sys
 try:
@@ -32,9 +32,9 @@ GcsClient(address=sys.argv[1])
 
 
 def connect(address: str | None, cpus: int) -> bool:
-    """Join the Ray at ``address``, or the one this process is in, or start one with so many CPUs.
+    """Use the Ray of this process, or join the one at ``address``, or start one with this number of CPUs.
 
-    Returns whether Ray was started or joined here, and so is the caller's to shut down.
+    Returns whether Ray was started or joined here, so that the caller must shut it down.
     """
     if ray.is_initialized():
         return False
@@ -44,7 +44,7 @@ def connect(address: str | None, cpus: int) -> bool:
     with signals_as_they_are():
         if address is None:
             os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-            ray.init(  # "local": another's Ray on this machine is none of ours
+            ray.init(  # "local": never join another Ray on this machine
                 address="local", num_cpus=max(cpus, os.cpu_count() or 1), include_dashboard=False, **quiet
             )
             return True
@@ -59,7 +59,7 @@ def connect(address: str | None, cpus: int) -> bool:
 
 
 class Closing:
-    """Is closed at the end of a ``with`` statement."""
+    """A base class of objects that are closed at the end of a ``with`` statement."""
 
     def __enter__(self) -> Self:
         return self
@@ -68,21 +68,20 @@ class Closing:
         self.close()
 
     def close(self) -> None:
-        """End what was started."""
+        """End everything that this object has started."""
 
 
 def controlled(kind: type) -> Any:
-    """The class as Ray's actor, whose methods of the group "control" have a thread of their own, so that they pass a
-    computation.
-    """
+    """The class as a Ray actor. Methods of the group "control" have their own thread, so they do not wait for a
+    computation."""
     return ray.remote(concurrency_groups={"control": 1})(kind)  # type: ignore[call-overload]
 
 
 @contextlib.contextmanager
 def signals_as_they_are() -> Iterator[None]:
-    """Ray takes SIGTERM for itself: it ends the program without letting it end in order."""
-    heard = threading.current_thread() is threading.main_thread()
-    before = signal.getsignal(signal.SIGTERM) if heard else None
+    """Restore the handler of SIGTERM, which Ray replaces by one that does not let the program end in order."""
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGTERM) if main else None
     try:
         yield
     finally:

@@ -13,7 +13,7 @@ import numpy as np
 import ray
 from ray.exceptions import RayError
 
-from paceline.errors import PacelineError, WorkerError
+from paceline.errors import PacelineError, WorkerError, short
 from paceline.machines import Machine, measure
 from paceline.paramserver.aggregate import Part, Sum
 from paceline.ray.start import START_SECONDS, controlled
@@ -25,7 +25,7 @@ Delay = Callable[[int, int, int], float]
 
 
 class Report(NamedTuple):
-    """What comes back beside a gradient. seconds: of the computation, sleeps included."""
+    """The answer that accompanies a gradient. seconds: of the computation, including sleeps."""
 
     loss: float = 0.0
     seconds: float = 0.0
@@ -34,20 +34,20 @@ class Report(NamedTuple):
 
 
 class Worker:
-    """Computes what it is asked for, one gradient after the other.
+    """Computes the requested gradients, one after the other.
 
-    program: makes the first parameters and the gradient function, once, here: see ``paceline.ray.train``.
-    pieces: a gradient is computed in this many, between which it can be interrupted.
+    program: makes the first parameters and the gradient function, once, in the worker: see ``paceline.ray.train``.
+    pieces: into which a gradient is divided; between them it can be interrupted.
     delay: (worker, version, samples) -> seconds to sleep, to try out uneven speeds.
     """
 
     def __init__(self, rank: int, program: Program, pieces: int, delay: Delay | None) -> None:
         self._rank, self._delay, self._pieces = rank, delay, pieces
         self._first, self._gradient = program(rank)
-        self._whole: Any = None  # the parts' parameters together, in memory that is used again
-        self._newest = -1  # version of these
+        self._whole: Any = None  # the parameters of all parts, in memory that is reused
+        self._newest = -1  # the version of these parameters
         self._sum = Sum(statistics=False)
-        self._round, self._run = -1, 0  # the task that the sum is of, and its samples
+        self._round, self._run = -1, 0  # the task of the sum, and its samples so far
         self._cancelled = -1
         self._changed = threading.Condition()
 
@@ -57,18 +57,15 @@ class Worker:
 
     @ray.method(concurrency_group="control")
     def process(self) -> tuple[int, int]:
-        """Number of parameters, and the process, once the worker is up."""
+        """The number of parameters and the process number, when the worker has started."""
         return len(self._first), os.getpid()
 
     def machine(self) -> Machine:
-        """What this worker's machine is."""
+        """A description of this worker's machine."""
         return measure()
 
     def compute(self, number: int, version: int, samples: Indices, *values: Vector) -> tuple[Any, ...]:
-        """The mean gradient over the samples, a part for each shard, and a Report.
-
-        A cancelled gradient is None.
-        """
+        """The mean gradient over the samples, a part for each shard, and a Report. A cancelled gradient is None."""
         began = time.perf_counter()
         for piece in np.array_split(samples, min(self._pieces, len(samples))):
             self.piece(number, version, piece, *values)
@@ -76,7 +73,7 @@ class Worker:
         return (*gradient, report._replace(seconds=time.perf_counter() - began))
 
     def piece(self, number: int, version: int, samples: Indices, *values: Vector) -> Report:
-        """Add the gradient over these samples to what the task has; a Report."""
+        """Add the gradient over these samples to the task's sum; returns a Report."""
         began = time.perf_counter()
         if number != self._round:
             self._round, self._run = number, 0
@@ -94,7 +91,7 @@ class Worker:
         return Report(loss, time.perf_counter() - began)
 
     def deliver(self, number: int, parts: int) -> tuple[Any, ...]:
-        """The mean gradient over what the task has had since it last delivered, and a Report."""
+        """The mean gradient over the task's samples since its last delivery, and a Report."""
         if number != self._round or self._cancelled >= number:
             return (*(None,) * parts, Report(cancelled=True))
         found = self._sum.take()
@@ -104,7 +101,7 @@ class Worker:
 
     @ray.method(concurrency_group="control")
     def cancel(self, number: int) -> None:
-        """Leave undone what is asked for up to this task."""
+        """Cancel the tasks up to this number."""
         with self._changed:
             self._cancelled = max(self._cancelled, number)
             self._changed.notify_all()
@@ -118,11 +115,11 @@ class Worker:
 
 
 class Crew:
-    """Workers by place, 0 to ``places`` - 1.
+    """The workers by place, 0 to ``places`` - 1.
 
-    program, delay, pieces: as for ``Worker``. cpus: that Ray sets aside for each.
-    actors: by place, also those that are still starting, whose first words ``starting`` has: place and actor by
-    ref. processes: of all that were ever up, by place.
+    program, delay, pieces: as for ``Worker``. cpus: CPUs that Ray reserves for each. actors: by place, including
+    those that still start. starting: their place and actor, by the ref of their first answer. processes: by place, of
+    all workers that have ever been up.
     """
 
     def __init__(self, places: int, program: Program, pieces: int, delay: Delay | None, cpus: float) -> None:
@@ -133,10 +130,8 @@ class Crew:
         self.processes: dict[int, int] = {}
 
     def start(self) -> int:
-        """Start all and wait for them; how many parameters their model has.
-
-        Raises WorkerError if one fails, PacelineError if some do not come up in time.
-        """
+        """Start all workers and wait for them; returns the number of parameters of their model. Raises WorkerError if
+        a worker fails, PacelineError if some do not start in time."""
         first = {self._actor(place): place for place in range(self._places)}
         ready, late = ray.wait(list(first), num_returns=len(first), timeout=START_SECONDS)
         up = [self._up(first[ref], ref) for ref in ready]
@@ -148,8 +143,8 @@ class Crew:
         return up[0]
 
     def ask(self, method: str, places: Iterable[int]) -> list[Any]:
-        """What these workers answer to a question before their first task."""
-        return _told([getattr(self.actors[place], method).remote() for place in places])
+        """The results of a method of these workers, before their first task."""
+        return _answers([getattr(self.actors[place], method).remote() for place in places])
 
     def add(self) -> bool:
         """Start a worker in the first free place; False if there is none."""
@@ -160,7 +155,7 @@ class Crew:
         return bool(free)
 
     def welcome(self, ref: Any) -> int | None:
-        """A starting worker's first word is here: its place; None if it died, or was told to leave meanwhile."""
+        """The place of a worker whose first answer has arrived; None if it has died, or left meanwhile."""
         place, actor = self.starting.pop(ref)
         if self.actors.get(place) is not actor:
             return None
@@ -182,7 +177,7 @@ class Crew:
             self.remove(place)
 
     def _actor(self, place: int) -> Any:
-        """Start a worker; the ref of its first word."""
+        """Start a worker; returns the ref of its first answer."""
         remote = controlled(Worker)
         self.actors[place] = remote.options(
             num_cpus=self._cpus, max_restarts=0, scheduling_strategy="SPREAD"
@@ -190,19 +185,26 @@ class Crew:
         return self.actors[place].process.remote()
 
     def _up(self, place: int, ref: Any) -> int:
-        """Note a worker's process; the size of its model."""
-        size, self.processes[place] = _told([ref])[0]
+        """Note a worker's process; returns the size of its model."""
+        size, self.processes[place] = _answers([ref])[0]
         return int(size)
 
 
-def said(error: Exception) -> str:
-    """The innermost sentence of one of Ray's many lines."""
+def check_functions(*optional: str, **given: Any) -> None:
+    """Raises PacelineError for the first that is no function; those named in ``optional`` may be None."""
+    for name, value in given.items():
+        if not callable(value) and not (value is None and name in optional):
+            raise PacelineError(f"{name}={short(value)}: expected a function")
+
+
+def last_line(error: Exception) -> str:
+    """The last line of an error of Ray, which is its cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__
 
 
-def _told(refs: list[Any]) -> list[Any]:
+def _answers(refs: list[Any]) -> list[Any]:
     try:
         return list(ray.get(refs))
     except RayError as error:
-        raise WorkerError(f"a worker could not start: {said(error)}") from error
+        raise WorkerError(f"a worker could not start: {last_line(error)}") from error

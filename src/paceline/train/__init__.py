@@ -1,1 +1,1 @@
-"""``paceline train``: its configuration, its workers, its checkpoints, and one file for each engine."""
+"""``paceline train``: its configuration, its workers, its checkpoints, and one file per engine."""

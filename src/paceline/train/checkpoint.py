@@ -1,7 +1,7 @@
 """The last two checkpoints of a run, each with a digest of all its bytes.
 
-A checkpoint is a zip archive, of torch or of numpy, and the digest is the archive's comment: other programs read the
-file as before.
+A checkpoint is a zip archive of torch or of numpy, and the digest is the archive's comment, so other programs can
+still read the file.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ PARTS = ("model", "optimizer", "pace")
 
 
 def seal(archive: bytes) -> bytes:
-    """The archive with the digest of its bytes as its comment. archive: a zip archive without a comment, so that its
-    last two bytes, the length of the comment, are 0."""
+    """The archive with the digest of its bytes as its comment. archive: a zip archive without a comment, whose last
+    two bytes, the length of the comment, are therefore 0."""
     body = archive[:-2] + (len(MARK) + DIGITS).to_bytes(2, "little")
     return body + MARK + _digest(body)
 
 
 def sound(content: bytes) -> bool:
-    """Whether these bytes are what ``seal`` gave."""
+    """Whether these bytes are unchanged since ``seal`` returned them."""
     body, end = content[: -len(MARK) - DIGITS], content[-len(MARK) - DIGITS :]
     return end == MARK + _digest(body)
 
@@ -45,20 +45,20 @@ def sound(content: bytes) -> bool:
 class Checkpoints:
     """The newest checkpoint of a run and the one before it.
 
-    newest: the file; the older one stands beside it, as NAME-previous. decode: what the bytes hold; raises
-    PacelineError for what it cannot use, and may raise anything for bytes that are damaged.
+    newest: the file; the older one is in the same directory, as NAME-previous. decode: turns bytes into content;
+    raises PacelineError for a content that it cannot use, and may raise anything for damaged bytes.
     """
 
     def __init__(self, newest: Path, decode: Callable[[bytes], dict[str, Any]]) -> None:
         self.newest, self._decode = newest, decode
         self.older = newest.with_name(f"{newest.stem}-previous{newest.suffix}")
-        self._keeps: bool | None = None  # whether the newest is sound; None if nobody has looked
-        self.note = ""  # a sentence on why ``load`` took the older one
+        self._keeps: bool | None = None  # whether the newest is undamaged; None before it is checked
+        self.note = ""  # a sentence on why ``load`` returned the older one
 
     def load(self) -> dict[str, Any] | None:
-        """The newest, or the one before it where the newest is damaged or gone; None if there is neither.
+        """The newest checkpoint, or the previous one if the newest is damaged or missing; None if there is neither.
 
-        Raises PacelineError if there is something, and none of it can be used.
+        Raises PacelineError if there is a checkpoint, and none can be used.
         """
         self.note, self._keeps = "", True
         if not self.newest.exists() and not self.older.exists():
@@ -81,15 +81,15 @@ class Checkpoints:
         return parts
 
     def save(self, archive: bytes) -> None:
-        """Write a zip archive as the newest; what was the newest is kept, unless it is damaged."""
+        """Write a zip archive as the newest; the one that was newest is kept, unless it is damaged."""
         self.commit(self.prepare(archive))
 
     def prepare(self, archive: bytes) -> Path:
-        """Write a zip archive beside the newest: a file that any process may ``commit``, or delete."""
+        """Write a zip archive to a file beside the newest, which any process may ``commit`` or delete."""
         return write_whole(part_of(self.newest), seal(archive))
 
     def commit(self, prepared: Path) -> None:
-        """Put what ``prepare`` has written in the newest one's place."""
+        """Replace the newest checkpoint by the file that ``prepare`` has written."""
         try:
             if self._keeps is None:
                 self._keeps = self.newest.exists() and sound(self.newest.read_bytes())
@@ -114,27 +114,25 @@ class Checkpoints:
             return self._decode(content)
         except PacelineError as error:
             raise PacelineError(f"{path} is damaged or is no checkpoint of this run: {error}") from error
-        except Exception as error:  # torch and numpy raise half a dozen kinds for bytes that are damaged
+        except Exception as error:  # torch and numpy raise many kinds of exceptions for damaged bytes
             raise PacelineError(f"{path} is damaged or is no checkpoint ({type(error).__name__})") from error
 
 
 def of_run(run_dir: Path) -> Checkpoints:
-    """The checkpoints of the engine "torch" in a run directory; ``load`` gives the state dicts that PARTS names."""
+    """The checkpoints of the engine "torch" in a run directory; ``load`` gives the state dicts named in PARTS."""
     return Checkpoints(run_dir / CHECKPOINT, decode)
 
 
 def encode(**parts: Any) -> bytes:
-    """The state dicts ``model``, ``optimizer`` and ``pace``, and what else is given, as an archive."""
+    """An archive of the state dicts ``model``, ``optimizer`` and ``pace``, and any other part that is given."""
     buffer = io.BytesIO()
     torch.save(parts, buffer)
     return buffer.getvalue()
 
 
 def decode(content: bytes) -> dict[str, Any]:
-    """What ``encode`` was given, read without running anyone's code (weights_only).
-
-    Raises PacelineError if that is another kind of content.
-    """
+    """The parts that ``encode`` was given, read without running code from the file (weights_only). Raises
+    PacelineError if the content is of another kind."""
     parts = torch.load(io.BytesIO(content), weights_only=True)
     if not isinstance(parts, dict) or any(not isinstance(parts.get(part), dict) for part in PARTS):
         raise PacelineError(f"expected {', '.join(PARTS)} in it")
@@ -147,13 +145,13 @@ def _digest(body: bytes) -> bytes:
 
 
 def _link(newest: Path, older: Path) -> None:
-    """``older`` becomes a second name of the same file, so that there is a newest one at every moment."""
+    """Make ``older`` a second name of the same file, so that there is a newest one at every moment."""
     part = part_of(older)
     try:
         os.link(newest, part)
         os.replace(part, older)
-    except OSError:  # no links here; where nothing can be written at all, writing the newest will say so
+    except OSError:  # no links here; if nothing can be written at all, writing the newest raises
         with contextlib.suppress(OSError):
             os.replace(newest, older)
     finally:
-        part.unlink(missing_ok=True)  # it is still there where both names were one file's already
+        part.unlink(missing_ok=True)  # it is still there if both names already were the same file

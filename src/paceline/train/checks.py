@@ -1,4 +1,4 @@
-"""What a run's options exclude, and whether it can do without a lost worker: checked before any worker starts."""
+"""Checks of a run's options before any worker starts, and whether the run can continue without a lost worker."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from paceline.torch.liveness import stall
 from paceline.train.config import TrainConfig, dashed
 
 ENGINES, LOOPS = ("torch", "ray"), ("round", "local")
-SLOWEST = 1e6  # milliseconds a sample, or times as slow
-LEAST_SECONDS = 0.2  # of --dead-after: workers give a sign of life every tenth
+SLOWEST = 1e6  # milliseconds per sample, or factor
+LEAST_SECONDS = 0.2  # of --dead-after: workers send a heartbeat every 0.1 s
 
 
 def check(config: TrainConfig, data: Data) -> None:
-    """Raise PacelineError, in one sentence, for the first thing that cannot work with this data."""
+    """Raise PacelineError, in one sentence, for the first option that cannot work with this data."""
     for field in dataclasses.fields(config):
         value, least, most = getattr(config, field.name), field.metadata["least"], field.metadata["most"]
         if value is not None and least is not None and not least <= value <= most:
@@ -49,7 +49,7 @@ def check(config: TrainConfig, data: Data) -> None:
 
 
 def server(config: TrainConfig) -> ServerConfig:
-    """What the parameter server goes by. Raises PacelineError for what is unknown or excludes something else."""
+    """The parameter server's options. Raises PacelineError for unknown ones and for those that exclude others."""
     limits = tuple(config.limits) if isinstance(config.limits, list) else None
     names = ("sync", "mode", "backup", "policy", "rate", "lr", "momentum")
     same: dict[str, Any] = {name: getattr(config, name) for name in names}
@@ -57,10 +57,10 @@ def server(config: TrainConfig) -> ServerConfig:
 
 
 def survives(config: TrainConfig, joined: bool = False) -> bool:
-    """Whether the run goes on without a lost worker. joined: another launcher has started the workers.
+    """Whether the run continues without a lost worker. joined: another launcher has started the workers.
 
-    If the user has not said, it does wherever it can and there is another worker to go on. Raises PacelineError if it
-    was asked for and cannot.
+    Without an option of the user, it does if it can and there is more than one worker. Raises PacelineError if the
+    user asked for it and it cannot.
     """
     wrong = hindrance(config, joined)
     if config.elastic and wrong:
@@ -73,22 +73,22 @@ def survives(config: TrainConfig, joined: bool = False) -> bool:
 
 
 def warning(config: TrainConfig, joined: bool = False) -> str:
-    """A sentence on why a lost worker ends the run, for a user who gave no option for it; else empty."""
+    """A sentence on why a lost worker ends the run, if the user gave no option for it; else empty."""
     asked = config.elastic is not None or config.workers == 1 or config.engine != "torch"
     wrong = "" if asked else hindrance(config, joined)
     return f"A worker that is lost ends this run: {wrong}." if wrong else ""
 
 
 def hindrance(config: TrainConfig, joined: bool = False) -> str:
-    """Why the run cannot go on without a lost worker; empty if it can."""
+    """The reason why the run cannot continue without a lost worker; empty if it can."""
     if config.engine != "torch":
-        return "with --engine ray, a run goes on without lost workers by itself"
+        return "with --engine ray, a run continues without lost workers by itself"
     if joined:
         return "torchrun has started its workers, and not the command itself"
     if config.weigh != "loss":
         return f"--weigh {config.weigh} leaves the sum to DDP, which needs every worker"
     if policies.create(config.policy, Cluster(config.workers, config.global_batch)).trains:
-        return f"{config.policy} trains beside the rounds, and what it has learned cannot be handed over"
+        return f"{config.policy} trains beside the rounds, and its learned state cannot be handed over"
     return ""
 
 
@@ -96,7 +96,7 @@ def _check_engine(config: TrainConfig) -> None:
     if config.engine not in ENGINES:
         raise PacelineError(f"engine {config.engine!r} is unknown{expected(config.engine, ENGINES)}")
     if config.engine == "ray":
-        import paceline.ray  # noqa: F401 - which says so where Ray is not installed
+        import paceline.ray  # noqa: F401 - it raises PacelineError if Ray is not installed
 
         server(config).build(shared=True)
         if config.patience != TrainConfig.patience:
@@ -164,7 +164,7 @@ def _check_trace(config: TrainConfig, file: str, data: Data) -> None:
     rounds, takes = config.rounds(len(data.x_train)), "takes"
     one_by_one = (config.sync, config.backup) != ("bsp", "everyone")
     if config.engine == "ray" and one_by_one and config.steps is None:
-        rounds, takes = rounds * config.workers, "may take"  # updates, each of one worker's gradient
+        rounds, takes = rounds * config.workers, "may take"  # an update may use a single worker's gradient
     if length < rounds:
         raise PacelineError(
             f"{file} has {length} rounds and the run {takes} {rounds}; shorten it with --steps {length}, or give a "
@@ -173,7 +173,7 @@ def _check_trace(config: TrainConfig, file: str, data: Data) -> None:
 
 
 def _limits(config: TrainConfig, floor: int) -> tuple[Any, Any]:
-    """Least and most samples of each worker, which run at least ``floor`` if any."""
+    """Least and most samples of each worker, which runs at least ``floor`` samples if it runs any."""
     limits = config.limits if isinstance(config.limits, list) else None
     if limits is not None and len(limits) != config.workers:
         raise PacelineError(

@@ -1,6 +1,6 @@
-"""The options of a training run, each described once: by these the command line, run.json and the checks go."""
+"""The options of a training run, each described once for the command line, run.json and the checks."""
 
-# ruff: noqa: RUF009 - what is called makes fields
+# ruff: noqa: RUF009 - the calls make fields
 from __future__ import annotations
 
 import dataclasses
@@ -21,11 +21,11 @@ def dashed(name: str) -> str:
 
 
 def _option(
-    default: Any, told: str, panel: str | None = None, least: int | None = None, most: int = MANY
+    default: Any, text: str, panel: str | None = None, least: int | None = None, most: int = MANY
 ) -> Any:
-    """An option. told: what it is, for the help. least, most: the range of a whole number."""
+    """An option. text: its help. least, most: the range of a whole number."""
     return dataclasses.field(
-        default=default, metadata={"help": told, "panel": panel, "least": least, "most": most}
+        default=default, metadata={"help": text, "panel": panel, "least": least, "most": most}
     )
 
 
@@ -33,8 +33,8 @@ def _option(
 class TrainConfig:
     """One training run. Lists have one entry a worker.
 
-    ``sync``, ``backup``, ``mode``, ``rate`` and ``address`` are for the engine "ray" alone. elastic: whether the run
-    goes on when workers are lost; None if it can, see ``checks.survives``.
+    ``sync``, ``backup``, ``mode``, ``rate`` and ``address`` are only for the engine "ray". elastic: whether the run
+    continues when workers are lost; None: if it can, see ``checks.survives``.
     """
 
     data: str = _option("digits", "digits, a .npz file, or a directory of IDX files.", DATA)
@@ -54,24 +54,24 @@ class TrainConfig:
         None, "Play speeds from a CSV file: round,worker,seconds_per_sample,overhead_seconds", SLOWNESS
     )
     limits: list[tuple[int | None, int | None]] | str | None = _option(
-        None, "Least and most samples of each worker: 1:64,1:64,:; or memory: what fits is found.", BALANCING
+        None, "Least and most samples of each worker: 1:64,1:64,:; or memory: find what fits.", BALANCING
     )
     micro_batch: int | None = _option(None, "Samples that fit into a worker's memory.", BALANCING, 1)
     quantum: int = _option(1, "Loads are multiples of this many samples.", BALANCING, 1)
     weigh: str = _option("loss", "Weight gradients through the loss, or in DDP's hook.", BALANCING)
     loop: str = _option(
         "round",
-        "round, or local: workers step by themselves, and are merged; this trains another model.",
+        "round, or local: each worker takes its own steps, and they are merged; this trains another model.",
         DATA,
     )
     every: str | None = _option(
         None,
-        "With --loop local, between two merges: 8 (steps), 2s, or auto, the default: as the link allows.",
+        "With --loop local, interval of merges: 8 (steps), 2s, or auto, the default: by the link's speed.",
         DATA,
     )
     outer: str | None = _option(
         None,
-        "With --loop local, what a merge makes of the changes: mean, or nesterov:lr=0.7,momentum=0.9.",
+        "With --loop local, how a merge applies the changes: mean, or nesterov:lr=0.7,momentum=0.9.",
         DATA,
     )
     loader_workers: int = _option(0, "Prefetching processes of each worker.", DATA, 0, 256)
@@ -81,19 +81,19 @@ class TrainConfig:
     checkpoint_every: int = _option(100, "Steps between checkpoints.", CHECKPOINTS, 1)
     patience: float = _option(
         30.0,
-        "Seconds without a sign of life from a worker after which the run is ended, where it is not elastic or has "
-        "not begun.",
+        "Seconds without a heartbeat from a worker after which the run is ended, if it is not elastic or has not "
+        "begun.",
     )
     elastic: bool | None = _option(
         None,
-        "Go on when a worker is killed, freezes, leaves (SIGTERM) or joins, and lose no sample; default: wherever "
-        "the run can.",
+        "Continue when a worker is killed, freezes, leaves (SIGTERM) or joins, and lose no sample; default: if the "
+        "run can.",
         LOST,
     )
     max_restarts: int = _option(3, "Workers started in place of lost ones.", LOST, 0)
     dead_after: float = _option(
         1.0,
-        "Seconds without a sign of life until a worker counts as lost, ten times as many for one that has work "
+        "Seconds without a heartbeat until a worker counts as lost, ten times as many for one that has work "
         "(Linux).",
         LOST,
     )
@@ -105,12 +105,12 @@ class TrainConfig:
     address: str | None = _option(None, "HOST:PORT of a standing cluster.", RAY)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for run.json."""
+        """The options as plain values, for run.json."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> TrainConfig:
-        """From run.json, whose other entries are left out. Raises PacelineError for what no option can be."""
+        """The options in run.json, without its other entries. Raises PacelineError for values of a wrong type."""
         kinds = get_type_hints(cls)
         kept = {name: values[name] for name in kinds if name in values}
         for name, value in kept.items():
@@ -124,14 +124,14 @@ class TrainConfig:
         return cls(**kept)
 
     def rounds(self, samples: int) -> int:
-        """Rounds of the whole run over a training set of this size; at most, where their size is found."""
+        """Rounds of the whole run over a training set of this size; an upper bound if their size is not fixed."""
         steps = int(self.every) if self.every is not None and self.every.isdecimal() else 1
         planned = self.epochs * -(-samples // (self.global_batch * steps))
         return planned if self.steps is None else self.steps
 
 
 def _fits(value: Any, kind: Any) -> bool:
-    """Whether a value that JSON held can be of this type."""
+    """Whether a value from JSON can be of this type."""
     kinds = get_args(kind)
     if get_origin(kind) is types.UnionType:
         return any(_fits(value, each) for each in kinds)

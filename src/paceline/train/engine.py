@@ -1,4 +1,4 @@
-"""What each worker of ``paceline train`` runs: an ordinary training loop, with Paceline's lines in it."""
+"""The training loop that each worker of ``paceline train`` runs: an ordinary loop with Paceline's lines in it."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from paceline.train.checkpoint import encode, of_run
 from paceline.train.config import TrainConfig
 
 Emit = Callable[[dict[str, Any]], None]
-KEPT = "kept"  # what the members tell one another: there is a checkpoint of the last round
-LOOK = 0.02  # seconds between two looks at that
+KEPT = "kept"  # the members' message to one another that there is a checkpoint of the last round
+LOOK = 0.02  # seconds between two checks for that message
 
 
 class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
@@ -61,16 +61,16 @@ def train(
     survives: bool = False,
     missed: OnMissed = "warn",
 ) -> None:
-    """Train as one of the workers of the run; ``journal.Journal`` makes the record of what they tell.
+    """Train as one of the workers of the run; ``journal.Journal`` makes the record from their events.
 
     emit: takes the progress as dicts with a "type": "start", "round", "checkpoint" (prepared, and to be committed
         when its rounds are on record), "note", and "test" when the rounds are over and the model may be evaluated. If
-        the run survives the loss of a worker, all workers tell of the rounds, and of each change of members
-        ("members"); else rank 0 tells for all.
-    resume: go on from the run directory's checkpoint (from the beginning where there is none yet).
-    survives: whether the run goes on without lost workers, which a launcher of ours must have started. Else they are
-        the ranks of the process group.
-    missed: told of ranks that keep the others waiting, see Pace's ``on_missed``.
+        the run survives the loss of a worker, all workers report the rounds and each change of members ("members");
+        else only rank 0 does.
+    resume: continue from the run directory's checkpoint (from the beginning if there is none yet).
+    survives: whether the run continues without lost workers, which requires Paceline's own launcher. Else the workers
+        are the ranks of the process group.
+    missed: what to do if ranks keep the others waiting, see Pace's ``on_missed``.
     """
     link = company() if survives else None
     torch.manual_seed(config.seed)
@@ -89,11 +89,11 @@ def train(
     last = config.rounds(len(data.x_train))
     own = config.loop == "local"
     trained = model if survives or own or peers.ranks() == 1 else DistributedDataParallel(model)
-    tell = emit if survives or peers.rank() == 0 else lambda event: None
+    notify = emit if survives or peers.rank() == 0 else lambda event: None
 
-    def heard(result: RoundResult) -> None:
-        """Passes each round on, and stops every rank alike when the loss is no number any more."""
-        tell({"type": "round", "round": result.step, "rounds": last, "result": result})
+    def on_round(result: RoundResult) -> None:
+        """Report each round, and stop every rank alike if the loss is not finite."""
+        notify({"type": "round", "round": result.step, "rounds": last, "result": result})
         if not math.isfinite(result.loss):
             raise PacelineError(
                 f"the loss became {result.loss:g} at step {result.step}; lower the learning rate (--lr) or look "
@@ -115,15 +115,15 @@ def train(
         weigh=config.weigh,
         loop=config.loop,
         fill=False,  # a worker without work runs an empty batch
-        on_round=heard,
-        on_nan="raise",  # which ``heard`` does first, in words of its own
+        on_round=on_round,
+        on_nan="raise",  # ``on_round`` raises first, with its own sentence
         **options,
     )
 
     def over() -> bool:
         return pace.epoch >= config.epochs if own else pace.rounds >= last
 
-    if survives:  # when the rounds are over, the end is near anyway, and the others wait for what was claimed
+    if survives:  # after the last round the end is near anyway, and the others wait for claimed samples
         signal.signal(signal.SIGTERM, lambda *_: None if over() else pace.leave())
 
     def loss_of(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -137,20 +137,20 @@ def train(
             ImageSet(data),
             seed=config.seed,
             num_workers=config.loader_workers,
-            collate_fn=_as_it_stands,
+            collate_fn=_unchanged,
             worker_init_fn=end_with_parent,
         )
-        kept = Kept(run_dir, model, optimizer, pace, tell)
+        kept = Kept(run_dir, model, optimizer, pace, notify)
         if resume:
             note = peers.together(lambda: kept.go_on(len(data.x_train)))
             if not survives:
                 peers.agree({"steps done": pace.rounds})
             if note:
-                tell({"type": "note", "text": note})
+                notify({"type": "note", "text": note})
         first = pace.rounds
         if survives:
             pace.register(optimizer)
-        tell({"type": "start", "rounds": last, "first": first, "policy": config.policy})
+        notify({"type": "start", "rounds": last, "first": first, "policy": config.policy})
         due = pace.rounds
         try:
             while not over():
@@ -168,32 +168,32 @@ def train(
                         break
         except Left:
             pace.abandon()
-            if pace.chief:  # all may have been told to leave
+            if pace.chief:  # all workers may have been told to leave
                 kept.save()
             raise
         pace.flush()
         if link is None and pace.chief:
             kept.save()
         while link is not None and not link.posted(KEPT):
-            if link.first:  # also where the one that was has been lost since
+            if link.first:  # also if the first member has been lost since
                 kept.save()
                 link.post(KEPT)
             time.sleep(LOOK)
-        tell({"type": "test"})
+        notify({"type": "test"})
 
 
 class Kept:
-    """The checkpoints in the run's directory, of what this worker trains."""
+    """The checkpoints of this worker's model, optimizer and pace in the run's directory."""
 
     def __init__(
-        self, run_dir: Path, model: nn.Module, optimizer: torch.optim.Optimizer, pace: Pace, tell: Emit
+        self, run_dir: Path, model: nn.Module, optimizer: torch.optim.Optimizer, pace: Pace, notify: Emit
     ) -> None:
         self._files, self._model, self._optimizer, self._pace = of_run(run_dir), model, optimizer, pace
-        self._tell = tell
-        self._newest = 0  # of how many rounds this worker knows one
+        self._notify = notify
+        self._newest = 0  # rounds in the newest checkpoint that this worker knows
 
     def go_on(self, samples: int) -> str:
-        """Go on from the run's checkpoint, if there is one; a sentence if that is not the newest."""
+        """Continue from the run's checkpoint, if there is one; returns a sentence if that is not the newest."""
         parts, place = self._files.load(), self._files.newest.parent
         if parts is None:
             return ""
@@ -208,15 +208,15 @@ class Kept:
         self._pace.load_state_dict(parts["pace"])
         if self._pace.samples_done > samples:
             raise PacelineError(
-                f"the checkpoint in {place} has {self._pace.samples_done} samples of an epoch behind it, the data "
+                f"the checkpoint in {place} was made after {self._pace.samples_done} samples of an epoch, the data "
                 f"has {samples}; expected the data that the run began with"
             )
         self._newest = self._pace.rounds
         return self._files.note
 
     def save(self) -> None:
-        """Prepare one, which is committed when its rounds are on record; unless this worker knows one of this round,
-        since the two that are kept are of different rounds."""
+        """Prepare a checkpoint, which is committed when its rounds are on record; nothing if there is one of this
+        round, since the two that are kept must be of different rounds."""
         rounds = self._pace.rounds
         if rounds > self._newest:
             states = (self._model.state_dict(), self._optimizer.state_dict(), self._pace.state_dict())
@@ -224,9 +224,9 @@ class Kept:
             self._newest = rounds
             while not (self._files.newest.parent / CONFIG).exists():  # the launcher is about to write it
                 time.sleep(LOOK)
-            self._tell({"type": "checkpoint", "rounds": rounds, "prepared": self._files.prepare(archive)})
+            self._notify({"type": "checkpoint", "rounds": rounds, "prepared": self._files.prepare(archive)})
 
 
-def _as_it_stands(batch: Any) -> Any:
-    """The collate function of data sets that make whole batches themselves."""
+def _unchanged(batch: Any) -> Any:
+    """The collate function for data sets that make whole batches themselves."""
     return batch

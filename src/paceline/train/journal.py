@@ -1,4 +1,4 @@
-"""What happens in a run, put on record and told to the user: by the launcher of the workers, or by rank 0."""
+"""Records the events of a run and reports them to the user, in the launcher of the workers or in rank 0."""
 
 from __future__ import annotations
 
@@ -20,49 +20,49 @@ from paceline.torch.measuring.recorder import RoundRecorder
 from paceline.train.checkpoint import CHECKPOINT, of_run
 from paceline.train.config import TrainConfig
 
-RECENT = 20  # rounds, whose median is what one usually takes
-NAMED = 8  # of the workers that were lost last
+RECENT = 20  # rounds, whose median is the usual duration
+NAMED = 8  # workers that were lost last and are named in an error
 Event = dict[str, Any]
 
 
 class Journal:
-    """Each round once, with who was lost in it and came back.
+    """Records each round once, with the workers that were lost or joined in it.
 
-    After each look at the workers: ``lost`` with those that take part no more, ``take`` with each word of a worker,
-    and then ``settle`` with the members that are left. Last ``end``, and ``close`` in any case.
+    After each look at the workers, call ``lost`` with the lost ones, ``take`` with each event of a worker, and then
+    ``settle`` with the members that are left. At the end call ``end``, and ``close`` in any case.
     """
 
     def __init__(
         self, config: TrainConfig, run_dir: Path, on_event: Callable[[Event], None], resume: bool
     ) -> None:
-        self._config, self._run_dir, self._tell, self._resume = config, run_dir, on_event, resume
+        self._config, self._run_dir, self._notify, self._resume = config, run_dir, on_event, resume
         self._record: RoundRecorder | None = None
         self._kept = of_run(run_dir)
-        self._prepared: list[tuple[int, Path]] = []  # checkpoints to commit, by how many rounds they count
+        self._prepared: list[tuple[int, Path]] = []  # checkpoints to commit, with their numbers of rounds
         self._newest, self._epoch = -1, -1
         self._members: tuple[int, ...] = ()  # places
         self._usual: deque[float] = deque(maxlen=RECENT)
-        self._pending: list[Loss] = []  # seen by the launcher, and not yet by the members
+        self._pending: list[Loss] = []  # losses that the members have not reported yet
         self._events: dict[int, list[str]] = {}  # by round
-        self._open: dict[int, dict[int, Event]] = {}  # rounds that are not on record, by worker
+        self._open: dict[int, dict[int, Event]] = {}  # rounds that are not on record yet, by worker
         self._complaints: dict[int, str] = {}  # by worker
         self._notes: set[str] = set()
         self._ready = 0
-        self.over = False  # all rounds are done, and the checkpoint of the last one is prepared
+        self.over = False  # whether all rounds are done and the checkpoint of the last one is prepared
         self.faults = 0
 
     def lost(self, losses: Iterable[Loss]) -> None:
-        """Workers take part no more."""
+        """Note workers that no longer take part."""
         self._pending += [loss for loss in losses if loss.lost or loss.words == "left"]
 
     def take(self, event: Event, ident: int) -> None:
-        """What a worker says. Raises PacelineError for what is wrong with the input, WorkerError for another worker
-        that keeps this one waiting."""
+        """Take a worker's event. Raises PacelineError for an error in the input, WorkerError for another worker that
+        keeps this one waiting."""
         kind = event["type"]
         if kind == "ready":
             if self._record is None:
                 self._ready += 1
-                self._tell({"type": "starting", "ready": self._ready, "workers": self._config.workers})
+                self._notify({"type": "starting", "ready": self._ready, "workers": self._config.workers})
         elif kind == "start":
             self._start(event)
         elif kind == "round":
@@ -71,7 +71,7 @@ class Journal:
             self._changed(event["mended"])
         elif kind == "test":
             if not self.over:
-                self._tell(event)
+                self._notify(event)
             self.over = True
         elif kind == "checkpoint":
             self._prepared.append((event["rounds"], event["prepared"]))
@@ -80,29 +80,29 @@ class Journal:
         elif kind == "missed":
             raise WorkerError(f"{event['message']}; the run was ended; {how_to_go_on(self._run_dir)}")
         elif kind == "note":
-            if event["text"] not in self._notes:  # all workers may say the same
+            if event["text"] not in self._notes:  # all workers may send the same note
                 self._notes.add(event["text"])
-                self._tell(event)
+                self._notify(event)
         elif kind == "fault":
             self._complaints[ident] = event["message"]
         else:
-            self._tell(event)
+            self._notify(event)
 
     def settle(self, members: Collection[int], losses: Iterable[Loss], running: bool) -> None:
-        """Put on record what is certain by now, and end the run where it cannot go on.
+        """Record the rounds that are certain by now, and end the run if it cannot continue.
 
-        A worker may have completed a round alone before it was lost; then the others run it once more. So a round is
-        certain as soon as all members tell of it, or any worker of a later one, which needed them all, or when the
-        rounds are over. running: whether the run can do without a worker by now. Raises WorkerError if a worker has
-        failed by an error of its own, and for one that is lost if the run cannot do without it.
+        A worker may have completed a round alone before it was lost; the others then run that round again. So a round
+        is certain as soon as all members have reported it, or any worker has reported a later one, which needed all
+        members, or when the rounds are over. running: whether the run can do without a worker by now. Raises
+        WorkerError if a worker has failed by its own error, or if a worker is lost that the run cannot do without.
         """
         for step in sorted(self._open):
             later = {ident for other in self._open if other > step for ident in self._open[other]}
-            told = self._open[step]
-            if not (later or self.over or (members and told.keys() >= set(members))):
+            reports = self._open[step]
+            if not (later or self.over or (members and reports.keys() >= set(members))):
                 break
-            sure = [ident for ident in told if ident in (later or members)]
-            self._round(self._open.pop(step)[sure[-1] if sure else list(told)[-1]])
+            sure = [ident for ident in reports if ident in (later or members)]
+            self._round(self._open.pop(step)[sure[-1] if sure else list(reports)[-1]])
         self._commit()
         for loss in losses:
             when = "before the first round was done" if self._newest < 0 else f"after round {self._newest}"
@@ -119,38 +119,38 @@ class Journal:
                     f"{how_to_go_on(self._run_dir)}"
                 )
             if words:
-                self._tell({"type": "note", "text": f"worker {loss.place}: {words}"})
+                self._notify({"type": "note", "text": f"worker {loss.place}: {words}"})
 
     def end(self) -> dict[str, Any]:
-        """The summary, with the accuracy of the last round's checkpoint. Raises WorkerError if nobody came to the
-        end."""
+        """The summary, with the test accuracy of the last round's checkpoint. Raises WorkerError if no worker
+        finished the run."""
         for step in sorted(self._open):
-            # Who tells last has it from those who were there last.
+            # The last report of a round comes from the members that completed it.
             self._round(list(self._open.pop(step).values())[-1])
         self._commit()
         if not self.over or self._record is None:
-            # By their numbers: of several that end in one instant, any may be seen first.
+            # Sorted by place: workers that end at the same time are seen in any order.
             newest = sorted(self._pending[-NAMED:], key=lambda loss: loss.place)
             last = "; ".join(f"worker {loss.place} {loss.words}" for loss in newest)
             raise WorkerError(
                 f"no worker is left after round {self._newest} ({last or 'all have ended'}); "
                 f"{how_to_go_on(self._run_dir)}"
             )
-        for loss in self._pending:  # whom no members of a round have missed
+        for loss in self._pending:  # these were lost after the last change of members
             self.faults += loss.lost
-            words = f"worker {loss.place} {loss.words}; it was in no round by then"
-            self._tell({"type": "note", "text": words})
+            words = f"worker {loss.place} {loss.words}; it was in no round at that time"
+            self._notify({"type": "note", "text": words})
         return self._record.close(
             test_accuracy=self._accuracy(), run_dir=str(self._run_dir), workers_lost=self.faults
         )
 
     def _accuracy(self) -> float:
-        """Portion of the test set that the model of the last round's checkpoint gets right. Raises PacelineError if
-        that is gone or damaged."""
+        """The portion of the test set that the model of the last round's checkpoint classifies correctly. Raises
+        PacelineError if that checkpoint is missing or damaged."""
         data, parts = datasets.load(self._config.data), self._kept.load()
         if parts is None or parts["pace"]["rounds"] <= self._newest:
             raise PacelineError(
-                f"the checkpoint of the last round in {self._run_dir} is gone or damaged, so its model cannot be "
+                f"the checkpoint of the last round in {self._run_dir} is missing or damaged, so its model cannot be "
                 f"tested; {how_to_go_on(self._run_dir)}"
             )
         model = models.create(self._config.model, data.shape, data.classes)
@@ -158,7 +158,7 @@ class Journal:
         return images.evaluated(model, data)[1]
 
     def close(self) -> None:
-        """Leave the record whole, and no checkpoint that is ahead of it."""
+        """Close the record, and delete the checkpoints that are ahead of it."""
         for _, prepared in self._prepared:
             prepared.unlink(missing_ok=True)
         if self._record is not None:
@@ -170,23 +170,23 @@ class Journal:
             keep = event["first"] if self._resume else None
             self._newest = event["first"] - 1
             self._record = RoundRecorder(Recorder.create(self._run_dir, facts, resume=keep))
-            self._tell(event)
+            self._notify(event)
 
     def _changed(self, mended: Mended) -> None:
-        """The members have changed, as the first of them tells."""
+        """Note a change of members when the first member reports it."""
         if mended.membership <= self._epoch:
             return
         before, self._members, self._epoch = self._members, mended.members, mended.membership
-        told = self._events.setdefault(mended.step, [])
+        words = self._events.setdefault(mended.step, [])
         for loss in self._pending:
             self.faults += loss.lost
-            told.append(f"worker {loss.place} {loss.words}")
+            words.append(f"worker {loss.place} {loss.words}")
         self._pending = []
         if before:
-            told += [f"worker {place} joined" for place in mended.members if place not in before]
+            words += [f"worker {place} joined" for place in mended.members if place not in before]
 
     def _commit(self) -> None:
-        """The checkpoints whose rounds are all on record: so none is ahead of it, whenever this process is killed."""
+        """Commit the checkpoints whose rounds are all on record, so that none is ahead if this process is killed."""
         while self._record is not None and self._prepared and self._prepared[0][0] <= self._newest + 1:
             self._record.recorder.sync()
             self._kept.commit(self._prepared.pop(0)[1])
@@ -196,21 +196,21 @@ class Journal:
         if result.step <= self._newest or self._record is None:
             return
         self._newest = result.step
-        told = [step for step in self._events if step <= result.step]
-        said = [words for step in sorted(told) for words in self._events.pop(step)]
+        steps = sorted(step for step in self._events if step <= result.step)
+        happened = [words for step in steps for words in self._events.pop(step)]
         usual = statistics.median(self._usual) if self._usual else result.seconds
         late = max(result.seconds - usual, 0.0)
-        for words in said:
-            self._tell({"type": "note", "text": _sentence(words, result, late)})
-        if not said:
+        for words in happened:
+            self._notify({"type": "note", "text": _sentence(words, result, late)})
+        if not happened:
             self._usual.append(result.seconds)
-        events = [{"what": words, "seconds_lost": round(late, 4)} for words in said]
+        events = [{"what": words, "seconds_lost": round(late, 4)} for words in happened]
         self._record.round(result, events)
-        self._tell(event)
+        self._notify(event)
 
 
 def how_to_go_on(run_dir: Path) -> str:
-    """What a user can do with what the run has written so far."""
+    """Advice on how to continue from what the run has written so far."""
     if (run_dir / CHECKPOINT).exists():
         return f"go on from the last checkpoint with --resume {run_dir}"
     if (run_dir / CONFIG).exists():
@@ -219,7 +219,7 @@ def how_to_go_on(run_dir: Path) -> str:
 
 
 def _sentence(words: str, result: RoundResult, late: float) -> str:
-    """What happened in a round, for people."""
+    """A sentence on an event in a round, for people."""
     if words.endswith("joined"):
         return f"{words} at round {result.step}"
     ran = ", ".join(str(place) for place, load in enumerate(result.loads.tolist()) if load)

@@ -1,11 +1,11 @@
 """Starts the local workers of ``paceline train``, watches them, and ends them together.
 
-The workers are forked from a small server that has PyTorch loaded, so many start quickly. Each tells what it does
-over a pipe of its own, and this process, which outlives them, puts it on record. Another pipe is open for as long as
-this process lives: a worker ends when it closes, so that none is left behind whatever becomes of this process.
+The workers are forked from a small server that has PyTorch loaded, so many start quickly. Each sends its events over
+its own pipe to this process, which outlives the workers and records the events. Another pipe is open as long as this
+process lives: workers end when it closes, so that none is left behind if this process is killed.
 
-If the run survives the loss of a worker, ``Supervisor`` starts others in their place. Else the workers are a process
-group, do not meet in its store, and count as one that has not begun: the first loss is the end.
+If the run survives the loss of a worker, ``Supervisor`` replaces lost workers. Else the workers are the ranks of a
+process group and do not join the supervisor's rendezvous. To it, the run has never begun, so the first loss ends it.
 """
 
 from __future__ import annotations
@@ -40,34 +40,34 @@ from paceline.train.config import TrainConfig
 from paceline.train.journal import Journal, how_to_go_on
 
 LOADED = ["torch", "torch.distributed", "torch._dynamo", "paceline.train.launch", "paceline.train.forked"]
-LOOK = 0.02  # seconds between two looks at the workers, at most: the end of one is seen at once
-STOPPED_LOOK = 0.5  # the same, at whether one is stopped
-SIGNAL_SECONDS = 0.3  # a signal that ended a worker may have been meant for all: it gets here within them
-REASON_SECONDS = 1.0  # for the worker that is the reason why another fails to be noticed first
+LOOK = 0.02  # seconds between two looks at the workers, at most: the end of a worker is seen at once
+STOPPED_LOOK = 0.5  # seconds between two checks whether a worker is stopped
+SIGNAL_SECONDS = 0.3  # within which a signal to the whole group, which ended a worker, also arrives here
+REASON_SECONDS = 1.0  # before a failed worker ends, so that the cause of its failure is noticed first
 TIMEOUT = timedelta(seconds=600)
 
-Told = Callable[[dict[str, Any]], None]
+OnEvent = Callable[[dict[str, Any]], None]
 
 
 def run(
     config: TrainConfig,
     run_dir: Path,
-    on_event: Told,
+    on_event: OnEvent,
     resume: bool = False,
     port: int = 0,
     interrupted: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
     """Train on ``config.workers`` local processes; returns the summary.
 
-    port: where the workers meet; 0 takes any free one. interrupted: whether the user has asked for the end.
-    on_event: takes ``{"type": "starting", "ready": ..., "workers": ...}`` as workers come, then what happens.
-    Raises PacelineError for what a worker found wrong with its input, WorkerError when one has failed by an error of
-    its own, when one was lost that the run needs, or when none is left.
+    port: of the rendezvous; 0 takes any free one. interrupted: whether the user has asked for the end.
+    on_event: takes ``{"type": "starting", "ready": ..., "workers": ...}`` as workers start, then the run's events.
+    Raises PacelineError for an error in a worker's input, WorkerError if a worker has failed by its own error, if a
+    worker was lost that the run needs, or if none is left.
     """
     context, lasting = multiprocessing.get_context("forkserver"), survives(config)
-    context.set_forkserver_preload(LOADED)  # processes are forked from a small server that has PyTorch loaded
-    resource_tracker.ensure_running()  # before, since it lets SIGINT through again
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # else the server tells a traceback
+    context.set_forkserver_preload(LOADED)
+    resource_tracker.ensure_running()  # before the block, since it unblocks SIGINT
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # else the server prints a traceback
     try:
         forkserver.ensure_running()
     finally:
@@ -91,23 +91,23 @@ def run(
             supervisor = Supervisor(config.workers, start, config.max_restarts, config.dead_after, port)
             stopped = FailureDetector(config.patience, STOPPED_LOOK)
             while supervisor.workers:
-                if interrupted():  # and the exception was lost, as in an object's destruction
+                if interrupted():  # the exception was lost, for example while an object was destroyed
                     raise KeyboardInterrupt
                 if not supervisor.running and stopped.due(now := time.monotonic()):
                     check_stopped(stopped, workers, now, f"the run was ended; {how_to_go_on(run_dir)}")
                 talking = list(workers.items())
                 losses = supervisor.look()
-                if lasting and not supervisor.running:  # all are needed to begin
+                if lasting and not supervisor.running:  # the run needs all workers to begin
                     losses = [loss._replace(lost=True) for loss in losses]
                 journal.lost(losses)
                 for ident, worker in talking:
-                    for event in worker.said():
+                    for event in worker.events():
                         journal.take(event, ident)
-                if journal.over:  # the last round: whoever joined would have nothing to do
+                if journal.over:  # a new worker would have nothing to do
                     supervisor.restarts = 0
                 fatal = any(loss.failed or (loss.lost and not supervisor.running) for loss in losses)
                 if not journal.over and (fatal or not supervisor.workers):
-                    time.sleep(SIGNAL_SECONDS)  # a signal that ended them may have been meant for all
+                    time.sleep(SIGNAL_SECONDS)
                     if interrupted():
                         raise KeyboardInterrupt
                 ours = [each.ident for each in supervisor.members] if lasting else [0]
@@ -124,9 +124,9 @@ def run(
                 worker.pipe.close()
 
 
-def join(config: TrainConfig, run_dir: Path, on_event: Told, resume: bool = False) -> dict[str, Any]:
-    """Train as one of the ranks that another launcher has started, such as torchrun; the summary, empty on all ranks
-    but the first."""
+def join(config: TrainConfig, run_dir: Path, on_event: OnEvent, resume: bool = False) -> dict[str, Any]:
+    """Train as one of the ranks that another launcher, such as torchrun, has started; returns the summary, which is
+    empty on all ranks but the first."""
     with closing(Journal(config, run_dir, on_event, resume)) as journal:
 
         def emit(event: dict[str, Any]) -> None:
@@ -138,18 +138,18 @@ def join(config: TrainConfig, run_dir: Path, on_event: Told, resume: bool = Fals
 
 
 class _Local(ForkServerProcess):
-    """A worker process, and what it says. pipe: where it says that; set when it was started."""
+    """A worker process. pipe: the connection for its events, which is set after the start."""
 
     pipe: Connection
 
     def poll(self) -> int | None:
         return self.exitcode
 
-    def said(self) -> list[dict[str, Any]]:
-        """Since the last call. A loader's child may hold the pipe open after its worker's death: its end is not
-        waited for."""
+    def events(self) -> list[dict[str, Any]]:
+        """The events since the last call. This does not wait for the pipe's end: a loader's process may hold the pipe
+        open after its worker's death."""
         events = []
-        with suppress(EOFError, OSError):  # it has ended
+        with suppress(EOFError, OSError):  # the worker has ended
             while self.pipe.poll():
                 events.append(self.pipe.recv())
         return events
@@ -158,16 +158,16 @@ class _Local(ForkServerProcess):
 def check_stopped(
     detector: FailureDetector, workers: Mapping[int, WorkerProcess], now: float, advice: str
 ) -> None:
-    """See from outside whether workers are stopped, as by SIGSTOP, at any moment of their lives.
+    """Check from outside whether workers are stopped, for example by SIGSTOP, in any phase of the run.
 
-    Raises WorkerError, with ``advice`` at its end, for one that has been so for as long as makes it silent."""
-    signs = {rank: None if _stands(worker.pid) else now for rank, worker in workers.items()}
+    Raises WorkerError, with ``advice`` at its end, for a worker that is therefore silent for ``detector``."""
+    signs = {rank: None if _stopped(worker.pid) else now for rank, worker in workers.items()}
     for rank, seconds in detector.silent(now, signs).items():
         raise WorkerError(f"worker {rank} has been stopped, as by SIGSTOP, for {seconds:.0f} s; {advice}")
 
 
-def _stands(pid: int | None) -> bool:
-    """Whether a process is stopped; one that has ended is not, which others see."""
+def _stopped(pid: int | None) -> bool:
+    """Whether a process is stopped; False for one that has ended, which is noticed elsewhere."""
     with suppress(psutil.Error):
         return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
     return False
@@ -182,24 +182,21 @@ def _work(
     pipe: Connection,
     life: Connection,
 ) -> None:
-    """A worker's life.
-
-    lasting: whether the run survives its loss. life: readable as soon as the command has ended.
-    """
-    # These may reach the whole group, as Ctrl-C does: the command, which they reach too, ends the worker in order.
+    """Run a worker, in its process. lasting: whether the run survives its loss. life: readable as soon as the command
+    has ended."""
+    # A signal such as Ctrl-C reaches the whole process group: the command gets it too, and ends the worker in order.
     for number in (signal.SIGINT, signal.SIGHUP, *(() if lasting else (signal.SIGTERM,))):
         signal.signal(number, signal.SIG_IGN)
     end_with(life)
     for name, value in (("OMP_NUM_THREADS", "1"), ("GLOO_SOCKET_IFNAME", "lo")):
         os.environ.setdefault(name, value)
     torch.set_num_threads(1)
-    # Loaders' processes are forked from their worker, as in a program of one rank; otherwise each worker starts a
-    # server of its own for them, which has PyTorch to load first, and the names of semaphores outlive a worker that
-    # ends at once.
+    # Loader processes are forked from their worker, as in a program of one rank. Otherwise each worker starts a fork
+    # server for them, which must load PyTorch first, and names of semaphores outlive a worker that ends at once.
     multiprocessing.set_start_method("fork", force=True)
 
     def missed(missing: Missing) -> None:
-        """Nothing but an end frees a thread that waits in a reduction; the record and the checkpoint are whole."""
+        """End the process: nothing else frees a thread in a reduction, and the record and checkpoint are complete."""
         pipe.send({"type": "missed", "message": missing.words})
         os._exit(1)
 
@@ -214,16 +211,16 @@ def _work(
             dist.init_process_group("gloo", store=store, timeout=TIMEOUT, **ranks)
         engine.train(config, run_dir, pipe.send, resume, lasting, missed)
     except SystemExit:
-        pass  # it has left on purpose
+        pass  # the worker has left on purpose
     except PacelineError as error:
         pipe.send({"type": "fault" if isinstance(error, WorkerError) else "input", "message": str(error)})
         status = 2
     except Exception as error:
         pipe.send({"type": "fault", "message": _words(error)})
-        # What torch raises in a worker one of whose loader's processes was killed, as where memory is short; what
-        # such a process itself raises begins with other words.
+        # torch raises this in a worker if a process of its loader was killed, for example for lack of memory. Errors
+        # that such a process itself raises begin with other words.
         if lasting and isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker (pid"):
-            os.kill(os.getpid(), signal.SIGKILL)  # which is no error of its own, and the others go on
+            os.kill(os.getpid(), signal.SIGKILL)  # a loss and not an error, so the others continue
         status = 1
     if status and not lasting:
         time.sleep(REASON_SECONDS)
@@ -232,6 +229,6 @@ def _work(
 
 
 def _words(error: Exception) -> str:
-    """An error in one line; of one in a loader's process, torch hands on the traceback, which ends with the error."""
+    """An error in one line. For an error in a loader's process, torch passes the traceback, which ends with it."""
     lines = str(error).strip().splitlines() or [""]
     return lines[-1] if lines[0].startswith("Caught ") else f"{type(error).__name__}: {lines[0]}"

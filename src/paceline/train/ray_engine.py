@@ -1,4 +1,4 @@
-"""What ``paceline train --engine ray`` runs: the same data, models, record and report as on torchrun."""
+"""The engine of ``paceline train --engine ray``, with the same data, models, record and report as under torchrun."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from paceline.train.checks import server as server_options
 from paceline.train.config import TrainConfig
 
 CHECKPOINT = "server.npz"
-RECENT = 20  # updates, whose median is what one usually takes
-# Fields of an update that go on record under their own names.
+RECENT = 20  # updates, whose median is the usual duration
+# Fields of an update that are recorded under their own names.
 SAME = ("seconds", "batch", "shares", "loss", "quorum", "present", "rate", "staleness", "dropped_samples")
 
 
 def run(
     config: TrainConfig, run_dir: Path, on_event: Callable[[dict[str, Any]], None], resume: bool = False
 ) -> dict[str, Any]:
-    """Train on Ray; the summary.
+    """Train on Ray; returns the summary.
 
-    Raises PacelineError for what is wrong with the input, WorkerError when the server or every worker died.
+    Raises PacelineError for an error in the input, WorkerError if a server actor or all workers died.
     """
     data = datasets.load(config.data)
     learner = Images(data, config.model, config.seed, standardize=False)
@@ -63,7 +63,7 @@ def run(
             log.save()
             on_event({"type": "test"})
             _, accuracy = learner.test(values, server.buffers)
-            lost = {"dropped": log.dropped, "dropped_samples": log.dropped_samples}  # gradients without use
+            lost = {"dropped": log.dropped, "dropped_samples": log.dropped_samples}  # unused gradients
             return recorder.finish(test_accuracy=accuracy, run_dir=str(run_dir), **lost)
         finally:
             recorder.close()
@@ -79,14 +79,14 @@ def images_program(config: TrainConfig, data: datasets.Data) -> Program:
         torch.set_num_threads(1)
         learner = Images(data, model, seed, standardize=False)
         gradient: Any = functools.partial(learner.gradient)
-        gradient.buffers = learner.buffers  # the server keeps what the model has beside its parameters
+        gradient.buffers = learner.buffers  # the server also keeps the model's buffers
         return learner.start(), gradient
 
     return program
 
 
 class _Log:
-    """Puts each update on record, shows it, and keeps checkpoints."""
+    """Records and shows each update, and saves checkpoints."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class _Log:
             self.save()
 
     def _events(self, update: Update) -> dict[str, Any]:
-        """Who was lost, left or joined, and how much longer than usual the update took."""
+        """The workers that were lost, left or joined, and how much longer than usual the update took."""
         usual = statistics.median(self._usual) if self._usual else update.seconds
         if not update.changed:
             self._usual.append(update.seconds)
@@ -146,7 +146,7 @@ class _Log:
         return {"events": [{"what": what, "seconds_lost": late} for what in update.changed]}
 
     def save(self) -> None:
-        """Write a checkpoint, with all its updates on record before it."""
+        """Write a checkpoint, after all its updates are on record."""
         self._recorder.sync()
         self._saved = self._server.updates
         state = self._server.state() | {"uses": self._pool.uses}
@@ -156,7 +156,7 @@ class _Log:
 
 
 def done(config: TrainConfig, run_dir: Path, samples: int) -> tuple[int, bool] | None:
-    """Updates in a run's checkpoint, and whether there are to be no more; None if there is no checkpoint."""
+    """The number of updates in a run's checkpoint, and whether these are all; None if there is no checkpoint."""
     arrays = _checkpoints(run_dir).load()
     if arrays is None:
         return None
@@ -171,13 +171,13 @@ def _checkpoints(run_dir: Path) -> Checkpoints:
 
 
 def _go_on(kept: Checkpoints, pool: Epochs) -> dict[str, Any] | None:
-    """The server's state, with the pool brought to where it was; None if there is no checkpoint."""
+    """The server's state, after restoring the pool's; None if there is no checkpoint."""
     arrays = kept.load()
     if arrays is None:
         return None
     if len(arrays["uses"]) != pool.samples:
         raise PacelineError(
-            f"{kept.newest} is of a training set with {len(arrays['uses'])} samples, the data has {pool.samples}; "
+            f"{kept.newest} is for a training set of {len(arrays['uses'])} samples, the data has {pool.samples}; "
             "expected the data that the run began with"
         )
     pool.load_state_dict({"uses": arrays["uses"]})

@@ -1,4 +1,4 @@
-"""Makes workers slow on purpose, by sleeping: exact, and it costs no CPU, so many workers fit on few cores."""
+"""Slows workers down on purpose, by sleeping. This is exact and takes no CPU, so many workers fit on few cores."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from paceline.data import traces
 from paceline.rounds import Array
 from paceline.train.config import TrainConfig
 
-QUICKEST = 1e-3  # seconds per sample of factor 1, at least: small models would drown in scheduling noise
+QUICKEST = 1e-3  # least seconds per sample of factor 1; smaller ones would drown in scheduling noise
 CALIBRATIONS = 5
 
 
 @dataclass(frozen=True)
 class Slowdown:
-    """Seconds that workers sleep. Both arrays have a row for each round, the last of which stays, and a column for
-    each worker. It can be called as a ``ray.worker.Delay``.
+    """The seconds that workers sleep. An instance can be called as a ``ray.worker.Delay``.
 
-    seconds_per_sample, overhead: shape (rounds, workers); the overhead is slept once in a round.
+    seconds_per_sample, overhead: shape (rounds, workers); the last row also holds for all later rounds. The overhead
+        is slept once per round.
     """
 
     seconds_per_sample: Array
     overhead: Array
 
     def __call__(self, worker: int, step: int, samples: int, first: bool = True) -> float:
-        """Seconds for a (micro-)batch of ``samples`` in round ``step``; ``first`` in its round."""
+        """Seconds for a (micro-)batch of ``samples`` in round ``step``. first: whether it is the round's first."""
         row = min(step, len(self.overhead) - 1)
         late = self.overhead[row, worker] if first else 0.0
         return float(self.seconds_per_sample[row, worker] * samples + late)
 
 
 def create(config: TrainConfig, unslowed: Callable[[], list[float]]) -> Slowdown | None:
-    """The slowdown that the configuration asks for; None if the machine's own unevenness counts.
+    """The slowdown of the configuration; None if it has none.
 
-    unslowed: called with ``--slowdown`` only; tells seconds per sample of each worker without any sleep. Factor 1 is
-        what the slowest of them reaches.
+    unslowed: returns seconds per sample of each worker without any sleep; called only with ``--slowdown``. Factor 1
+        is the time of the slowest worker.
     """
     if config.slowdown_trace is not None:
         trace = traces.read(config.slowdown_trace)
@@ -52,7 +52,7 @@ def create(config: TrainConfig, unslowed: Callable[[], list[float]]) -> Slowdown
 
 
 def seconds_per_sample(compute: Callable[[int], object], samples: int) -> float:
-    """The median of what ``compute`` takes for this many samples, after a first time that is not counted."""
+    """The median time of ``compute`` per sample, for this many samples; the first call is not measured."""
     compute(samples)
     took = []
     for _ in range(CALIBRATIONS):

@@ -1,7 +1,7 @@
-"""Python runs this file at its start where ``paceline doctor`` has put its folder on the path.
+"""Python runs this file when it starts, if ``paceline doctor`` has put this folder on its path.
 
-It does nothing until the script makes its first DistributedDataParallel module, which it then watches. What it
-needs to know comes in two variables that ``paceline doctor`` sets for the command it starts.
+The file does nothing until the script makes its first DistributedDataParallel module, which it then watches. Its
+parameters are two environment variables that ``paceline doctor`` sets for the command it starts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TARGET = "torch.nn.parallel.distributed"
 
 
 class _Finder(MetaPathFinder):
-    """Lets TARGET be imported as usual, then hands it over."""
+    """Imports TARGET as usual, then passes its DistributedDataParallel class to ``_hand_over``."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -42,7 +42,7 @@ class _Finder(MetaPathFinder):
 
 
 def _hand_over(kind: Any) -> None:
-    """One module is watched: the first that is made."""
+    """Replace the class's constructor once, so that the first module it makes is watched."""
     make = kind.__init__
 
     def __init__(self: Any, *arguments: Any, **named: Any) -> None:
@@ -61,7 +61,7 @@ def _hand_over(kind: Any) -> None:
 
 
 def _next_sitecustomize() -> None:
-    """This file stands before another of its name; that one runs too."""
+    """Run the next sitecustomize module on the path, which this file hides."""
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != here]
     spec = PathFinder.find_spec("sitecustomize", sys.path)
