@@ -129,7 +129,7 @@ def test_it_survives_the_servers_restart(recorder, watched, tab):
     says(page, "Rounds 10 to 29 of 50")
     server.stop()
     expect(page.locator("#state")).to_have_text("Connection lost")
-    expect(page.locator("#notice")).to_contain_text("tries again by itself")
+    expect(page.locator("#notice")).to_contain_text("reconnects by itself")
     go_on(recorder, 50, 70)
     server.start()
     says(page, "Rounds 10 to 29 of 70")
@@ -333,7 +333,7 @@ def test_a_servers_run_shows_its_gate_and_k(tmp_path, watched, tab):
     sentences = page.locator("#sentences")
     expect(sentences).to_contain_text(
         "An update waits for 3 of 4 workers lately (gate bsp and backup policy static:3); "
-        "used gradients were up to 2 updates old; not used in the whole run: 30 late."
+        "its gradients were up to 2 updates old; gradients not used in the whole run: 30 late."
     )
     expect(page.locator("#cards")).to_contain_text("60 of 100 rounds")
     expect(page.locator("#cards")).to_contain_text("in 3.6 s, about 2 s left")
