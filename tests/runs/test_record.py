@@ -90,10 +90,10 @@ def test_a_cut_off_last_line_is_left_out_and_said(tmp_path, write):
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        ("{oops", "line 2 is damaged: it is no JSON"),
+        ("{oops", "line 2 is damaged: it is not valid JSON"),
         ("[]", "line 2 is damaged: it has no checksum"),
         ('{"a":1}', "line 2 is damaged: it has no number for round"),
-        ("", "line 2 is damaged: it is no JSON"),
+        ("", "line 2 is damaged: it is not valid JSON"),
         ({"loads": [1]}, "no list for compute"),
         ({"loads": 3}, "no list for loads"),
         ({"wait": [1, 2, 3, "x"]}, "no number in wait"),
@@ -113,12 +113,12 @@ def test_a_cut_off_last_line_is_left_out_and_said(tmp_path, write):
         ({"compute": [1, 1, 1, -1]}, "has -1 in compute; expected 0 or more"),
         ({"compute": [1, 1, 1, 1e10]}, "has 1e\\+10 in compute"),
         ({"loads": [16, 16, 16, -16]}, "has -16 in loads"),
-        ({"loads": [16, 16, 16, float("nan")]}, "something that is no number in loads"),
-        ({"pieces": 3}, "something odd for pieces"),
+        ({"loads": [16, 16, 16, float("nan")]}, "a value that is not a number in loads"),
+        ({"pieces": 3}, "an invalid value for pieces"),
         ({"pieces": [[1, 2]], "piece_seconds": [[1]]}, "has pieces without their seconds"),
-        ({"staleness": ["x"]}, "something odd for staleness"),
-        ({"dropped": [1]}, "something odd for dropped"),
-        ({"at_once": "all"}, "something odd for at_once"),
+        ({"staleness": ["x"]}, "an invalid value for staleness"),
+        ({"dropped": [1]}, "an invalid value for dropped"),
+        ({"at_once": "all"}, "an invalid value for at_once"),
     ],
 )
 def test_a_damaged_line_is_named(tmp_path, write, damage, words):
@@ -182,7 +182,7 @@ def test_what_could_not_be_read_again_is_not_written(tmp_path, config):
     with Recorder.create(tmp_path / "run", config) as recorder:
         line(recorder, 0, seconds=-1e-6, time=-2.0, compute=[-1.0, 1.0])  # a clock that was set back
         for wrong in ({"loads": [8, -1]}, {"loads": [8]}, {"batch": -8}, {"pieces": "x"}, {"round": -1}):
-            with pytest.raises(PacelineError, match="cannot go on record"):
+            with pytest.raises(PacelineError, match="cannot record round"):
                 line(recorder, 1, **wrong)
         line(recorder, 1)
     run = read(tmp_path / "run")
