@@ -58,9 +58,7 @@ def test_what_balancing_would_save(tmp_path):
     assert found.other == "level"
     assert found.real == pytest.approx(0.41)
     assert found.would == pytest.approx(0.14)  # 13, 12, 12 and 3 samples, and what is no worker's
-    assert panel.saving_sentence(found).startswith(
-        "Balancing would save 270 ms per round: level would take"
-    )
+    assert panel.saving_sentence(found).startswith("Balancing would save 270 ms per round: level would take")
 
 
 def test_what_balancing_saves(tmp_path):

@@ -213,7 +213,7 @@ MISTAKES = [
     ({"overhead": 2.0}, 422, "overhead=2: expected 0 to seconds=1"),
     ({"cpu": 1.5}, 422, "cpu: expected at most 1"),
     ({"sample": 6}, 422, "sample: it is unknown; leave it out"),
-    ({"round": 1}, 409, "a future one: expected round 0"),
+    ({"round": 1}, 409, "a future round: expected round 0"),
     (b'{"round": 0, "samples": 6, "seconds": NaN}', 422, "seconds: expected a finite number"),
     (b'{"round": 0, "samples": 6, "seconds": Infinity}', 422, "seconds: expected a finite number"),
     (b'{"round": 0, "samples": 6, "seconds": 1e999}', 422, "seconds: expected a finite number"),
@@ -257,7 +257,9 @@ def test_bad_requests(play: Callable[..., None]) -> None:
         refused(await call.join("c", place=1), 409, "place 1 is taken by worker 'b'")
         refused(await call.join("../c"), 422, "name: string should match")
         refused(await call.join("c", secret="short"), 422, "secret: string should match")
-        refused(await call.join("c", job="k"), 404, "job 'k' is unknown here: create it first (known jobs: j)")
+        refused(
+            await call.join("c", job="k"), 404, "job 'k' is unknown here: create it first (known jobs: j)"
+        )
         call.secrets["z"] = "x"
         refused(await call.next("z"), 404, "worker 'z' is unknown here: join first")
         refused(await call.next("b", wait=61.0), 422, "wait: expected at most ")

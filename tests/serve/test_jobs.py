@@ -200,7 +200,7 @@ def test_nobody_runs_away() -> None:
     ("report", "words"),
     [
         (Report(0, 4, 1.0), "worker 'a' reports round 0, a past round: expected round 2"),
-        (Report(3, 4, 1.0), "a future one: expected round 2"),
+        (Report(3, 4, 1.0), "a future round: expected round 2"),
         (Report(1, 5, 1.0), "has reported round 1 already, with other figures"),
     ],
 )
@@ -245,7 +245,7 @@ def test_a_report_of_a_future_round_is_refused() -> None:
     ask(job, 1.0, "a")
     with pytest.raises(Conflict) as refused:
         reports(job, 2.0, "a", Report(7, 4, 1.0))
-    assert str(refused.value) == "worker 'a' reports round 7, a future one: expected round 0"
+    assert str(refused.value) == "worker 'a' reports round 7, a future round: expected round 0"
 
 
 def test_events_are_read_as_they_were_logged() -> None:

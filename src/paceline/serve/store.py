@@ -72,7 +72,7 @@ class Entry(NamedTuple):
 class Store:
     """One SQLite file. Only one process may hold it.
 
-    on_failure: called with a sentence, in the event loop, when a commit has failed, before any writer gets the error.
+    on_failure: called with a sentence, in the event loop, when a commit has failed, before writers get the error.
     """
 
     def __init__(
