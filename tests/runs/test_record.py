@@ -94,9 +94,9 @@ def test_a_cut_off_last_line_is_left_out_and_said(tmp_path, write):
         ("[]", "line 2 is damaged: it has no checksum"),
         ('{"a":1}', "line 2 is damaged: it has no number for round"),
         ("", "line 2 is damaged: it is not valid JSON"),
-        ({"loads": [1]}, "no list for compute"),
-        ({"loads": 3}, "no list for loads"),
-        ({"wait": [1, 2, 3, "x"]}, "no number in wait"),
+        ({"loads": [1]}, "no list of one number per worker for compute"),
+        ({"loads": 3}, "no list of one number per worker for loads"),
+        ({"wait": [1, 2, 3, "x"]}, "a value that is not a number in wait"),
         ({"seconds": None}, "no number for seconds"),
         ({"round": 0}, "is round 0, after round 0"),
         ({"round": 2}, "line 3 is damaged: it is round 2, after round 2"),
@@ -171,7 +171,7 @@ def test_a_full_disk_leaves_no_half_line(tmp_path, config):
         line(recorder, 0)
         disk = recorder._file
         recorder._file = Full(disk)
-        with pytest.raises(PacelineError, match="No space left on device; make room"):
+        with pytest.raises(PacelineError, match="No space left on device; free some"):
             line(recorder, 1)
         recorder._file = disk
         line(recorder, 1)
@@ -192,7 +192,7 @@ def test_what_could_not_be_read_again_is_not_written(tmp_path, config):
 
 def test_what_is_no_run(tmp_path):
     for path in (tmp_path, tmp_path / "none"):
-        with pytest.raises(PacelineError, match=r"no run directory \(it has no run\.json\)"):
+        with pytest.raises(PacelineError, match=r"not a run directory \(it has no run\.json\)"):
             read(path)
     for content in ("", "{", "[]"):
         (tmp_path / "run.json").write_text(content)
@@ -254,7 +254,7 @@ def test_resume_where_the_last_round_before_the_checkpoint_was_lost(tmp_path, wr
 
 
 def test_resume_of_what_is_no_run(tmp_path, config):
-    with pytest.raises(PacelineError, match="no run directory"):
+    with pytest.raises(PacelineError, match="not a run directory"):
         Recorder.create(tmp_path / "none", config, resume=0)
     assert not (tmp_path / "none").exists()
 

@@ -98,8 +98,8 @@ class Store:
             raise PacelineError(sentence(self.path, error)) from error
 
     def write(self, *statements: Statement, act: Callable[[], T]) -> asyncio.Future[T]:
-        """Commit these statements, then call ``act`` in the event loop. The future has the result or error of ``act``,
-        or NotStored if nothing was committed; then ``act`` is not called.
+        """Commit these statements, then call ``act`` in the event loop. The future holds the result or error of
+        ``act``, or NotStored if nothing was committed; then ``act`` is not called.
         """
         outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._waiting.append(Entry(statements, act, outcome))
