@@ -48,9 +48,7 @@ def test_what_is_no_run_is_refused(tmp_path):
     assert_refused(paceline("watch", tmp_path / "file"), "file is a file; expected the directory of a run")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes.txt").write_text("")
-    assert_refused(
-        paceline("watch", tmp_path / "other"), r"other is not a run directory \(it has no run.json"
-    )
+    assert_refused(paceline("watch", tmp_path / "other"), r"other is no run directory \(it has no run.json")
 
 
 def test_a_port_that_cannot_be_had_is_refused(tmp_path):

@@ -374,7 +374,7 @@ def test_other_rules_do_not_change_what_was_handed_out(
     said = [each.getMessage() for each in caplog.records]
     assert len(said) == 3, "once for each job, at the first start"
     assert all(
-        "the rounds that were handed out stand, and the next plans are made by these" in each for each in said
+        "rounds that were handed out keep their plans, and the next plans follow the rules" in each for each in said
     )
 
 

@@ -76,8 +76,8 @@ def test_who_costs_more_than_it_brings_is_told_if_it_is_sure() -> None:
     alone, without = said([1.0, 1.0, 50.0], 40.0)
     assert alone == "Worker 0 alone, the fastest, would be 1.21x slower than all 3 together, balanced."
     assert without == (
-        "Without worker 2 the others would be 10 % faster: it brings 1 % more speed, but the sums with it cost 10 % of "
-        "a round."
+        "Without worker 2 the others would be 10 % faster: it brings 1 % more speed, but the sums with it cost 10 % "
+        "of a round."
     )
     assert len(said([1.0, 1.0, 50.0], 40.0, error=0.1)) == 1
     assert len(said([1.0, 1.0, 2.0], 4.0)) == 1

@@ -138,7 +138,7 @@ def _judged(
 
 
 def _slow_links(links: Array) -> list[str]:
-    """A sentence on slow links; none if most are slow. links: seconds of a sum over each, (n,)."""
+    """A sentence on slow links; none if most links are slow. links: relative seconds, (n,)."""
     slow = np.flatnonzero(links > SLOW_LINK * links.min()).tolist()
     if 2 * len(slow) > len(links):
         return []
@@ -176,7 +176,7 @@ def sentences(
         )
         gain = percent(everyone.seconds / fewer.seconds - 1)
         said.append(
-            f"Without {who} {listing(out)} the others would be {gain} faster: {they} {percent(max(brings, 0.0))} more "
-            f"speed, but the sums with {them} cost {percent(costs)} of a round."
+            f"Without {who} {listing(out)} the others would be {gain} faster: {they} {percent(max(brings, 0.0))} "
+            f"more speed, but the sums with {them} cost {percent(costs)} of a round."
         )
     return said
