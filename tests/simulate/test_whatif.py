@@ -176,7 +176,7 @@ def test_rounds_without_samples_are_left_out_and_said(tmp_path, empty):
     assert found.policies["level"].seconds == whole.policies["level"].seconds
     assert found.seconds == pytest.approx(whole.seconds)
     assert found.notes == ["Left out: 1 round without samples."]
-    with pytest.raises(PacelineError, match="no round in which anybody ran a sample"):
+    with pytest.raises(PacelineError, match="no round in which a worker ran a sample"):
         of_run(rounds_of(tmp_path / "none", [empty] * 3), ["level"])
 
 
@@ -184,7 +184,7 @@ def test_nothing_is_promised_of_a_worker_that_never_ran_a_sample(tmp_path):
     run = rounds_of(tmp_path / "run", [([24, 24, 0], [0.2, 0.2, 0.0], {})] * 10)
     found = of_run(run, ["equal", "level"])
     assert found.policies["level"].seconds == pytest.approx(found.seconds)
-    assert "the speed of worker 2" in found.notes[0]
+    assert "The speed of worker 2" in found.notes[0]
 
 
 @pytest.mark.parametrize(
