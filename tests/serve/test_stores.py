@@ -322,7 +322,7 @@ def test_a_job_that_cannot_go_on_is_set_aside(
     with contextlib.closing(sqlite3.connect(left / STATE)) as database:
         still = database.execute("select * from jobs where name='j'").fetchall()
         still += database.execute("select * from calls where job='j'").fetchall()
-    assert still == kept, "what is stored of it is kept"
+    assert still == kept, "its stored state is kept"
 
 
 def test_other_rules_do_not_change_what_was_handed_out(
