@@ -374,7 +374,8 @@ def test_other_rules_do_not_change_what_was_handed_out(
     said = [each.getMessage() for each in caplog.records]
     assert len(said) == 3, "once for each job, at the first start"
     assert all(
-        "rounds that were handed out keep their plans, and the next plans follow the rules" in each for each in said
+        "rounds that were handed out keep their plans, and the next plans follow the rules" in each
+        for each in said
     )
 
 

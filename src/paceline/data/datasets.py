@@ -74,7 +74,7 @@ def load(spec: str) -> Data:
     255 or floats in [0, 1], and labels of shape (count,) or (count, 1). A folder holds the four IDX files
     under MNIST's names, plain or as .gz.
 
-    Raises PacelineError, in one sentence, for whatever is missing, damaged or does not fit together.
+    Raises PacelineError, with one sentence, if data are missing, damaged or do not fit together.
     """
     if spec == "digits":
         return _digits()

@@ -258,7 +258,8 @@ def _loads(run: Run) -> list[str]:
 
 
 def _adapted(counts: list[int], changed: int) -> str:
-    """How soon the split settled after changes of speed. counts: rounds until it did, without changes it did not."""
+    """How soon the split settled after changes of speed. counts: rounds until then, for the changes after which it
+    settled."""
     most = max(counts)
     which = "each change" if len(counts) == changed else f"{len(counts)} of {changed} changes"
     which = "the change" if changed == 1 else which

@@ -53,8 +53,8 @@ class LocalSteps:
                     f"--{name} {given} is for a parameter server, which --every does not use; leave one of them out"
                 )
         self._every, self._outer = intervals.interval(every), intervals.outer(outer)
-        everybody = np.ones(by.workers, bool)
-        self._members = members or (lambda index: (everybody, ~everybody))
+        everyone = np.ones(by.workers, bool)
+        self._members = members or (lambda index: (everyone, ~everyone))
         self._learner, self._by, self._trips, self._pool = learner, by, trips, pool
         self._links, self._give_up = links, give_up
         self._step = -(-by.global_batch // by.workers)  # samples of a worker's step

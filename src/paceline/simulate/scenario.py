@@ -348,10 +348,10 @@ def from_trace(trace: Trace, **fields: object) -> Scenario:
     rounds, workers = trace.seconds_per_sample.shape
     if workers < 2:
         raise PacelineError("the trace has only 1 worker; expected at least 2 to divide a batch between")
-    nobody = np.isnan(trace.seconds_per_sample).all(-1)
-    if nobody.any():
+    empty = np.isnan(trace.seconds_per_sample).all(-1)
+    if empty.any():
         raise PacelineError(
-            f"round {int(np.argmax(nobody))} of the trace has no worker; leave at least one in every round"
+            f"round {int(np.argmax(empty))} of the trace has no worker; leave at least one in every round"
         )
     played = WorkerClass(Replay(trace.seconds_per_sample), Replay(trace.overhead), count=workers)
     return dataclasses.replace(Scenario((played,), rounds=rounds), **fields)  # type: ignore[arg-type]

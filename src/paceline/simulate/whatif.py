@@ -233,8 +233,8 @@ def paces(record: Run) -> tuple[Array, Array]:
         pace = np.where(record.loads > 0, (record.compute - fixed) / record.loads, np.nan)
     known = carried(pace)
     known = np.where(np.isnan(known), carried(pace[::-1])[::-1], known)  # before its first load
-    anybody = np.nanmean(known) if not np.isnan(known).all() else 1.0
-    known = np.where(np.isnan(known), anybody, known)
+    typical = np.nanmean(known) if not np.isnan(known).all() else 1.0
+    known = np.where(np.isnan(known), typical, known)
     absent = np.isnan(record.compute)
     return np.where(absent, np.nan, np.maximum(known, costs.LEAST)), np.where(absent, np.nan, fixed)
 
