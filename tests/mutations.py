@@ -330,7 +330,7 @@ MUTATIONS = (
     ),
     Mutation(
         "fsync: the record before its summary",
-        "self.sync()  # a summary must not outlive the rounds that it tells of",
+        "self.sync()  # a summary must not outlive its rounds",
         "pass",
         ("test_power.py",),
     ),

@@ -96,7 +96,7 @@ def test_json_that_is_nested_too_deeply_is_refused(tmp_path: Path, kind: str, ne
     name, reads = READERS[kind]
     path = place(tmp_path, name)
     path.write_text(nested + "\n")
-    with pytest.raises(PacelineError, match=r"it is no JSON|nested"):
+    with pytest.raises(PacelineError, match=r"it is not valid JSON|nested"):
         reads(path)
 
 

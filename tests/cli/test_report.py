@@ -65,7 +65,7 @@ def test_several_runs(make, tmp_path, capsys):
 
 def test_nothing_is_written_when_one_is_no_run(make, tmp_path):
     good = make("equal")
-    for wrong, words in (("none", "no run directory"), ("empty", "holds no round yet")):
+    for wrong, words in (("none", "not a run directory"), ("empty", "holds no round yet")):
         if wrong == "empty":
             Recorder.create(tmp_path / wrong, {}).close()
         with pytest.raises(PacelineError, match=words):

@@ -94,7 +94,7 @@ def test_a_record_that_cannot_grow_is_not_behind_its_checkpoint(tmp_path: Path, 
     record = (run_dir / "rounds.jsonl").stat().st_size
     most = max(record, os.stat(run_dir / "checkpoint.pt").st_size) + 20_000
     _, err = start(tmp_path, "--resume", "run", most=most).communicate(timeout=SECONDS)
-    assert "cannot write run/rounds.jsonl: File too large; make room and resume" in err
+    assert "cannot write run/rounds.jsonl: File too large; free some disk space and resume" in err
     assert "Traceback" not in err
     assert len(read(run_dir).round) >= kept_rounds(run_dir)
     _, err = start(tmp_path, "--resume", "run").communicate(timeout=SECONDS)

@@ -45,7 +45,7 @@ def test_mounted_under_names(run_dir):
     for path in ("", "panel", "figures"):
         answer = client.get(f"/runs/other/live/{path}")
         assert answer.status_code == 404
-        assert "no run of that name" in answer.json()["error"]
+        assert "no run with this name" in answer.json()["error"]
 
 
 def test_other_paths_are_refused_in_a_sentence(run_dir):
@@ -80,7 +80,7 @@ def test_figures_of_any_stretch_have_a_bounded_size(run_dir):
     ):
         answer = client.get(f"/figures{query}")
         assert answer.status_code == 400
-        assert "expected a round's number" in answer.json()["error"]
+        assert "expected a round number" in answer.json()["error"]
 
 
 def test_a_run_without_rounds_has_no_figures_yet(tmp_path):

@@ -30,7 +30,7 @@ def test_a_folder_that_fills_with_runs(tmp_path):
     client = TestClient(folder_app(folder))
     waiting = panel(client, "/")
     assert waiting["state"] == "waiting"
-    assert waiting["says"] == f"Waiting for a run in {folder}; there is none yet."
+    assert waiting["says"] == f"Waiting for a run to start in {folder}."
     assert client.get("/").status_code == 200
     assert client.get("/others").json() == []
 

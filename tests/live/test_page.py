@@ -79,7 +79,7 @@ def test_a_real_training_run_in_which_a_worker_is_killed(tmp_path, watched, tab)
         expect(marks).to_contain_text("was killed by SIGKILL")
         sentences = page.locator("#sentences")
         expect(sentences).to_contain_text("was killed by SIGKILL in round")
-        expect(sentences).to_contain_text("and no sample; it is not back.")
+        expect(sentences).to_contain_text("and no sample; it is not replaced yet.")
         while training.poll() is None:
             page.wait_for_timeout(100)
         assert training.returncode == 0, training.stdout.read()
@@ -107,16 +107,16 @@ def test_a_worker_is_lost_and_another_takes_its_place(recorder, watched, tab):
     row, sentences = page.locator("#workers li").nth(2), page.locator("#sentences li")
     expect(row).to_contain_text("worker 2 ✕ since round 20")
     expect(row).to_contain_text("gave no sign of life for 1 s")
-    said = "Worker 2 gave no sign of life for 1 s in round 20; 1.2 s lost, and no sample; "
-    expect(sentences.first).to_have_text(f"{said}it is not back.")
+    said = "Worker 2 gave no sign of life for 1 s in round 20; this cost 1.2 s and no sample; "
+    expect(sentences.first).to_have_text(f"{said}it is not replaced yet.")
     chart = page.locator("#charts figure").first
-    expect(chart).to_contain_text("upright: workers were lost or left in round 20")
+    expect(chart).to_contain_text("vertical lines: workers were lost or left in round 20")
     expect(chart.locator(".legend")).to_contain_text("a worker was lost or left")
     assert chart.locator("path.lost").count() == 1
     assert browsers.barriers(page) == []
     go_on(recorder, 21, 22, events=[{"what": "worker 2 joined", "seconds_lost": 0.1}])
     expect(row).to_contain_text("worker 2 + joined in round 21")
-    expect(sentences.first).to_have_text(f"{said}its place was taken again in round 21.")
+    expect(sentences.first).to_have_text(f"{said}it was replaced in round 21.")
     go_on(recorder, 22, 200)  # long ago
     says(page, "All 200 rounds")
     expect(row.locator("b")).to_have_text("worker 2")
@@ -129,7 +129,7 @@ def test_it_survives_the_servers_restart(recorder, watched, tab):
     says(page, "Rounds 10 to 29 of 50")
     server.stop()
     expect(page.locator("#state")).to_have_text("Connection lost")
-    expect(page.locator("#notice")).to_contain_text("tries again by itself")
+    expect(page.locator("#notice")).to_contain_text("reconnects by itself")
     go_on(recorder, 50, 70)
     server.start()
     says(page, "Rounds 10 to 29 of 70")
@@ -165,7 +165,7 @@ def test_a_silent_run_and_a_damaged_one(recorder, watched, tab, monkeypatch):
     with (recorder.run_dir / "rounds.jsonl").open("a") as file:
         file.write("no round\n")
     expect(page.locator("#state")).to_have_text("Record damaged")
-    expect(page.locator("#notice")).to_contain_text("line 21 is damaged: it is no JSON")
+    expect(page.locator("#notice")).to_contain_text("line 21 is damaged: it is not valid JSON")
 
 
 def test_zoom_by_keyboard(recorder, watched, tab):
@@ -333,12 +333,12 @@ def test_a_servers_run_shows_its_gate_and_k(tmp_path, watched, tab):
     sentences = page.locator("#sentences")
     expect(sentences).to_contain_text(
         "An update waits for 3 of 4 workers lately (gate bsp and backup policy static:3); "
-        "used gradients were up to 2 updates old; not used in the whole run: 30 late."
+        "its gradients were up to 2 updates old; gradients not used in the whole run: 30 late."
     )
     expect(page.locator("#cards")).to_contain_text("60 of 100 rounds")
     expect(page.locator("#cards")).to_contain_text("in 3.6 s, about 2 s left")
     titles = page.locator("#charts h3")
-    expect(titles.nth(3)).to_have_text("Whom each update waited for")
+    expect(titles.nth(3)).to_have_text("Gradients that each update waited for")
     expect(titles.nth(4)).to_have_text("Staleness and waste")
 
 

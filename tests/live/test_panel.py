@@ -58,9 +58,7 @@ def test_what_balancing_would_save(tmp_path):
     assert found.other == "level"
     assert found.real == pytest.approx(0.41)
     assert found.would == pytest.approx(0.14)  # 13, 12, 12 and 3 samples, and what is no worker's
-    assert panel.saving_sentence(found).startswith(
-        "Balancing would save 270 ms of each round: level would take"
-    )
+    assert panel.saving_sentence(found).startswith("Balancing would save 270 ms per round: level would take")
 
 
 def test_what_balancing_saves(tmp_path):
@@ -70,13 +68,13 @@ def test_what_balancing_saves(tmp_path):
     assert found.real == pytest.approx(0.13)
     assert found.would == pytest.approx(0.4)
     assert panel.saving_sentence(found) == (
-        "Balancing saves 270 ms a round now: an equal split would take 400 ms instead of 130 ms."
+        "Balancing saves 270 ms per round now: an equal split would take 400 ms instead of 130 ms."
     )
 
 
 def test_equal_workers_have_nothing_to_gain(tmp_path):
     found = panel.saving(columns(tmp_path, np.tile([0.1, 0.1], (20, 1))))
-    assert "would save next to nothing" in panel.saving_sentence(found)
+    assert "would save almost nothing" in panel.saving_sentence(found)
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_a_record_that_tells_nothing_of_it_is_left_alone(tmp_path: Path, why: st
 def test_odd_parts_are_refused_where_they_are_written(tmp_path: Path) -> None:
     with (
         Recorder.create(tmp_path / "run", {"policy": "equal", "workers": 1}) as recorder,
-        pytest.raises(Exception, match="something odd for parts"),
+        pytest.raises(Exception, match="an invalid value for parts"),
     ):
         recorder.round(
             round=0, epoch=0, time=1.0, seconds=1.0, batch=1, loads=[1], compute=[1.0], parts=[[1, 2]]

@@ -87,7 +87,7 @@ def test_a_finished_run_that_lost_its_last_rounds_is_refused(tmp_path, write):
     folder = write(tmp_path / "run", np.full((6, 4), 16), np.ones((6, 4)), finish={})
     path = folder / "rounds.jsonl"
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:4]))
-    with pytest.raises(PacelineError, match=r"4 rounds, and summary.json tells of 6: lines at its end"):
+    with pytest.raises(PacelineError, match=r"4 rounds, but summary.json reports 6: lines at its end"):
         read(folder)
     (folder / "summary.json").unlink()
     assert len(read(folder).round) == 4
@@ -100,7 +100,7 @@ def test_a_finished_run_that_lost_its_last_rounds_is_refused(tmp_path, write):
         ("run.json", {"limits": [[1]]}, "limits is"),
         ("run.json", {"loader_workers": 1.5}, "loader_workers is 1.5"),
         ("run.json", {"resumed": [{"round": "x"}]}, "resumed is"),
-        ("run.json", {"policy": 5}, "policy is 5; expected a text"),
+        ("run.json", {"policy": 5}, "policy is 5; expected a string"),
         ("summary.json", {"samples": "many"}, "samples is many"),
         ("summary.json", {"share_of_bound": [1]}, "share_of_bound is"),
         ("summary.json", {"final_batches": 3}, "final_batches is 3"),

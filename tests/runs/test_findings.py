@@ -58,13 +58,13 @@ def test_local_steps_are_said_to_train_another_model(tmp_path, write):
     local = {"loop": "local", "every": "8"}
     equal = read(write(tmp_path / "equal", np.full((40, 4), 13), pace, policy="equal", **local))
     level = read(write(tmp_path / "level", loads, pace, **local))
-    assert "this is another model than one process would have trained" in findings(level)[0]
+    assert "this model is not the one that a single process would have trained" in findings(level)[0]
     assert compare([equal, level])[0].endswith("with level, samples were processed 3.2x as fast.")
     rounds = read(write(tmp_path / "rounds", loads, pace, loop="round"))
     assert "another model" not in findings(rounds)[0]
     said = compare([equal, rounds])[0]
     assert said.startswith(
-        "These runs differ in what workers take between two exchanges (local steps and rounds)"
+        "These runs differ in the kind of steps between two exchanges (local steps and rounds)"
     )
     older = read(write(tmp_path / "older", np.full((40, 4), 13), pace, policy="equal"))
     assert "the same model" in compare([older, rounds])[0], "a record that does not tell is of rounds"
@@ -117,7 +117,7 @@ def test_one_slow_worker(tmp_path, write):
     )
     assert sentences[2] == (
         "The workers spent 56 % of their time waiting. The run processed 1,000 samples/s, which is 31 % of the "
-        "workers' combined speed of 3,250 samples/s. Divided in proportion to speed, it would have taken 788 ms "
+        "workers' combined speed of 3,250 samples/s. With loads in proportion to speed, it would have taken 788 ms "
         "instead of 2.56 s."
     )
     assert "Every round was split equally." in sentences
@@ -355,18 +355,18 @@ def lossy(folder, many=1):
 def test_lost_workers_are_told_of_in_findings_charts_comparisons_and_the_trace(tmp_path):
     run, many = lossy(tmp_path / "one"), lossy(tmp_path / "many", 7)
     assert (
-        "Worker 1 was killed by SIGKILL in round 10; 90 ms lost, and no sample: all of the round were run by "
-        "workers 0 and 2." in findings(run)
+        "Worker 1 was killed by SIGKILL in round 10; this cost 90 ms and no sample: workers 0 and 2 ran all "
+        "samples of the round." in findings(run)
     )
     assert (
-        "7 workers were lost or left on the way: 630 ms lost in all, 90 ms of it in round 10, and no sample."
+        "7 workers were lost or left during the run: 630 ms lost in all, 90 ms of it in round 10; no sample was lost."
         in (findings(many))
     )
-    one = "1 worker was lost or left on the way: 90 ms lost in round 10."
+    one = "1 worker was lost or left during the run: 90 ms lost in round 10."
     assert [line.endswith(one) for line in compare([run, many])[1:]] == [True, False]
     page = report.render_comparison([run, many])
     assert page.count('class="lost"') == 2
-    assert "upright: workers were lost or left in round 10, 30, 50, 70, 90, 110 and 130" in page
+    assert "vertical lines: workers were lost or left in round 10, 30, 50, 70, 90, 110 and 130" in page
     assert page.count("was killed by SIGKILL in round 10") == 1  # of the other run, there are too many
     names = {event["name"] for event in trace_of(run)}
     assert {"worker 1 was killed by SIGKILL, 0.09 s lost", "worker 1 joined, 0.01 s lost"} <= names
@@ -379,5 +379,5 @@ def trace_of(run):
 def test_workers_that_ran_out_of_memory_are_named(tmp_path, write):
     run = read(write(tmp_path / "run", np.full((3, 4), 16), np.tile(SLOW, (3, 1))))
     run.extras["ran_out"] = [[0, 2, 0, 0], None, [0, 1, 0, 1]]
-    assert "Worker 1 ran out of memory 3 times, and ran that part again in halves." in said(run)
+    assert "Worker 1 ran out of memory 3 times, and ran those samples again in halves." in said(run)
     assert "Worker 3 ran out of memory 1 time," in said(run)

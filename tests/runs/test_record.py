@@ -90,13 +90,13 @@ def test_a_cut_off_last_line_is_left_out_and_said(tmp_path, write):
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        ("{oops", "line 2 is damaged: it is no JSON"),
+        ("{oops", "line 2 is damaged: it is not valid JSON"),
         ("[]", "line 2 is damaged: it has no checksum"),
         ('{"a":1}', "line 2 is damaged: it has no number for round"),
-        ("", "line 2 is damaged: it is no JSON"),
-        ({"loads": [1]}, "no list for compute"),
-        ({"loads": 3}, "no list for loads"),
-        ({"wait": [1, 2, 3, "x"]}, "no number in wait"),
+        ("", "line 2 is damaged: it is not valid JSON"),
+        ({"loads": [1]}, "no list of one number per worker for compute"),
+        ({"loads": 3}, "no list of one number per worker for loads"),
+        ({"wait": [1, 2, 3, "x"]}, "a value that is not a number in wait"),
         ({"seconds": None}, "no number for seconds"),
         ({"round": 0}, "is round 0, after round 0"),
         ({"round": 2}, "line 3 is damaged: it is round 2, after round 2"),
@@ -113,12 +113,12 @@ def test_a_cut_off_last_line_is_left_out_and_said(tmp_path, write):
         ({"compute": [1, 1, 1, -1]}, "has -1 in compute; expected 0 or more"),
         ({"compute": [1, 1, 1, 1e10]}, "has 1e\\+10 in compute"),
         ({"loads": [16, 16, 16, -16]}, "has -16 in loads"),
-        ({"loads": [16, 16, 16, float("nan")]}, "something that is no number in loads"),
-        ({"pieces": 3}, "something odd for pieces"),
+        ({"loads": [16, 16, 16, float("nan")]}, "a value that is not a number in loads"),
+        ({"pieces": 3}, "an invalid value for pieces"),
         ({"pieces": [[1, 2]], "piece_seconds": [[1]]}, "has pieces without their seconds"),
-        ({"staleness": ["x"]}, "something odd for staleness"),
-        ({"dropped": [1]}, "something odd for dropped"),
-        ({"at_once": "all"}, "something odd for at_once"),
+        ({"staleness": ["x"]}, "an invalid value for staleness"),
+        ({"dropped": [1]}, "an invalid value for dropped"),
+        ({"at_once": "all"}, "an invalid value for at_once"),
     ],
 )
 def test_a_damaged_line_is_named(tmp_path, write, damage, words):
@@ -171,7 +171,7 @@ def test_a_full_disk_leaves_no_half_line(tmp_path, config):
         line(recorder, 0)
         disk = recorder._file
         recorder._file = Full(disk)
-        with pytest.raises(PacelineError, match="No space left on device; make room"):
+        with pytest.raises(PacelineError, match="No space left on device; free some"):
             line(recorder, 1)
         recorder._file = disk
         line(recorder, 1)
@@ -182,7 +182,7 @@ def test_what_could_not_be_read_again_is_not_written(tmp_path, config):
     with Recorder.create(tmp_path / "run", config) as recorder:
         line(recorder, 0, seconds=-1e-6, time=-2.0, compute=[-1.0, 1.0])  # a clock that was set back
         for wrong in ({"loads": [8, -1]}, {"loads": [8]}, {"batch": -8}, {"pieces": "x"}, {"round": -1}):
-            with pytest.raises(PacelineError, match="cannot go on record"):
+            with pytest.raises(PacelineError, match="cannot record round"):
                 line(recorder, 1, **wrong)
         line(recorder, 1)
     run = read(tmp_path / "run")
@@ -192,7 +192,7 @@ def test_what_could_not_be_read_again_is_not_written(tmp_path, config):
 
 def test_what_is_no_run(tmp_path):
     for path in (tmp_path, tmp_path / "none"):
-        with pytest.raises(PacelineError, match=r"no run directory \(it has no run\.json\)"):
+        with pytest.raises(PacelineError, match=r"not a run directory \(it has no run\.json\)"):
             read(path)
     for content in ("", "{", "[]"):
         (tmp_path / "run.json").write_text(content)
@@ -254,7 +254,7 @@ def test_resume_where_the_last_round_before_the_checkpoint_was_lost(tmp_path, wr
 
 
 def test_resume_of_what_is_no_run(tmp_path, config):
-    with pytest.raises(PacelineError, match="no run directory"):
+    with pytest.raises(PacelineError, match="not a run directory"):
         Recorder.create(tmp_path / "none", config, resume=0)
     assert not (tmp_path / "none").exists()
 

@@ -208,7 +208,7 @@ def test_rounds_of_fewer_samples_make_no_fence(tmp_path, write):
     line, parts, *_ = page.data
     assert line["series"][0]["text"] == ["24 ms"] * 50
     assert "Round 5" not in line["series"][0]["at"]
-    assert "10 rounds of fewer samples are left out" in page.text
+    assert "10 rounds with fewer samples are left out" in page.text
     for place in (4, 5):
         assert [each["text"][place] for each in parts["series"]] == [*["30.8 %"] * 3, "7.7 %"]
     assert "part of the batch (%)" in page.text

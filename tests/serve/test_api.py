@@ -193,7 +193,7 @@ def test_nobody_needs_a_token_where_there_is_none(play: Callable[..., None]) -> 
     async def scenario(call: Caller) -> None:
         assert (await call.http.get("/v1/jobs")).status_code == 200
         refused(
-            await call.ask("GET", "/jobs", headers={"Host": "evil.example:7070"}), 403, "to localhost alone"
+            await call.ask("GET", "/jobs", headers={"Host": "evil.example:7070"}), 403, "only to localhost"
         )
 
     play(scenario, token=None)
@@ -208,16 +208,16 @@ MISTAKES = [
     (
         {"samples": 2**31 - 1},
         422,
-        "samples=2147483647: expected at most 6, what round 0 planned for worker 'a'",
+        "samples=2147483647: expected at most 6, the plan of round 0 for worker 'a'",
     ),
     ({"overhead": 2.0}, 422, "overhead=2: expected 0 to seconds=1"),
     ({"cpu": 1.5}, 422, "cpu: expected at most 1"),
     ({"sample": 6}, 422, "sample: it is unknown; leave it out"),
-    ({"round": 1}, 409, "a future one: expected round 0"),
+    ({"round": 1}, 409, "a future round: expected round 0"),
     (b'{"round": 0, "samples": 6, "seconds": NaN}', 422, "seconds: expected a finite number"),
     (b'{"round": 0, "samples": 6, "seconds": Infinity}', 422, "seconds: expected a finite number"),
     (b'{"round": 0, "samples": 6, "seconds": 1e999}', 422, "seconds: expected a finite number"),
-    (b'{"round": 0, "samples": 6', 400, "the body is no JSON"),
+    (b'{"round": 0, "samples": 6', 400, "the body is not valid JSON"),
     (b"\xff\xfe", 400, ""),
     (b"[" * 100_000, 400, ""),
     (b'{"round": ' + b"9" * 5000 + b', "samples": 6, "seconds": 1.0}', 400, ""),
@@ -252,12 +252,14 @@ def test_bad_reports(play: Callable[..., None]) -> None:
 
 def test_bad_requests(play: Callable[..., None]) -> None:
     async def scenario(call: Caller) -> None:
-        refused(await call.join("a"), 409, "worker 'a' is here already")
+        refused(await call.join("a"), 409, "worker 'a' is present already")
         refused(await call.join("c"), 409, "all 2 places are taken")
         refused(await call.join("c", place=1), 409, "place 1 is taken by worker 'b'")
         refused(await call.join("../c"), 422, "name: string should match")
         refused(await call.join("c", secret="short"), 422, "secret: string should match")
-        refused(await call.join("c", job="k"), 404, "job 'k' is unknown here: create it first (there are: j)")
+        refused(
+            await call.join("c", job="k"), 404, "job 'k' is unknown here: create it first (known jobs: j)"
+        )
         call.secrets["z"] = "x"
         refused(await call.next("z"), 404, "worker 'z' is unknown here: join first")
         refused(await call.next("b", wait=61.0), 422, "wait: expected at most ")

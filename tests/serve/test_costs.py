@@ -118,7 +118,7 @@ def test_what_does_not_fit_is_refused_in_a_sentence(tmp_path: Path) -> None:
         right = {"round": 0, "lengths": [9, 1, 1, 5.5]}
         assert next_of("a", None) == (
             202,
-            {"waiting": "the lengths of round 0's samples are wanted", "round": 0},
+            {"waiting": "the lengths of round 0's samples are needed", "round": 0},
         )
         for body, status, words in (
             (right | {"lengths": [1, 2, 3]}, 422, "lengths: got 3 numbers for the data set's 4 samples"),
@@ -138,7 +138,7 @@ def test_what_does_not_fit_is_refused_in_a_sentence(tmp_path: Path) -> None:
         name = "a" if part["samples"] > other["samples"] else "b"
         said = service.ask("POST", f"{job}/workers/{name}/reports", few, secret=secrets[job, name])
         assert said.status == 422
-        assert "nobody knows which of them were run" in said.content["error"]
+        assert "it is unknown which of them were run" in said.content["error"]
         status, said = next_of("a", right, "/v1/jobs/default")
         assert status == 422
         assert "the job has no cost" in said["error"]

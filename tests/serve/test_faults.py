@@ -81,7 +81,7 @@ def test_a_full_disk_a_free_one_and_a_kill(play: Play, tmp_path: Path) -> None:
         with failing(call.service) as tried:
             refused(await call.join("c"), 409, "all 2 places are taken")
             refused(
-                await call.ask("PUT", "/jobs/k", JOB), 507, "the disk is full, nothing was changed: make room"
+                await call.ask("PUT", "/jobs/k", JOB), 507, "the disk is full, nothing was changed: free some"
             )
             assert tried == [1]
             refused(await call.next("a"), 507, "the disk is full")  # within the pause: not tried again
@@ -196,7 +196,7 @@ def test_a_round_that_all_left_is_divided_again_and_takes_no_report_of_its_first
         assert (before["round"], after["round"]) == (0, 0)
         assert (before["samples"], after["samples"]) == (12, 6)
         late = GOOD | {"samples": before["samples"]}
-        said = "samples=12: expected at most 6, what round 0 planned for worker 'a'"
+        said = "samples=12: expected at most 6, the plan of round 0 for worker 'a'"
         refused(await call.report("a", late, job="k"), 422, said)
         assert (await call.report("a", GOOD, job="k"))[0] == 200
 
@@ -295,7 +295,7 @@ def test_a_policy_that_fails_harms_nobody(
     with caplog.at_level(logging.WARNING):
         play(scenario)
     (said,) = [each.getMessage() for each in caplog.records]
-    assert said.startswith("the policy of job 'f' failed at a round: its plans are those of before (")
+    assert said.startswith("the policy of job 'f' failed at a round: its plans do not change (")
     assert "thirteen" in said or "shares" in said
 
 
@@ -317,7 +317,7 @@ def test_deadlines_of_the_others_are_kept_whatever_goes_wrong_in_one(
 
     play(scenario)
     (said,) = [each.getMessage() for each in caplog.records]
-    assert said.startswith("the deadlines of job 'a-first-one' cannot be looked at (ZeroDivisionError")
+    assert said.startswith("the deadlines of job 'a-first-one' cannot be checked (ZeroDivisionError")
 
 
 def test_a_fault_of_the_service_sets_one_job_aside(

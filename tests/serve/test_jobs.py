@@ -122,7 +122,7 @@ def test_the_silent_are_dropped_and_their_share_is_given_to_the_others() -> None
     assert drop_silent(job, 11.0) == []
     dropped, closed, _ = drop_silent(job, 11.25)
     assert dropped == Left(
-        11.25, "b", "was dropped in round 3 after 1.2 s of silence, and its share given to the others"
+        11.25, "b", "was dropped in round 3 after 1.2 s of silence; the other workers take its share"
     )
     assert (closed.ended, closed.step) == (11.25, 3)
     np.testing.assert_equal(closed.loads, [4, np.nan, 4])
@@ -199,8 +199,8 @@ def test_nobody_runs_away() -> None:
 @pytest.mark.parametrize(
     ("report", "words"),
     [
-        (Report(0, 4, 1.0), "worker 'a' reports round 0, a past one: expected round 2"),
-        (Report(3, 4, 1.0), "a future one: expected round 2"),
+        (Report(0, 4, 1.0), "worker 'a' reports round 0, a past round: expected round 2"),
+        (Report(3, 4, 1.0), "a future round: expected round 2"),
         (Report(1, 5, 1.0), "has reported round 1 already, with other figures"),
     ],
 )
@@ -221,7 +221,7 @@ def test_more_samples_than_planned_are_refused() -> None:
     before = json.dumps(job.state_dict())
     for samples in (5, 2**31 - 1):
         with pytest.raises(
-            PacelineError, match=f"samples={samples}: expected at most 4, what round 0 planned"
+            PacelineError, match=f"samples={samples}: expected at most 4, the plan of round 0"
         ):
             reports(job, 1.0, "a", Report(0, samples, 1.0))
     assert json.dumps(job.state_dict()) == before
@@ -245,7 +245,7 @@ def test_a_report_of_a_future_round_is_refused() -> None:
     ask(job, 1.0, "a")
     with pytest.raises(Conflict) as refused:
         reports(job, 2.0, "a", Report(7, 4, 1.0))
-    assert str(refused.value) == "worker 'a' reports round 7, a future one: expected round 0"
+    assert str(refused.value) == "worker 'a' reports round 7, a future round: expected round 0"
 
 
 def test_events_are_read_as_they_were_logged() -> None:
@@ -269,7 +269,7 @@ def test_strangers_and_namesakes() -> None:
         ask(job, 1.0, "x")
     with pytest.raises(Forbidden, match="not the secret of worker 'a'"):
         job.members.known("a", "b")
-    with pytest.raises(Conflict, match="worker 'a' is here already"):
+    with pytest.raises(Conflict, match="worker 'a' is present already"):
         join(job, 1.0, "a", digest("another"))
     with pytest.raises(Conflict, match="all 3 places are taken"):
         join(job, 1.0, "x", digest("x"))

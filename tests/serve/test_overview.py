@@ -60,7 +60,7 @@ def told(tmp_path):
 
 def test_each_job_has_a_row(told):
     before, after, silent = map(rows, told)
-    assert before["empty"][:5] == ["waiting no worker is there", "0 of 2", "0", "–", "–"]
+    assert before["empty"][:5] == ["waiting no worker is present", "0 of 2", "0", "–", "–"]
     assert before["j"][1:] == ["2 of 2", "0", "–", "–"]
     assert before["j"][0].startswith("waiting")
     state, workers, count, rate, newest = after["j"]

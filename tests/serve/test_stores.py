@@ -119,7 +119,7 @@ def test_a_lost_wal_is_noticed_after_checkpoints_too(tmp_path: Path, monkeypatch
     for number in range(12):
         copy = tmp_path / f"copy-{number}"
         without_wal(shutil.copytree(copy, tmp_path / f"without-{number}"))
-        with pytest.raises(PacelineError, match="was not closed in order"):
+        with pytest.raises(PacelineError, match="was not closed properly"):
             opened(tmp_path / f"without-{number}")
         assert opened(copy).catalog.running["j"].job.closed == number + 1
 
@@ -187,13 +187,13 @@ def a_directory(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("harm", "words"),
     [
-        (cut_short, "is empty, which no state is: restore it from a backup, or remove it"),
-        (without_wal, f"was not closed in order, and {STATE}-wal, which holds the newest rounds, is missing"),
-        (empty_wal, "was not closed in order"),
-        (wal_alone, f"is missing, and {STATE}-wal beside it is not"),
+        (cut_short, "is empty, so it holds no state: restore it from a backup, or delete it"),
+        (without_wal, f"was not closed properly, and {STATE}-wal, with the newest rounds, is missing"),
+        (empty_wal, "was not closed properly"),
+        (wal_alone, f"is missing, but {STATE}-wal is not"),
         (no_database, "file is not a database"),
         (another_programs, "is a database of another program: choose another directory"),
-        (of_an_older_version, "has format 3, expected 4: it is another version's"),
+        (of_an_older_version, "has format 3, expected 4: it was written by another version"),
         (of_a_newer_version, "has format 5, expected 4"),
         (without_a_table, "no such table: calls"),
         (broken_pages, "is damaged|malformed"),
@@ -279,22 +279,22 @@ def settings(**changes: Any) -> str:
         (digested("jobs", "name='j'", state='{"now": 1.0, "job": {}}'), "its state cannot be used"),
         (
             digested("calls", "job='j' and number=4", call='["dance", 1.0]'),
-            "call 4 of its log cannot be carried out",
+            "call 4 of its log cannot be replayed",
         ),
-        (digested("calls", "job='j' and number=4", call="{}"), "call 4 of its log cannot be carried out"),
+        (digested("calls", "job='j' and number=4", call="{}"), "call 4 of its log cannot be replayed"),
         (
             digested("calls", "job='j' and number=4", call='["reported", 1.0, "a", [0, 6]]'),
             "call 4 of its log cannot",
         ),
         (
             digested("calls", "job='j' and number=3", call='["settle", 100.0, 0, [6, 5]]'),
-            "the plan of round 0 is not one of 12 samples",
+            "the plan of round 0 is not for 12 samples",
         ),
         (
             digested(
                 "calls", "job='j' and number=4", call='["reported", 1.0, "a", [3, 6, 1.0, 0.0, null, null]]'
             ),
-            "call 4 of its log cannot be carried out (worker 'a' reports round 3, a future one: expected round 0)",
+            "call 4 of its log cannot be replayed (worker 'a' reports round 3, a future round: expected round 0)",
         ),
     ],
 )
@@ -322,7 +322,7 @@ def test_a_job_that_cannot_go_on_is_set_aside(
     with contextlib.closing(sqlite3.connect(left / STATE)) as database:
         still = database.execute("select * from jobs where name='j'").fetchall()
         still += database.execute("select * from calls where job='j'").fetchall()
-    assert still == kept, "what is stored of it is kept"
+    assert still == kept, "its stored state is kept"
 
 
 def test_other_rules_do_not_change_what_was_handed_out(
@@ -374,7 +374,8 @@ def test_other_rules_do_not_change_what_was_handed_out(
     said = [each.getMessage() for each in caplog.records]
     assert len(said) == 3, "once for each job, at the first start"
     assert all(
-        "the rounds that were handed out stand, and the next plans are made by these" in each for each in said
+        "rounds that were handed out keep their plans, and the next plans follow the rules" in each
+        for each in said
     )
 
 

@@ -151,7 +151,7 @@ def test_the_command_plays_64_workers_behind_slow_links(tmp_path, capsys):
         (["--every", "0"], "every='0'"),
         (
             ["--every", "8", "--sync", "asp"],
-            "--sync asp is of a parameter server, and with --every there is none",
+            "--sync asp is for a parameter server, which --every does not use",
         ),
         (["--every", "8", "--outer", "adam"], "outer optimizer 'adam'"),
         (["--every", "8", "--outer", "nesterov:momentum=1"], "a momentum above 0 and below 1"),

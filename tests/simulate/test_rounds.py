@@ -235,7 +235,7 @@ def test_one_worker_left_alone_and_unknown_names():
         run(Scenario(constant(0.1, 0.1)), [])
     with pytest.raises(PacelineError, match="unknown"):
         run(Scenario(constant(0.1, 0.1)), ["nobody"])
-    with pytest.raises(PacelineError, match="1 worker only"):
+    with pytest.raises(PacelineError, match="only 1 worker"):
         from_trace(Trace(np.ones((3, 1)), np.zeros((3, 1))))
     with pytest.raises(PacelineError, match="no worker is left"):
         Scenario(constant(0.1), events=(Event(2, 0, "leave"),))

@@ -107,7 +107,7 @@ def test_records_that_tell_nothing(tmp_path):
     with pytest.raises(PacelineError, match="no finished round"):
         of_run(runs.read(tmp_path / "empty"), ["level"])
     alone = record(tmp_path / "alone", cluster_paces(workers=1))
-    with pytest.raises(PacelineError, match="1 worker only"):
+    with pytest.raises(PacelineError, match="only 1 worker"):
         of_run(alone, ["level"])
 
 
@@ -175,8 +175,8 @@ def test_rounds_without_samples_are_left_out_and_said(tmp_path, empty):
     found = of_run(rounds_of(tmp_path / "gaps", PLAIN * 5 + [empty] + PLAIN * 5), ["level"])
     assert found.policies["level"].seconds == whole.policies["level"].seconds
     assert found.seconds == pytest.approx(whole.seconds)
-    assert found.notes == ["1 round without samples left out."]
-    with pytest.raises(PacelineError, match="no round in which anybody ran a sample"):
+    assert found.notes == ["Left out: 1 round without samples."]
+    with pytest.raises(PacelineError, match="no round in which a worker ran a sample"):
         of_run(rounds_of(tmp_path / "none", [empty] * 3), ["level"])
 
 
@@ -184,7 +184,7 @@ def test_nothing_is_promised_of_a_worker_that_never_ran_a_sample(tmp_path):
     run = rounds_of(tmp_path / "run", [([24, 24, 0], [0.2, 0.2, 0.0], {})] * 10)
     found = of_run(run, ["equal", "level"])
     assert found.policies["level"].seconds == pytest.approx(found.seconds)
-    assert "the speed of worker 2" in found.notes[0]
+    assert "The speed of worker 2" in found.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -209,11 +209,11 @@ def test_a_worker_that_appears_in_mid_run(tmp_path):
 def test_what_is_odd_about_a_record_is_said(tmp_path):
     early = rounds_of(tmp_path / "early", [([16, 16, 16], [0.1, 0.1, 0.4], {"seconds": 0.2})] * 3)
     assert of_run(early, ["equal"]).notes == [
-        "3 rounds ended before the slowest worker was done; here, every policy waits for it."
+        "3 rounds ended before the slowest worker was done; here, policies wait for that worker."
     ]
     limited = rounds_of(tmp_path / "limited", PLAIN, limits=[[1, 10]])
     assert of_run(limited, ["equal"]).notes == [
-        "run.json has limits of 1 worker, not of 3; none are kept to."
+        "run.json has limits of 1 worker, not of 3; they are ignored."
     ]
     narrow = rounds_of(tmp_path / "narrow", PLAIN, limits=[[1, 10]] * 3)
     with pytest.raises(PacelineError, match=r"narrow: the workers' most loads sum to 30"):

@@ -82,7 +82,7 @@ def test_a_threshold_is_found_from_the_first_rounds_and_recorded(tmp_path: Path)
     assert ranks[0]["tau"] < 0.2  # rank 2 takes that for its four
     assert record.batch.tolist() == ranks[0]["loads"].sum(1).tolist()
     assert record.extras["dropped_loads"][-1] == dropped[-1].tolist()
-    assert any("were dropped behind the threshold" in each for each in findings(record))
+    assert any("were dropped after the threshold" in each for each in findings(record))
 
 
 def test_the_threshold_found_is_that_of_the_papers_rule() -> None:

@@ -1,1 +1,1 @@
-"""What runs are fed with: images to train on, and recorded speeds of workers."""
+"""Inputs of runs: images to train on, and recorded speeds of workers."""

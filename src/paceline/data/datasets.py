@@ -1,10 +1,10 @@
-"""Images to train on: the embedded handwritten digits, a .npz as Keras writes it, or the four IDX files.
+"""Images to train on: the embedded handwritten digits, a .npz file as Keras writes it, or the four IDX files.
 
     data = load("digits")
     x = floats(data.x_train[:32])  # float32, shape (32, 1, 8, 8), in [0, 1]
 
-Images that a file holds as bytes stay bytes in memory, a quarter of the size, and become floats a batch at a
-time (``floats``). Images that a file holds as floats, and the small digits, are float32 from the start.
+Images that a file holds as bytes stay bytes in memory, a quarter of the size, and are converted to floats one batch
+at a time (``floats``). Images that a file holds as floats, and the small digits, are float32 from the start.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ __all__ = ["Data", "floats", "load"]
 Images = NDArray[np.uint8] | NDArray[np.float32]
 Labels = NDArray[np.int64]
 
-DIGITS_TRAIN = 1500  # of 1797; the last 297 are the test
+DIGITS_TRAIN = 1500  # of 1797; the last 297 are the test set
 IDX_NAMES = (
     *("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
     *("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
 )
 NPZ_NAMES = ("x_train", "y_train", "x_test", "y_test")
-DAMAGED = (  # what zipfile and numpy raise, by which byte is wrong; a flag may claim a password or another method
+DAMAGED = (  # raised by zipfile and numpy, depending on the wrong byte (a flag may claim a password or method)
     OSError, ValueError, EOFError, RuntimeError, MemoryError, OverflowError, SyntaxError,
     zipfile.BadZipFile, zlib.error, tokenize.TokenError,
 )  # fmt: skip
@@ -61,7 +61,7 @@ class Data(NamedTuple):
 
 
 def floats(images: Images) -> NDArray[np.float32]:
-    """Images as float32 in [0, 1]: bytes are divided by 255, floats are handed back as they are."""
+    """Images as float32 in [0, 1]: bytes are divided by 255, floats are returned unchanged."""
     if images.dtype == np.uint8:
         return images.astype(np.float32) / np.float32(255)
     return images  # type: ignore[return-value]
@@ -74,7 +74,7 @@ def load(spec: str) -> Data:
     255 or floats in [0, 1], and labels of shape (count,) or (count, 1). A folder holds the four IDX files
     under MNIST's names, plain or as .gz.
 
-    Raises PacelineError, in one sentence, for whatever is missing, damaged or does not fit together.
+    Raises PacelineError, with one sentence, if data are missing, damaged or do not fit together.
     """
     if spec == "digits":
         return _digits()
@@ -166,7 +166,7 @@ def _assemble(arrays: dict[str, NDArray[Any]], path: Path) -> Data:
         if len(images) != len(labels):
             raise PacelineError(
                 f"{path}: {len(images)} images in x_{part}, {len(labels)} labels in y_{part}; "
-                "expected as many"
+                "expected equal numbers"
             )
     if x_train.shape[1:] != x_test.shape[1:]:
         raise PacelineError(
@@ -174,7 +174,7 @@ def _assemble(arrays: dict[str, NDArray[Any]], path: Path) -> Data:
             "expected one shape"
         )
     seen, classes = len(np.unique(y_train)), int(y_train.max()) + 1
-    if 2 * seen < classes:  # one stray label would otherwise pass for hundreds of classes
+    if 2 * seen < classes:  # otherwise one wrong label would mean hundreds of classes
         raise PacelineError(
             f"{path}: y_train goes up to {classes - 1}, but only {seen} labels occur; "
             "expected labels 0 to classes - 1"
@@ -220,7 +220,7 @@ def _labels(array: NDArray[Any], where: str) -> Labels:
         raise PacelineError(f"{where} is empty; expected at least one label")
     if array.dtype.kind not in "iuf" or not np.all(array == np.floor(array)):
         raise PacelineError(
-            f"{where} holds {array.dtype} that are no whole numbers; expected labels 0, 1, 2, ..."
+            f"{where} holds {array.dtype} values that are not whole numbers; expected labels 0, 1, 2, ..."
         )
     if array.min() < 0 or array.max() >= 1_000_000:
         wrong = array.min() if array.min() < 0 else array.max()

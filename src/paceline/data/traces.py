@@ -1,10 +1,10 @@
-"""Workers' speeds over time, as a CSV file: played back in training, in simulation, and written from records.
+"""Traces of workers' speeds over time, as CSV files: replayed in training and in simulation, written from records.
 
     round,worker,seconds_per_sample,overhead_seconds
     0,0,0.001,0
     0,1,0.004,0.002
 
-Rounds are consecutive, workers are numbered from 0, the rows may come in any order and other columns are
+Rounds are consecutive, workers are numbered from 0, rows may be in any order, and other columns are
 ignored. A worker that was absent from a round has no row for it, or an empty or NaN field.
 """
 
@@ -28,14 +28,14 @@ __all__ = ["Trace", "read", "write"]
 
 COLUMNS = ("round", "worker", "seconds_per_sample", "overhead_seconds")
 Fail = Callable[[int, str], NoReturn]
-CELLS = 10**8  # rounds times workers, at most: each takes 16 bytes, however few rows there are
+CELLS = 10**8  # most rounds times workers: each takes 16 bytes, even if there are few rows
 
 
 class Trace(NamedTuple):
     """Speeds of n workers over T rounds; NaN if a worker was absent.
 
     seconds_per_sample: seconds, shape (T, n).
-    overhead: seconds a round that do not grow with the load, shape (T, n).
+    overhead: seconds per round that do not grow with the load, shape (T, n).
     """
 
     seconds_per_sample: Array
@@ -46,8 +46,8 @@ def read(path: str | os.PathLike[str], gaps: Literal["error", "absent"] = "error
     """Read a trace. With ``gaps="absent"`` a missing row or a NaN means that the worker was absent.
 
     Raises PacelineError, naming the line, for a missing or repeated column, a row with more or fewer fields than
-    the header, a field that is no number, seconds outside of ``costs.SPAN``, a row given twice, a worker or
-    a round left out.
+    the header, a field that is not a number, seconds outside of ``costs.SPAN``, a repeated row, a missing worker
+    or a missing round.
     """
     path = Path(path)
     lines, rows = _rows(path)
@@ -62,7 +62,7 @@ def read(path: str | os.PathLike[str], gaps: Literal["error", "absent"] = "error
 
 
 def write(path: str | os.PathLike[str], trace: Trace) -> Path:
-    """Write a trace that ``read`` gives back exactly; an absent worker's fields are nan."""
+    """Write a trace, which ``read`` returns exactly; an absent worker's fields are nan. Returns the path."""
     rounds, workers = np.indices(trace.seconds_per_sample.shape)
     columns = (rounds.ravel(), workers.ravel(), trace.seconds_per_sample.ravel(), trace.overhead.ravel())
     rows = zip(*(column.tolist() for column in columns), strict=True)
@@ -89,14 +89,14 @@ def _rows(path: Path) -> tuple[list[int], Array]:
     except OSError as error:
         raise PacelineError(f"cannot read the trace {path}: {error.strerror}; expected a CSV file") from error
     except UnicodeDecodeError as error:
-        raise PacelineError(f"{path} is no text; expected a CSV file with {','.join(COLUMNS)}") from error
+        raise PacelineError(f"{path} is not text; expected a CSV file with {','.join(COLUMNS)}") from error
     except csv.Error as error:
         raise PacelineError(f"{path}, line {reader.line_num}: {error}") from error
     return lines, np.array(rows, np.float64).reshape(-1, 4)
 
 
 def _wrong(fields: list[str], places: list[int], width: int) -> str:
-    """Why a line is no row of four numbers, with as many fields as the header."""
+    """Why a line is not a row of four numbers with the header's number of fields."""
     for name, place in zip(COLUMNS, places, strict=True):
         if place >= len(fields):
             return f"no {name}; expected {width} fields"
@@ -108,7 +108,7 @@ def _wrong(fields: list[str], places: list[int], width: int) -> str:
 
 
 def _places(path: Path, header: list[str]) -> list[int]:
-    """Where the four columns stand."""
+    """The indices of the four columns."""
     for name in COLUMNS:
         if header.count(name) > 1:
             raise PacelineError(f"{path}, line 1: {header.count(name)} columns {name}; expected one")
@@ -119,7 +119,7 @@ def _places(path: Path, header: list[str]) -> list[int]:
 
 
 def _number(text: str) -> float:
-    """A field as a number, NaN if it is empty; not what only Python's own source calls a number, as 1_0."""
+    """A field as a number, NaN if it is empty. Raises ValueError also for forms of Python's source, such as 1_0."""
     if "_" in text or not text.isascii():
         raise ValueError(text)
     return float(text) if text.strip() else np.nan
@@ -153,7 +153,7 @@ def _fill(path: Path, rows: Array, gaps: str, fail: Fail) -> Trace:
             fail(row, f"{name} {before} with no {name} {before - 1}; expected none left out")
     if shape[0] * shape[1] > CELLS:
         raise PacelineError(
-            f"{path}: {shape[0]:,} rounds of {shape[1]:,} workers; expected at most {CELLS:,} of both together"
+            f"{path}: {shape[0]:,} rounds of {shape[1]:,} workers; expected at most {CELLS:,} rounds times workers"
         )
     order = np.lexsort((worker, number))
     cell = (number - first)[order] * shape[1] + worker[order]

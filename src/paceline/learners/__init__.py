@@ -1,1 +1,1 @@
-"""Models and data behind one gradient at a time: what engines and experiments train."""
+"""Models with their data that compute one gradient at a time, for engines and experiments."""

@@ -1,4 +1,4 @@
-"""Models as functions of one flat vector, a gradient at a time: what a parameter server keeps and workers send."""
+"""Models as functions of one flat vector, one gradient at a time, as a parameter server and its workers need them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def tensor(images: np.ndarray) -> torch.Tensor:
-    """Images as a model takes them, float32 in [0, 1]."""
+    """Images as a tensor for a model, float32 in [0, 1]."""
     return torch.from_numpy(datasets.floats(images))
 
 
 class FlatModel:
     """A model whose parameters, and their gradients, are views of one vector each (float32, on the CPU).
 
-    buffers: what the model keeps beside its parameters (batch norm's running statistics), likewise one vector.
+    buffers: the model's state besides its parameters (batch norm's running statistics), also as one vector.
     """
 
     def __init__(self, model: nn.Module, loss: Loss | None = None) -> None:
@@ -50,7 +50,7 @@ class FlatModel:
         return self._values.numpy().copy()
 
     def set(self, values: Vector) -> None:
-        """Take these parameters, shape (size,)."""
+        """Set the parameters, shape (size,)."""
         self._values.numpy()[:] = values
 
     def buffers(self) -> NDArray[np.float32]:
@@ -60,14 +60,14 @@ class FlatModel:
         return torch.cat([b.reshape(-1).float() for b in self._floats]).numpy()
 
     def set_buffers(self, values: Vector) -> None:
-        """Take these buffers."""
+        """Set the floating-point buffers, from a flat vector."""
         place = 0
         for b in self._floats:
             b.copy_(torch.from_numpy(values[place : place + b.numel()].copy()).view_as(b))
             place += b.numel()
 
     def gradient(self, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[NDArray[np.float32], float]:
-        """The mean loss's gradient at the parameters, shape (size,) (a copy), and the mean loss."""
+        """The gradient of the mean loss, shape (size,) (a copy), and the mean loss."""
         self._gradient.zero_()
         loss = self.loss(self.model(inputs), targets)
         loss.backward()
@@ -78,7 +78,7 @@ class FlatModel:
 def evaluated(
     model: nn.Module, data: Data, prepare: Callable[[np.ndarray], torch.Tensor] = tensor
 ) -> tuple[float, float]:
-    """Mean loss and accuracy of a model on the test set. prepare: makes the model's inputs of images."""
+    """Mean loss and accuracy of a model on the test set. prepare: converts images to the model's inputs."""
     model.eval()
     loss = right = 0.0
     for start in range(0, len(data.x_test), CHUNK):
@@ -94,7 +94,7 @@ class Images:
     """A model of ``paceline.learners.models`` on a data set in memory, as a ``Learner``.
 
     standardize: shift and scale the pixels to mean 0 and standard deviation 1 over the training set, as is
-        usual for MNIST and CIFAR-10; otherwise they stay in [0, 1]. DBW, eqs. (1), (2).
+        usual for MNIST and CIFAR-10; otherwise they are in [0, 1]. DBW, eqs. (1), (2).
     """
 
     def __init__(self, data: Data, model: str, seed: int = 0, standardize: bool = True) -> None:
@@ -107,7 +107,7 @@ class Images:
         self._mean, self._sd = (float(sample.mean()), float(sample.std())) if standardize else (0.0, 1.0)
 
     def start(self) -> NDArray[np.float32]:
-        """The weights that torch's generator drew for the seed, whatever has been computed since."""
+        """The initial weights, which torch's generator drew for the seed; a copy."""
         return self._start.copy()
 
     def gradient(self, values: Vector, samples: Indices) -> tuple[Vector, float]:
@@ -123,7 +123,7 @@ class Images:
         return float(functional.cross_entropy(logits, self._targets[samples]))
 
     def buffers(self) -> NDArray[np.float32]:
-        """What the model keeps beside its parameters."""
+        """The model's state besides its parameters, flat."""
         return self._flat.buffers()
 
     def test(self, values: Vector, buffers: Vector | None = None) -> tuple[float, float]:

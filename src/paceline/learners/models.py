@@ -2,7 +2,7 @@
 
     model = create("resnet18", shape=(3, 32, 32), classes=10)
 
-A model takes images of the shape it was created for, float32 in [0, 1], and gives one logit a class.
+A model takes images of the shape it was created for, float32 in [0, 1], and returns one logit per class.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from paceline.errors import PacelineError, expected, whole
 
-BORDER = 4  # pixels a side that zeros may add: MNIST's 28 become the 32 of LeNet-5
+BORDER = 4  # most pixels that a border of zeros may add to a side: MNIST's 28 become the 32 of LeNet-5
 HIDDEN = 64  # units of the perceptron
 STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))  # widths of VGG-16
 
@@ -24,14 +24,14 @@ Shape = tuple[int, int, int]
 
 
 class Fit(nn.Module):
-    """Images up to 4 pixels smaller than ``side`` get a border of zeros; others (8 x 8 digits) are resized."""
+    """Fits images to ``side``: up to 4 missing pixels become a border of zeros, others (8 x 8 digits) are resized."""
 
     def __init__(self, side: int) -> None:
         super().__init__()
         self.side = side
 
     def forward(self, x: Tensor) -> Tensor:
-        """(count, channels, height, width) to (count, channels, side, side)."""
+        """Convert (count, channels, height, width) to (count, channels, side, side)."""
         rows, columns = self.side - x.shape[-2], self.side - x.shape[-1]
         if rows == columns == 0:
             return x
@@ -51,7 +51,7 @@ def mlp(shape: Shape, classes: int) -> nn.Module:
 
 
 class ChannelsLast(nn.Module):
-    """The same images with their channels next to each other in memory: the convolutions are a third quicker so."""
+    """Puts the channels of each pixel next to each other in memory, which makes convolutions a third faster."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.to(memory_format=torch.channels_last)
@@ -67,8 +67,8 @@ def cnn(shape: Shape, classes: int) -> nn.Module:
 
     Works on 28 x 28; up to 4 pixels less get a border, other sizes are resized (``Fit``).
 
-    Pooling comes before ReLU: both orders give the same values and gradients, since ReLU never falls, and this one
-    leaves ReLU a quarter of the work.
+    Pooling comes before ReLU: both orders give the same values and gradients, since ReLU is monotone, and in this
+    order ReLU has a quarter of the work.
     """
     return nn.Sequential(
         Fit(28),
@@ -89,7 +89,7 @@ def cnn(shape: Shape, classes: int) -> nn.Module:
 def lenet5(shape: Shape, classes: int) -> nn.Module:
     """LeNet-5: LeCun, Bottou, Bengio, Haffner, "Gradient-based learning applied to document recognition", 1998.
 
-    In the form used today: ReLU, max pooling, and every map of the second convolution joined to every map of the
+    The form used today: ReLU, max pooling, and every map of the second convolution connected to every map of the
     first. 61,706 parameters on one channel, 62,006 on three. Works on 32 x 32; 28 x 28 gets a border of 2, other
     sizes are resized (``Fit``).
     """
@@ -111,7 +111,7 @@ def lenet5(shape: Shape, classes: int) -> nn.Module:
 
 
 class Block(nn.Module):
-    """Two 3 x 3 convolutions and the way around them, a 1 x 1 convolution where the size changes."""
+    """Two 3 x 3 convolutions with a shortcut around them, a 1 x 1 convolution if the size changes."""
 
     def __init__(self, inner: int, outer: int, stride: int) -> None:
         super().__init__()
@@ -173,9 +173,9 @@ BUILDERS: dict[str, Callable[[Shape, int], nn.Module]] = {
 
 
 def create(name: str, shape: Shape, classes: int = 10) -> nn.Module:
-    """A fresh model for images of ``shape`` (channels, height, width); torch's generator draws its weights.
+    """A new model for images of ``shape`` (channels, height, width); torch's generator draws its weights.
 
-    Raises PacelineError for an unknown name, a shape that is no image, or fewer than 2 classes.
+    Raises PacelineError for an unknown name, a shape that is not an image's, or fewer than 2 classes.
     """
     if name not in BUILDERS:
         raise PacelineError(f"model {name!r} is unknown{expected(name, BUILDERS)}")

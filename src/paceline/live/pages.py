@@ -1,10 +1,10 @@
-"""The live pages as ASGI applications: of one run, by itself or mounted in another one, or of a folder of runs.
+"""The live pages as ASGI applications: for one run (alone or mounted in another application) or for a folder of runs.
 
-Each run directory is followed for any number of pages: read and drawn once for all of them. A page asks again and
-again for the newest panel, and is sent it only if it is another one than the page has.
+Each run directory is read and drawn once for all pages that show it. A page polls for the newest panel, and the
+server sends the panel only if it has changed.
 
-The page of a folder shows at ``/`` the run that was started last, and goes over to the next one when that begins;
-each has an address of its own, ``/runs/NAME/``.
+The page of a folder shows the run that was started last at ``/`` and switches to the next run when it starts;
+each run also has its own address, ``/runs/NAME/``.
 """
 
 from __future__ import annotations
@@ -44,28 +44,28 @@ except ModuleNotFoundError as error:
     raise PacelineError("the live page needs fastapi and uvicorn; install paceline[serve]") from error
 
 FOLLOWED = 4  # runs whose records are kept in memory
-POLL = 0.25  # seconds between two looks at the directory
+POLL = 0.25  # seconds between two polls of the directory
 READING = 0.4  # seconds of reading a long record between two panels
-JUDGE = 2.0  # seconds between two judgements of what balancing saves
-KEPT = 8  # stretches of the run that are kept drawn
+JUDGE = 2.0  # seconds between two estimates of what balancing saves
+KEPT = 8  # ranges of rounds whose charts are cached
 Find = Callable[[Request], Path | str | None]
 Others = Callable[[Request], list[dict[str, Any]]]
 HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 
 
 def app(run_dir: str | os.PathLike[str] | Find, *, others: Others = lambda request: []) -> Starlette:
-    """The page at ``/``, what it shows at ``/panel``, its charts at ``/figures``.
+    """The application that serves the page at ``/``, its content at ``/panel`` and its charts at ``/figures``.
 
-    run_dir: the run's directory; or a function of the request that says which (None: 404), for an application
-        that is mounted where the path names the run. Whatever follows ``?`` in the page's address goes along
-        with what the page asks for.
-    others: the runs that the page links to beside this one, each with ``name``, ``href`` and ``current``.
+    run_dir: the run's directory; or a function that returns it for a request (None: 404), for an application
+        that is mounted where the path names the run. The page repeats the query string of its address in its
+        requests.
+    others: the runs that the page links to besides this one, each with ``name``, ``href`` and ``current``.
     """
     return Starlette(routes=_routes(run_dir, others), exception_handlers={HTTPException: _refused})
 
 
 def folder_app(folder: Path) -> Starlette:
-    """The pages of a run's directory, or of all runs right below a directory; it need not be there yet."""
+    """The pages of a run directory, or of all runs directly below a directory, which may not exist yet."""
 
     def newest(_: Request) -> Path:
         return (runs_in(folder) or [folder])[-1]
@@ -89,15 +89,15 @@ def folder_app(folder: Path) -> Starlette:
 
 
 def _routes(run_dir: str | os.PathLike[str] | Find, others: Others) -> list[Route]:
-    """Where the page is, and what it asks for; the runs are followed as long as the routes are there."""
+    """The routes of the page and of the data that it requests; the runs are followed as long as the routes exist."""
     html, its_policy = _page()
     followed = lru_cache(FOLLOWED)(Follower)
 
     def of(request: Request) -> Follower:
-        """The run that is asked for, followed. Raises HTTPException if there is none."""
+        """The follower of the requested run. Raises HTTPException if there is no such run."""
         found = run_dir(request) if callable(run_dir) else run_dir
         if found is None:
-            raise HTTPException(404, "there is no run of that name; look at the list of runs")
+            raise HTTPException(404, "there is no run with this name; see the list of runs")
         return followed(Path(found))
 
     async def shown(request: Request) -> Response:
@@ -112,7 +112,7 @@ def _routes(run_dir: str | os.PathLike[str] | Find, others: Others) -> list[Rout
         return Response(data, media_type="application/json", headers=headers)
 
     async def figures(request: Request) -> Response:
-        """The charts of ``?from=100&to=200`` (round numbers), of ``?newest=100`` rounds, or of all."""
+        """The charts of rounds ``?from=100&to=200``, of the ``?newest=100`` rounds, or of all rounds."""
         first, last, newest = (_number(request, name) for name in ("from", "to", "newest"))
         content = await of(request).figures(first, last, None if newest is None else max(int(newest), 1))
         data, headers = content.encode(), dict(HEADERS)
@@ -123,42 +123,42 @@ def _routes(run_dir: str | os.PathLike[str] | Find, others: Others) -> list[Rout
     async def beside(request: Request) -> Response:
         return JSONResponse(others(request), headers=HEADERS)
 
-    asked = {"/": shown, "/panel": its_panel, "/figures": figures, "/others": beside}
-    return [Route(path, endpoint) for path, endpoint in asked.items()]
+    endpoints = {"/": shown, "/panel": its_panel, "/figures": figures, "/others": beside}
+    return [Route(path, endpoint) for path, endpoint in endpoints.items()]
 
 
 def _refused(request: Request, error: Exception) -> Response:
-    """Another path than the page's own, another method, no run, or no number."""
+    """The answer to an unknown path, a wrong method, an unknown run or an invalid number."""
     assert isinstance(error, HTTPException)
-    told = error.detail
-    if told == HTTPStatus(error.status_code).phrase:
-        told = f"{told.lower()}: expected GET of the run's page, its panel or its figures"
-    return JSONResponse({"error": told}, error.status_code, error.headers)
+    message = error.detail
+    if message == HTTPStatus(error.status_code).phrase:
+        message = f"{message.lower()}: expected GET of the run's page, its panel or its figures"
+    return JSONResponse({"error": message}, error.status_code, error.headers)
 
 
 def _number(request: Request, name: str) -> float | None:
     text = request.query_params.get(name)
     if text is not None and not re.fullmatch(r"[0-9]{1,15}(\.[0-9]{0,15})?", text):
-        raise HTTPException(400, f"{name}={text[:40]!r}: expected a round's number, 0 or more")
+        raise HTTPException(400, f"{name}={text[:40]!r}: expected a round number, 0 or more")
     return None if text is None else float(text)
 
 
 def _page() -> tuple[str, str]:
-    """The page's HTML, and the policy that keeps it to its own script, its own server and a window of its own."""
+    """The page's HTML, and the security policy that allows only its own scripts and server, and no framing."""
     here = resources.files("paceline.live").joinpath("static")
     body = here.joinpath("live.html").read_text(encoding="utf-8")
     script = here.joinpath("live.js").read_text(encoding="utf-8")
     pill = '<p class="pill" id="state" role="status"><i></i><span></span></p>'
     html = page("Paceline", header("Paceline", "", pill), body, script)
-    return html, f"{policy(script)}; frame-ancestors 'none'"  # which only a header can say
+    return html, f"{policy(script)}; frame-ancestors 'none'"  # which has no effect in a meta element
 
 
 class Follower:
-    """Polled while a page asks, idle otherwise; callable from many tasks."""
+    """Follows one run for all its pages: polls only while pages send requests; callable from many tasks."""
 
     def __init__(self, run_dir: Path) -> None:
         self._tail = Tail(run_dir)
-        self._lock = threading.Lock()  # the tail is read by one thread at a time, and never while it grows
+        self._lock = threading.Lock()  # one thread at a time reads or extends the tail
         self._polling = asyncio.Lock()
         self._polled = self._judged = 0.0
         self._saving: panel.Saving | None = None
@@ -167,7 +167,7 @@ class Follower:
         self._drawn = lru_cache(KEPT)(self._draw)
 
     async def shot(self) -> tuple[str, str]:
-        """A mark that changes with the panel, and the newest panel as JSON, at most ``POLL`` seconds old."""
+        """An ETag that changes with the panel, and the newest panel as JSON, at most ``POLL`` seconds old."""
         async with self._polling:
             if time.monotonic() - self._polled >= POLL or not self._shot[0]:
                 self._shot = await asyncio.to_thread(self._look)
@@ -175,7 +175,7 @@ class Follower:
             return self._shot
 
     async def figures(self, first: float | None, last: float | None, newest: int | None) -> str:
-        """The charts of the rounds from ``first`` up to and without ``last``, or of the newest so many, as JSON."""
+        """The charts, as JSON, of the rounds from ``first`` to before ``last``, or of the last ``newest`` rounds."""
         await self.shot()
         return await asyncio.to_thread(self._figures, first, last, newest)
 
@@ -195,7 +195,7 @@ class Follower:
                 self._judged = time.monotonic()
             content = panel.panel(self._tail, self._saving, self._speeds)
             columns, finished = self._tail.columns, word == "finished"
-            whole = findings(columns.part(0, len(columns))) if finished else []  # as its report says
+            whole = findings(columns.part(0, len(columns))) if finished else []  # the same as in the report
             content["findings"] = points(whole) if whole else ""
             return mark, _json(content)
 
@@ -209,7 +209,7 @@ class Follower:
             return self._drawn(self._tail.mark, max(len(columns) - newest, 0), len(columns))
 
     def _draw(self, mark: str, start: int, end: int) -> str:
-        """A stretch of the record as far as it was read at ``mark``."""
+        """The charts of a range of the record as it was at ``mark``, which serves as a key of the cache."""
         columns = self._tail.columns
         rounds = columns["round"]
         first, last = int(rounds[start]), int(rounds[end - 1])

@@ -1,5 +1,5 @@
-"""What the page shows of a run besides its charts: what is happening now (who is the straggler, since when, and what
-balancing saves), and that as data: state, figures at a glance, one entry a worker.
+"""The content of the live page besides its charts: sentences on the present (the straggler, since when, and what
+balancing saves), the state of the run, figures at a glance, and one entry per worker.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from paceline.runs.words import about, listing, number, percent, plural, seconds
 from paceline.simulate.whatif import of_run
 
 LATELY = 8  # rounds over which the workers' bars are averaged
-JUDGED = 64  # rounds by which rates and savings are judged
-CHANGED = 2000  # rounds in which changes of speed are looked for
-MAJORITY = 0.5  # of the last LATELY rounds, for a worker to be the straggler
+JUDGED = 64  # recent rounds from which rates and savings are estimated
+CHANGED = 2000  # recent rounds that are searched for changes of speed
+MAJORITY = 0.5  # portion of the last LATELY rounds that makes a worker the straggler
 
 
 class Straggler(NamedTuple):
-    """``worker`` has been late in most rounds since the one at place ``since``; ``cost``: seconds that the
-    others together waited for it in these."""
+    """``worker`` has been late in most rounds since the one at index ``since``; ``cost``: seconds that the
+    others together waited in these rounds."""
 
     worker: int
     since: int
@@ -38,7 +38,7 @@ class Straggler(NamedTuple):
 
 
 class Saving(NamedTuple):
-    """Mean seconds of a recent round as it was, and as it would have been under ``other``."""
+    """Mean seconds of a recent round: ``real`` as measured, ``would`` as estimated under the policy ``other``."""
 
     other: str
     real: float
@@ -46,8 +46,8 @@ class Saving(NamedTuple):
 
 
 class Server(NamedTuple):
-    """Gradients that an update waited for, workers that were there (means), and updates that the oldest gradient
-    used was behind."""
+    """Mean number of gradients that an update waited for, mean number of workers present, and the staleness (in
+    updates) of the oldest gradient used."""
 
     quorum: float
     present: float
@@ -55,7 +55,7 @@ class Server(NamedTuple):
 
 
 def straggler(columns: Columns) -> Straggler | None:
-    """Who the others wait for now; None if it is nobody, or another one every time."""
+    """The worker that the others wait for now; None if no worker is late in most rounds."""
     late = columns["late"]
     if not len(late):
         return None
@@ -66,7 +66,7 @@ def straggler(columns: Columns) -> Straggler | None:
         return None
     hits = np.concatenate(([0.0], np.cumsum(late == worker)))
     width = min(LATELY, len(late))
-    share = (hits[width:] - hits[:-width]) / width  # [t]: of the rounds t to t + width - 1
+    share = (hits[width:] - hits[:-width]) / width  # [t]: of rounds t to t + width - 1
     seldom = np.flatnonzero(share <= MAJORITY)
     start = int(seldom[-1]) + 1 if len(seldom) else 0
     since = start + int(np.argmax(late[start:] == worker))
@@ -75,10 +75,10 @@ def straggler(columns: Columns) -> Straggler | None:
 
 
 def saving(columns: Columns) -> Saving | None:
-    """What balancing saves now, or would save where the split is equal; None if the record cannot tell.
+    """What balancing saves now, or would save if the split is equal; None if the record does not show it.
 
-    The recent rounds' own paces are played under the other policy (``paceline.simulate.whatif``). A parameter
-    server that does not wait for everybody has rounds that do not compare.
+    The paces of the recent rounds are replayed under the other policy (``paceline.simulate.whatif``). Rounds of a
+    parameter server that does not wait for all workers cannot be compared.
     """
     lately = server(columns) if len(columns) else None
     late = lately is not None and (lately.quorum < lately.present or lately.stalest)
@@ -87,13 +87,13 @@ def saving(columns: Columns) -> Saving | None:
     recent = columns.part(max(len(columns) - JUDGED, 0), len(columns))
     other = "level" if recent.policy.split(":")[0] == "equal" or _even(recent.loads) else "equal"
     try:
-        with warnings.catch_warnings():  # rounds in which nobody was there
+        with warnings.catch_warnings():  # rounds without any worker
             warnings.simplefilter("ignore", RuntimeWarning)
             answer = of_run(recent, [other])
     except (PacelineError, ValueError):
         return None
     half = slice(len(recent.seconds) // 2, None)
-    seconds, played = recent.seconds[half], answer.policies[other].rounds[half]  # which may leave some out
+    seconds, played = recent.seconds[half], answer.policies[other].rounds[half]  # may have fewer rounds
     if not len(seconds) or not len(played):
         return None
     real, would = float(seconds.mean()), float(played.mean())
@@ -101,7 +101,7 @@ def saving(columns: Columns) -> Saving | None:
 
 
 def speeds(columns: Columns) -> list[str]:
-    """Who is slow for each sample lately, and whose speed changed last: two sentences at most."""
+    """At most two sentences: which workers are slow per sample lately, and the latest change of speed."""
     if not len(columns):
         return []
     recent = columns.part(max(len(columns) - CHANGED, 0), len(columns))
@@ -109,8 +109,8 @@ def speeds(columns: Columns) -> list[str]:
 
 
 def rounds_in_all(columns: Columns, config: dict[str, Any]) -> int | None:
-    """How many rounds the run is to have: as it says, or as many epochs as it says, each like the first one that is
-    over; None if that is not known."""
+    """Planned number of rounds: the configuration's ``steps``, or ``epochs`` times the rounds of the first epoch
+    if that is over; None if unknown."""
     steps, epochs = config.get("steps"), config.get("epochs")
     if isinstance(steps, int):
         return steps or None
@@ -122,7 +122,7 @@ def rounds_in_all(columns: Columns, config: dict[str, Any]) -> int | None:
 
 
 def seconds_left(columns: Columns, total: int | None) -> float | None:
-    """How long the rounds that are missing will take at the pace of the recent ones; None if that is not known."""
+    """Seconds that the remaining rounds will take at the pace of the recent ones; None if unknown."""
     time, rounds = columns["time"][-JUDGED - 1 :], columns["round"][-JUDGED - 1 :]
     missing = 0 if total is None or not len(rounds) else total - 1 - int(rounds[-1])
     if missing <= 0 or len(time) < 2:
@@ -131,7 +131,7 @@ def seconds_left(columns: Columns, total: int | None) -> float | None:
 
 
 def server(columns: Columns) -> Server | None:
-    """What the recent updates of a parameter server waited for; None if there is none, or nothing is known."""
+    """What the recent updates of a parameter server waited for; None without a server, or if nothing is known."""
     recent = columns.window(max(len(columns) - JUDGED, 0)).server
     if not recent or any(np.isnan(recent[name]).all() for name in ("quorum", "present")):
         return None
@@ -147,19 +147,19 @@ def _even(loads: np.ndarray) -> bool:
     return bool((np.ptp(known, axis=1) <= 1).all())
 
 
-QUIET = 5.0  # seconds without a round that are never strange
-EXPECTED = 8.0  # times the longest of the recent rounds: longer without a new one is
+QUIET = 5.0  # seconds without a round after which a run may be called stale
+EXPECTED = 8.0  # and multiples of the longest recent round; both must have passed
 
 
 def state(tail: Tail) -> tuple[str, str]:
-    """What the run is doing, in a word for the page and in a sentence for people.
+    """What the run is doing: a word for the page and a sentence for people.
 
-    One of waiting (for the first round), reading (a long record, for the first time), running, finished,
-    stale (no round for longer than expected), damaged (a line that is no round), gone (the directory).
+    The word is one of waiting (for the first round), reading (a long record, for the first time), running,
+    finished, stale (no round for longer than expected), damaged (the record), gone (the directory).
     """
     columns = tail.columns
     if tail.gone and not tail.config:
-        return "waiting", f"Waiting for a run in {tail.run_dir}; there is none yet."
+        return "waiting", f"Waiting for a run to start in {tail.run_dir}."
     if tail.gone:
         return "gone", tail.gone
     if tail.damaged:
@@ -176,17 +176,17 @@ def state(tail: Tail) -> tuple[str, str]:
         usual = seconds(float(np.median(recent)))
         return (
             "stale",
-            f"No new round since {since}; before, one took {usual}. The run may have been stopped.",
+            f"No new round since {since}; before that, a round took {usual}. The run may have stopped.",
         )
     return "running", "Running."
 
 
 def panel(tail: Tail, saving: Saving | None, speeds: Sequence[str] = ()) -> dict[str, Any]:
-    """Everything but the charts; texts are words for people, widths are portions from 0 to 1.
+    """The whole content but the charts; texts are words for people, widths are portions from 0 to 1.
 
-    saving, speeds: what balancing saves, and who is slow or became so, as judged a moment ago.
-    workers: of each row its number, whether it is the straggler or gone, what marks it beside its name, its load and
-    times in words, and the widths of its load, overhead, computing and waiting.
+    saving, speeds: the latest estimates of what balancing saves, and of which workers are or became slow.
+    The entry ``workers`` has for each row: the worker's number, whether it is the straggler or gone, the mark beside
+    its name, its load and times in words, and the widths of its load, overhead, computing and waiting.
     """
     columns = tail.columns
     word, sentence = state(tail)
@@ -200,15 +200,15 @@ def panel(tail: Tail, saving: Saving | None, speeds: Sequence[str] = ()) -> dict
     rounds = columns["round"]
     content["span"] = [int(rounds[0]), int(rounds[-1]) + 1]
     content["cards"] = cards(_cards(columns, tail.config, word == "running"))
-    # Where a split makes up for a slow worker, both are told, in the order that is understood.
     lost = events.newest(columns.happened)
+    # Speeds come first: "no worker is last" reads well only after "worker 3 is slow", when a split makes up for it.
     content["sentences"] = [*lost, *speeds, *_sentences(columns, tail.config, last, saving)]
     content["workers"] = _workers_now(columns, last)
     return content
 
 
 def _cards(columns: Columns, config: dict[str, Any], running: bool) -> list[Card]:
-    """Figures at a glance; what the sentences tell is not among them. running: whether more rounds are to come."""
+    """Figures at a glance, without those in the sentences. running: whether more rounds are expected."""
     recent = slice(-JUDGED, None)
     length, ideal = columns["seconds"][recent], columns["ideal"][recent]
     known = ~np.isnan(ideal)
@@ -223,9 +223,9 @@ def _cards(columns: Columns, config: dict[str, Any], running: bool) -> list[Card
     rate = number(float(columns["batch"][recent].sum()) / whole if whole > 0 else None)
     entries: list[Card] = [
         (f"{len(columns):,}", of, f"in {seconds(float(columns['time'][-1]))}{goes_on}", done),
-        (rate, "", f"samples/s lately, {seconds(float(length.mean()))} a round", None),
-        (percent(reach), "", "of the bound lately", reach),
-        (percent(idle), "", "of the workers' time is waiting lately", idle),
+        (rate, "", f"samples/s lately, {seconds(float(length.mean()))} per round", None),
+        (percent(reach), "", "of the workers' combined speed lately", reach),
+        (percent(idle), "", "of the workers' time is spent waiting lately", idle),
     ]
     loss = columns["loss"][~np.isnan(columns["loss"][:])][-1:]
     if len(loss):
@@ -254,21 +254,21 @@ def _sentences(
 
 
 def saving_sentence(saving: Saving) -> str:
-    """What balancing saves, or would."""
+    """A sentence on what balancing saves, or would save."""
     real, would = seconds(saving.real), seconds(saving.would)
     if saving.other == "equal":
         if saving.would > 1.02 * saving.real:
             rest = seconds(saving.would - saving.real)
-            return f"Balancing saves {rest} a round now: an equal split would take {would} instead of {real}."
+            return (
+                f"Balancing saves {rest} per round now: an equal split would take {would} instead of {real}."
+            )
         return (
-            f"Balancing saves next to nothing now: an equal split would take {would}, this one takes {real}."
+            f"Balancing saves almost nothing now: an equal split would take {would}, this one takes {real}."
         )
     if saving.real > 1.02 * saving.would:
         rest = seconds(saving.real - saving.would)
-        return (
-            f"Balancing would save {rest} of each round: {saving.other} would take {would} instead of {real}."
-        )
-    return f"Balancing would save next to nothing: {saving.other} would take {would}, an equal split takes {real}."
+        return f"Balancing would save {rest} per round: {saving.other} would take {would} instead of {real}."
+    return f"Balancing would save almost nothing: {saving.other} would take {would}, an equal split takes {real}."
 
 
 def _server(columns: Columns, config: dict[str, Any], server: Server) -> str:
@@ -277,9 +277,9 @@ def _server(columns: Columns, config: dict[str, Any], server: Server) -> str:
         for key, what in (("sync", "gate"), ("backup", "backup policy"))
         if config.get(key)
     )
-    age = f"; used gradients were up to {plural(server.stalest, 'update')} old" if server.stalest else ""
+    age = f"; its gradients were up to {plural(server.stalest, 'update')} old" if server.stalest else ""
     lost = listing([f"{count:,} {what}" for what, count in sorted(columns.dropped.items())])
-    unused = f"; not used in the whole run: {lost}" if columns.dropped else ""
+    unused = f"; gradients not used in the whole run: {lost}" if columns.dropped else ""
     return (
         f"An update waits for {number(server.quorum)} of {number(server.present)} workers lately"
         f"{f' ({gate})' if gate else ''}{age}{unused}."

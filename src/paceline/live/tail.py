@@ -1,4 +1,4 @@
-"""Follows the record of a run on disk, whatever becomes of it: each ``poll`` costs what is new."""
+"""Follows the record of a run on disk, also if it is damaged or deleted; a ``poll`` costs what its new lines cost."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from paceline.files import open_file
 from paceline.runs.columns import Columns
 from paceline.runs.run import CONFIG, ROUNDS, SUMMARY, of_lines, read_all, read_facts
 
-CHUNK = 4 << 20  # bytes read in one poll, so that a long record shows while it is still being read
+CHUNK = 4 << 20  # bytes read in one poll, so that a long record is shown while it is still being read
 
 
 class Tail:
     """One run directory.
 
-    columns: the rounds so far. config, summary: run.json and summary.json ({} where there is none).
-    gone: the sentence for a directory that has vanished, else "".
-    touched: when the last round came, seconds since 1970. more: there is more to read already.
+    columns: the rounds so far. config, summary: the content of run.json and summary.json ({} if there is none).
+    gone: a sentence if the directory has vanished or cannot be read, else "".
+    touched: when the last round was written, seconds since 1970. more: whether the file has more to read already.
     """
 
     def __init__(self, run_dir: str | os.PathLike[str]) -> None:
@@ -31,25 +31,25 @@ class Tail:
         self.summary: dict[str, Any] = {}
         self.gone = ""
         self._wrong: dict[str, str] = {}  # sentences on damage, by file
-        self._seen: dict[str, tuple[int, ...]] = {}  # by small file: as what it was read last
+        self._seen: dict[str, tuple[int, ...]] = {}  # by small file: inode, size and ctime when last read
         self._bad = b""  # the damaged line that was found last
         self.touched = 0.0
-        self._age, self._polled = 0.0, -math.inf  # of the last round when it was polled, and when that was
+        self._age, self._polled = 0.0, -math.inf  # age of the last round at the last poll, and its time
         self.more = False
         self._start_again()
 
     @property
     def silent(self) -> float:
-        """Seconds since the last round came, also where the machine's clock was set meanwhile."""
+        """Seconds since the last round was written, also if the machine's clock was set meanwhile."""
         return self._age + time.monotonic() - self._polled
 
     @property
     def damaged(self) -> str:
-        """A sentence on what of the record is damaged, else ""."""
+        """A sentence on the part of the record that is damaged, else ""."""
         return next((self._wrong[name] for name in (ROUNDS, CONFIG, SUMMARY) if self._wrong.get(name)), "")
 
     def poll(self) -> bool:
-        """Read what is new; whether anything is."""
+        """Read what is new; returns whether anything changed."""
         before = self._state()
         touched, now = self.touched, time.monotonic()
         try:
@@ -62,7 +62,8 @@ class Tail:
             self._lost(f"The run directory {self.run_dir} is gone; this page shows what was read before.")
         except OSError as error:
             self._lost(f"The run directory {self.run_dir} cannot be read: {error.strerror or error}.")
-        # A clock that was set knows when the file was written as little as that of another machine does.
+        # The file's time may come from a clock that was set, or from another machine's: the age of a round that is
+        # new in this poll is at most the time since the last poll.
         since = now - self._polled
         fresh = self.touched != touched
         self._age = min(max(time.time() - self.touched, 0.0), since) if fresh else self._age + since
@@ -71,7 +72,7 @@ class Tail:
 
     @property
     def mark(self) -> str:
-        """Names what was read so far; the same for the same record, whoever reads it."""
+        """An identifier of what was read so far; equal for equal records."""
         return f"{self._offset}-{int(self.touched * 1e3)}-{len(self.summary)}"
 
     def _state(self) -> tuple[Any, ...]:
@@ -87,7 +88,7 @@ class Tail:
         self._wrong[ROUNDS] = ""
 
     def _facts(self, name: str, before: dict[str, Any]) -> dict[str, Any]:
-        """What run.json or summary.json holds, {} if it is not there; ``before`` if it is damaged, or as it was."""
+        """The content of run.json or summary.json, {} if there is no file; ``before`` if damaged or unchanged."""
         path = self.run_dir / name
         found: tuple[int, ...] = ()
         with suppress(FileNotFoundError, NotADirectoryError):
@@ -100,7 +101,7 @@ class Tail:
             return read_facts(path) or {}
         except PacelineError as error:
             self._wrong[name] = f"{error}."
-            if isinstance(error.__cause__, OSError):  # which may pass without a change
+            if isinstance(error.__cause__, OSError):  # may pass without a change of the file
                 del self._seen[name]
             return before
 
@@ -125,24 +126,24 @@ class Tail:
             data = file.read(CHUNK)
             while data and b"\n" not in data and (rest := file.read(CHUNK)):
                 data += rest
-            whole = data[: data.rfind(b"\n") + 1]  # what stands after it is a line that is being written
+            whole = data[: data.rfind(b"\n") + 1]  # the rest is a line that is still being written
             bad = self._take(whole)
             self.more = bool(whole) and self._offset < status.st_size and not bad
         if bad and bad != self._bad:
             self._bad = bad
             if self._offset:
-                # It was cut and written again, perhaps: sums go on from line to line, and no longer fit then.
+                # Perhaps the file was cut and written again: then the chained checksums no longer match.
                 self._start_again()
                 self._read_rounds()
 
     def _take(self, data: bytes) -> bytes:
-        """Take in lines up to the first that is damaged; that one."""
+        """Take in lines up to the first damaged one; returns that one, or b"" if none is damaged."""
         texts = data.splitlines(keepends=True)
         lines, wrong = read_all(texts, self._last)
         if wrong:
             number = len(self.columns) + len(lines) + 1
             self._wrong[ROUNDS] = (
-                f"{self.run_dir / ROUNDS}, line {number} is damaged: it {wrong}. What was read before it is shown."
+                f"{self.run_dir / ROUNDS}, line {number} is damaged: it {wrong}. The lines before it are shown."
             )
         if lines:
             self._last = lines[-1]

@@ -1,7 +1,7 @@
-"""Each paper's experiments, by name: ``paceline reproduce PAPER``.
+"""The papers' experiments by name, for ``paceline reproduce PAPER``.
 
-An experiment is a public function (quick) that returns what it ``Found``; ``experiments`` gives it with what
-writes NAME.png, NAME.csv and NAME.json into the folder ``out``.
+An experiment is a public function of ``quick`` that returns a ``Found``; ``experiments`` wraps it so that it writes
+NAME.png, NAME.csv and NAME.json into a folder.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ PAPERS = {
 
 
 class Found(NamedTuple):
-    """What an experiment found.
+    """The result of an experiment.
 
-    rows: the lines of the table, columns by their keys; the file has six digits of each. claim: the paper's. ours:
-    our result. why: the reason if they differ. figures: all numbers of ours.
+    rows: the rows of the table, columns by their keys; the file has six digits of each number. claim: the paper's.
+    ours: our result. why: the reason if they differ. figures: all of our numbers.
     """
 
     picture: Figure
@@ -44,11 +44,11 @@ class Found(NamedTuple):
     ours: str
     why: str
     setting: str
-    figures: dict[str, Any] = {}  # noqa: RUF012 - nobody changes it
+    figures: dict[str, Any] = {}  # noqa: RUF012 - never changed
 
 
 def table(**columns: Any) -> list[dict[str, Any]]:
-    """Rows of these columns: arrays of one length, and single values that are the same in each row."""
+    """Rows of these columns: arrays of equal length, and single values that are repeated in each row."""
     many = {
         key: each for key, each in columns.items() if isinstance(each, Iterable) and not isinstance(each, str)
     }
@@ -56,9 +56,9 @@ def table(**columns: Any) -> list[dict[str, Any]]:
 
 
 def experiments(paper: str) -> dict[str, Callable[[Path, bool], dict[str, Any]]]:
-    """A paper's experiments by name, in the order of its figures; PacelineError for a paper that is not there.
+    """A paper's experiments by name, in the order of its figures. Raises PacelineError for an unknown paper.
 
-    Each takes a folder and whether it must be quick, writes its three files there and returns what the JSON file has.
+    Each takes a folder and ``quick``, writes its three files there and returns the content of the JSON file.
     """
     if paper not in PAPERS:
         raise PacelineError(f"paper {paper!r}: expected one of {among(paper, PAPERS)}")
@@ -74,8 +74,8 @@ def experiments(paper: str) -> dict[str, Callable[[Path, bool], dict[str, Any]]]
 def _written(paper: str, experiment: Callable[[bool], Found], out: Path, quick: bool) -> dict[str, Any]:
     name, found = experiment.__name__, experiment(quick)
     command = f"paceline reproduce {paper} {name}" + (" --quick" if quick else "")
-    told = {key: getattr(found, key) for key in ("claim", "ours", "why", "setting")}
-    result = told | {"command": command} | found.figures
+    texts = {key: getattr(found, key) for key in ("claim", "ours", "why", "setting")}
+    result = texts | {"command": command} | found.figures
     out.mkdir(parents=True, exist_ok=True)
     found.picture.savefig(out / f"{name}.png", dpi=150)
     with (out / f"{name}.csv").open("w", newline="") as file:
@@ -89,9 +89,9 @@ def _written(paper: str, experiment: Callable[[bool], Found], out: Path, quick: 
 
 
 def data_folder() -> Path:
-    """The folder of the traces and data sets that experiments, benchmarks and tests use; it need not exist.
+    """The folder of the traces and data sets for experiments, benchmarks and tests, which may not exist.
 
-    $PACELINE_DATA, else shared/data beside the repository.
+    It is $PACELINE_DATA, or else shared/data in the repository.
     """
     named = os.environ.get("PACELINE_DATA")
     return Path(named) if named else Path(__file__).resolve().parents[3] / "shared" / "data"

@@ -1,7 +1,7 @@
 """Sun et al. (2019), "Heterogeneous Coded Computation across Heterogeneous Workers": Figs. 2, 3 and 4.
 
 The printed setting is u uniform on [1, 5] per ms, a = 1 / u, L = 1e5. Two other settings explain the printed
-numbers and stand beside it: L = 1e4 (Fig. 2's seconds) and u either 1 or 5 (Fig. 3's reductions).
+numbers and are shown beside it: L = 1e4 (Fig. 2's seconds) and u either 1 or 5 (Fig. 3's reductions).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from paceline.simulate.plots import figure
 
 
 class Setting(NamedTuple):
-    """How a cluster is drawn (Sun et al., setting)."""
+    """The distribution of random clusters (Sun et al., setting)."""
 
     label: str
     rows: float
@@ -58,7 +58,7 @@ def _runs(setting: Setting, masters: int, workers: int, draws: int, runs: int) -
 
 
 def _reached(times: dict[str, list[Completion]]) -> dict[str, float]:
-    """Portions of the clusters in which every proposed algorithm saves as much as the paper says."""
+    """Portions of the clusters in which every proposed algorithm saves as much as the paper claims."""
     mean = {method: np.array([each.mean().value for each in drawn]) for method, drawn in times.items()}
     slowest = np.max([mean[method] for method in PROPOSED], axis=0)
     return {
@@ -127,7 +127,7 @@ def fig3(quick: bool) -> Found:
         means = system[setting.label]
         return 100 * (1 - max(means[m] for m in PROPOSED) / means[than])
 
-    def told(setting: Setting) -> str:
+    def sentence(setting: Setting) -> str:
         share = 100 * reached[setting.label]["49 % less than coded uniform"]
         return (
             f"{less(setting, 'uncoded'):.0f} % less than uncoded and {less(setting, 'uniform'):.0f} % less than "
@@ -141,16 +141,16 @@ def fig3(quick: bool) -> Found:
         claim="every proposed algorithm takes over 80 % less than uncoded and over 49 % less than coded uniform",
         ours="as printed: "
         + ", ".join(f"{method} {value:.2f} s" for method, value in means.items())
-        + f"; {told(PRINTED)}; with u = 1 or 5: {told(TWO_POINT)}",
-        why="clusters differ widely; with u drawn from the two values 1 and 5 the printed pair is a common one, "
-        "with u from the interval [1, 5] it is not",
+        + f"; {sentence(PRINTED)}; with u = 1 or 5: {sentence(TWO_POINT)}",
+        why="clusters differ widely; with u drawn from the two values 1 and 5 the printed reductions are common, "
+        "with u from the interval [1, 5] they are not",
         setting=f"4 masters, 50 workers, a = 1 / u, L = 1e5, {draws} clusters, {runs} runs of each",
         figures={"system_mean_seconds": system, "portion_of_clusters": reached},
     )
 
 
 class Iterate(NamedTuple):
-    """z_r: probabilities and loads, shape (M, N), and the completion time in ms they stand for."""
+    """z_r: probabilities and loads, shape (M, N), and their completion time in ms."""
 
     k: Array
     loads: Array
@@ -158,16 +158,16 @@ class Iterate(NamedTuple):
 
 
 def successive(delay: ShiftedExponential, rows: Array, alpha: float = 1e-3) -> Iterator[Iterate]:
-    """Algorithm 3: z_0, z_1, ... without end, from k = 1 / M with its best loads.
+    """Algorithm 3: yields z_0, z_1, ... without end, from k = 1 / M with its best loads.
 
-    It is here to compare with: ``probabilistic`` reaches the same optimum as one linear programme (docs/coded.md has
+    It serves for comparison: ``probabilistic`` reaches the same optimum as one linear programme (docs/coded.md has
     the proof). Needs cvxpy.
 
     alpha: decreasing ratio of the step sizes gamma_{r+1} = gamma_r (1 - alpha gamma_r), in (0, 1).
 
-    Loads are measured in units of the largest L times M / N, and times likewise: in unscaled rows the
-    solver's tolerance is larger than the constraint's slack and its answers are infeasible by tens of per
-    cent. Sun et al., eqs. (10), (11), Lemma 2, Alg. 3, lines 1 to 6.
+    Loads are in units of the largest L times M / N, and times accordingly: with unscaled rows the solver's tolerance
+    is larger than the constraint's slack, and its answers are infeasible by tens of percent. Sun et al.,
+    eqs. (10), (11), Lemma 2, Alg. 3, lines 1 to 6.
     """
     try:
         import cvxpy as cp
@@ -221,7 +221,7 @@ def successive(delay: ShiftedExponential, rows: Array, alpha: float = 1e-3) -> I
         t_slope.value = time_slope.sum(1)
         constant.value = (k_slope * k + l_slope * loads + time_slope * t - minus).sum(1)
         with warnings.catch_warnings():
-            # Near the fixed point the solver calls itself inaccurate.
+            # Near the fixed point the solver warns that it is inaccurate.
             warnings.simplefilter("ignore", UserWarning)
             problem.solve(solver=cp.CLARABEL)
         if problem.status not in (cp.OPTIMAL, cp.OPTIMAL_INACCURATE):
@@ -272,7 +272,7 @@ def fig4(quick: bool) -> Found:
         )
         + f"; alpha = 0.1 ends at {last['0.1']:.1f}, iterated greedy {levels['iterated']:.1f}, exact dedicated "
         f"{levels['exact']:.1f}, linear programme {levels['probabilistic']:.1f} ms",
-        why="the SCA's problem is a linear programme (docs/coded.md), so one solve gives where it converges to",
+        why="the SCA's problem is a linear programme (docs/coded.md), so one solve gives its limit",
         setting=f"{masters} masters, {workers} workers, u in [1, 5], a = 1 / u, L = 1e5, one cluster",
         figures={"milliseconds": {**levels, **last}},
     )

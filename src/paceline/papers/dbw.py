@@ -1,8 +1,8 @@
-"""Xu, Neglia and Sebastianelli (2021), "Dynamic Backup Workers for Parallel Machine Learning": what figures share,
-and Figs. 1 to 3: how good DBW's estimates are.
+"""Xu, Neglia and Sebastianelli (2021), "Dynamic Backup Workers for Parallel Machine Learning": code shared by the
+figures, and Figs. 1 to 3 on the quality of DBW's estimates.
 
-MNIST with the paper's network (``models/cnn.py``) in Figs. 1, 4, 6, 9 and 10, where it takes minutes a run; a
-perceptron elsewhere, in place of ResNet-18 too, and under ``--quick``. The full rate on MNIST is the paper's 0.08.
+MNIST with the paper's network (``learners.models.cnn``) in Figs. 1, 4, 6, 9 and 10, where a run takes minutes; a
+perceptron elsewhere, also instead of ResNet-18, and under ``--quick``. The full rate on MNIST is the paper's 0.08.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from paceline.simulate.timing import Exponential, TimingModel
 
 WORKERS = 16
 MNIST_RATE = 0.08
-SMOOTHED = 5  # updates that the loss is averaged over before it counts as reached
-KEPT = 256 * 2**20  # bytes of gradients that are remembered
+SMOOTHED = 5  # updates over which the loss is averaged before it is compared with the target
+KEPT = 256 * 2**20  # bytes of gradients that are cached
 NONE = Timings(*(np.zeros(0, np.int64),) * 2, np.zeros(0), np.zeros(0, np.int64), np.zeros(0))
-PROBES = 20  # gradients from which the exact variance is taken
-PART = 1000  # samples of the training set at a time: more would not fit into the caches
+PROBES = 20  # gradients from which the exact variance is computed
+PART = 1000  # samples of the training set at a time: more would not fit into the processor's caches
 NETWORKS = {
     "mlp": "perceptron of 64 hidden units",
     "cnn": "two 5 x 5 convolutions of 10 and 20 filters, dense layers of 50 and 10 units",
@@ -43,14 +43,14 @@ NETWORKS = {
 
 @functools.cache
 def dataset(name: str) -> datasets.Data:
-    """mnist or cifar10, from the shared folder. CIFAR-10 is there as pictures, which needs Pillow."""
+    """mnist or cifar10, from the shared folder. CIFAR-10 is stored there as pictures, which needs Pillow."""
     folder = data_folder() / name
     if name == "mnist":
         return datasets.load(str(folder))
     try:
         from PIL import Image
     except ImportError as error:
-        raise PacelineError("reading the shared CIFAR-10 needs pillow; install it") from error
+        raise PacelineError("reading the shared CIFAR-10 needs Pillow: pip install pillow") from error
     if not folder.is_dir():
         raise PacelineError(f"{folder} does not exist; set PACELINE_DATA to the folder of the shared data")
 
@@ -65,18 +65,18 @@ def dataset(name: str) -> datasets.Data:
 
 
 def shifted(alpha: float) -> TimingModel:
-    """Round trips of 1 - alpha + alpha Exp(1) seconds."""
+    """The timing model of round trips of 1 - alpha + alpha Exp(1) seconds."""
     return Exponential(max(alpha, 1e-9), 1.0 - alpha)
 
 
 def network(quick: bool) -> str:
-    """The model of the figures on MNIST: the paper's, or the perceptron where it must be quick."""
+    """The model of the figures on MNIST: the paper's, or the perceptron if quick."""
     return "mlp" if quick else "cnn"
 
 
 @functools.lru_cache(maxsize=1)  # one seed's gradients at a time
 def learner(name: str = "mnist", model: str = "mlp", seed: int = 0) -> Any:
-    """The network, on one thread: the gradients are small, and more threads only wait for each other."""
+    """The network, on one thread: the gradients are small, so more threads would only wait for each other."""
     import torch
 
     from paceline.learners.images import Images
@@ -119,11 +119,11 @@ def play(
 
 
 class Remembering:
-    """A learner that computes no gradient twice.
+    """A learner that caches gradients.
 
-    Runs of one figure begin alike: those that wait for all and move by the same rate ask for the same gradients,
-    until their choices differ. It remembers until ``KEPT`` bytes are full, and nothing new from then on, since what
-    comes first is what runs share. For learners whose gradients depend on the parameters and the samples alone.
+    The runs of a figure start with equal steps: runs that wait for all workers and use the same rate need the same
+    gradients until their choices differ. The cache keeps the first ``KEPT`` bytes and nothing later, since runs share
+    their first gradients. It is for learners whose gradients depend only on the parameters and the samples.
     """
 
     def __init__(self, learner: Any) -> None:
@@ -135,7 +135,7 @@ class Remembering:
         return getattr(self._learner, name)
 
     def gradient(self, values: np.ndarray, samples: np.ndarray) -> tuple[np.ndarray, float]:
-        """As the learner's own; the gradient cannot be written to."""
+        """The learner's gradient and loss; the gradient's array is read-only."""
         key = hashlib.blake2b(values.tobytes() + samples.tobytes(), digest_size=16).digest()
         found = self._known.get(key)
         if found is None:
@@ -148,12 +148,12 @@ class Remembering:
 
 
 def fig1(quick: bool) -> Found:
-    """MNIST: norm, variance and gain as estimated, and as they are (DBW, Fig. 1)."""
+    """MNIST: norm, variance and gain, estimated and exact (DBW, Fig. 1)."""
     return _estimates(quick, "mnist", network(quick), 500, 0.01, 15 if quick else 150)
 
 
 def fig2(quick: bool) -> Found:
-    """CIFAR-10: norm, variance and gain as estimated, and as they are (DBW, Fig. 2)."""
+    """CIFAR-10: norm, variance and gain, estimated and exact (DBW, Fig. 2)."""
     return _estimates(quick, "cifar10", "mlp", 256, 0.05, 15 if quick else 150)
 
 
@@ -224,7 +224,7 @@ def _estimates(quick: bool, data: str, model: str, batch: int, rate: float, iter
 
 
 def _whole(learns: Any, values: np.ndarray, samples: np.ndarray) -> tuple[np.ndarray, float]:
-    """The gradient and the loss over all of these samples, a part of them at a time."""
+    """The gradient and the loss over all of these samples, computed in parts."""
     total, loss = np.zeros(len(values)), 0.0
     for start in range(0, len(samples), PART):
         part = samples[start : start + PART]
@@ -235,7 +235,7 @@ def _whole(learns: Any, values: np.ndarray, samples: np.ndarray) -> tuple[np.nda
 
 
 def _loss(learns: Any, values: np.ndarray, samples: np.ndarray) -> float:
-    """The loss over all of these samples."""
+    """The loss over all of these samples, computed in parts."""
     parts = [samples[start : start + PART] for start in range(0, len(samples), PART)]
     return sum(learns.loss(values, part) * len(part) for part in parts) / len(samples)
 
@@ -278,7 +278,7 @@ def fig3(quick: bool) -> Found:
 
 
 def _arrivals(n: int, ks: np.ndarray, seed: int) -> list[Timings]:
-    """Time samples of a push-wait run that waits for these k, without any learning."""
+    """Time samples of a push-wait run that waits for these k, without training."""
     trips = RoundTrips(n, shifted(0.7), seed=seed)
     counts = [0] * n
     ready, found, h, now = np.zeros(n), [], n, 0.0
@@ -303,7 +303,7 @@ def _arrivals(n: int, ks: np.ndarray, seed: int) -> list[Timings]:
 
 
 def _stationary(n: int, iterations: int) -> np.ndarray:
-    """Mean time of an iteration when one always waits for k = 1..n."""
+    """Mean seconds of an iteration that always waits for k gradients, for k = 1..n."""
     means = []
     for k in range(1, n + 1):
         taken = _arrivals(n, np.full(iterations, k), 99)

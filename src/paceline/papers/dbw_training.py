@@ -1,8 +1,8 @@
-"""DBW's Figs. 4 to 10, which train: loss and k over time, seconds to a loss.
+"""DBW's Figs. 4 to 10, which train models: loss and k over time, seconds to a loss.
 
-Round trips are 1 - alpha + alpha Exp(1) in Figs. 4, 6 and 10, as on a Spark cluster in 7 and 8, and half of the
-workers slow down in Fig. 9. Static k follow the proportional rule, as in the paper; static k at the full rate, which
-DBW always uses, stand beside them as a control: they show what the rate alone gives.
+Round trips are 1 - alpha + alpha Exp(1) in Figs. 4, 6 and 10, like those of a Spark cluster in 7 and 8, and half of
+the workers slow down in Fig. 9. Static k follow the proportional rule, as in the paper; static k at the full rate,
+which DBW always uses, are a control: they show the effect of the rate alone.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from paceline.simulate.timing import Constant, Lognormal, TimingModel
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-CAP = 3000  # updates of a run at most
+CAP = 3000  # most updates of a run
 DYNAMIC = ("dbw", "dbw:worth=noise", "blind")
 SPARK = Lognormal(0.9, 0.4, 0.03, 3.0)  # the paper's trace is not public; this stands in for it
 Runs = dict[str, list[Update]]
@@ -55,7 +55,7 @@ def reached(updates: Sequence[Update], target: float) -> float:
 
 
 def waited(updates: Sequence[Update], quorum: int) -> float:
-    """Seconds that the updates from so many gradients took."""
+    """Total seconds of the updates from ``quorum`` gradients."""
     ends = np.array([0.0] + [update.ended for update in updates])
     return float(np.diff(ends)[[update.quorum == quorum for update in updates]].sum())
 
@@ -64,7 +64,7 @@ def compare(
     ks: Sequence[int], control: Sequence[int], delay: TimingModel, target: float, model: str
 ) -> tuple[dict[str, float], Runs]:
     """Seconds to the target and updates of the dynamic rules and of static k, ``control`` at the full rate."""
-    learner.cache_clear()  # what it remembers is of use within a kind of cluster
+    learner.cache_clear()  # cached gradients are only shared by runs on the same kind of cluster
     runs = {name: play(name, delay, target=target, model=model)[0] for name in DYNAMIC}
     for k, rate in [(k, "proportional") for k in ks] + [(k, "fixed") for k in control]:
         runs[f"static:{k} {rate}"] = play(f"static:{k}", delay, rate=rate, target=target, model=model)[0]
@@ -72,7 +72,7 @@ def compare(
 
 
 def best(times: dict[str, float], ending: str) -> str:
-    """The quickest of those whose names end so."""
+    """The fastest of the runs whose names end with ``ending``."""
     return min((name for name in times if name.endswith(ending)), key=lambda name: times[name])
 
 
@@ -82,7 +82,7 @@ def summary(times: dict[str, float]) -> str:
 
 
 def ratios(times: dict[str, float]) -> str:
-    """How much faster DBW is than the best static k, in words."""
+    """A clause on how much faster DBW is than the best static k."""
     name, control = best(times, "proportional"), [other for other in times if other.endswith("fixed")]
     quicker = {other: f"{times[name] / seconds:.2f}x" for other, seconds in times.items()}
     text = f"dbw {quicker['dbw']} as fast as the best static k ({name})"
@@ -135,8 +135,8 @@ def fig4(quick: bool) -> Found:
         ours=f"{summary(times)}; DBW's mean k {np.mean(dbw[:third]):.1f} in the first third, "
         f"{np.mean(dbw[-third:]):.1f} in the last; B-DBW's median "
         f"{np.median([u.quorum for u in runs['blind']]):.0f}",
-        why="under push-wait the most gradients a second come with k near 12; 9 belongs to "
-        "push-interrupt. L comes from differences of noisy losses, which makes k jump between few and all",
+        why="under push-wait k near 12 gives the most gradients per second; 9 belongs to "
+        "push-interrupt. L is computed from differences of noisy losses, which makes k jump between few and all",
         setting=f"MNIST, {NETWORKS[network(quick)]}, n = 16, B = 500, "
         f"rate .08 (static: .005 k), loss {target}, 1 run",
     )
@@ -165,7 +165,7 @@ def fig6(quick: bool) -> Found:
         ours="; ".join(parts),
         why="the paper's static k are compared at a rate in proportion to k, and most of the gain is the full "
         "rate that DBW keeps, as static k at that rate show; L, from differences of noisy losses in eq. (12), "
-        "jumps, and where no k promises a gain DBW waits for all. The paper tells neither the widths of its "
+        "jumps, and if no k promises a gain DBW waits for all. The paper states neither the widths of its "
         "network nor how its pixels are scaled",
         setting=f"MNIST, {NETWORKS[network(quick)]}, n = 16, B = 500, "
         "full rate .08, 1 run, the loss averaged over 5 updates",
@@ -199,8 +199,8 @@ def fig10(quick: bool) -> Found:
             f"alpha = {alpha:g}: " + summary({name: values[i] for name, values in times.items()})
             for i, alpha in enumerate(alphas)
         ),
-        why="the paper does not tell the K_0 of its AdaSync, ours is 1; nor the widths of its network"
-        + (f"; to loss {target} in place of .07" if quick else ""),
+        why="the paper states neither the K_0 of its AdaSync (ours is 1) nor the widths of its network"
+        + (f"; to loss {target} instead of .07" if quick else ""),
         setting=f"MNIST, {NETWORKS[network(quick)]}, n = 16, B = 500, "
         f"rate {MNIST_RATE}, push-and-interrupt, 1 run",
     )
@@ -224,7 +224,7 @@ def fig7(quick: bool) -> Found:
 
 
 def knee_rates(batch: int, ks: Sequence[int], runs: int, steps: int = 100) -> dict[int, float]:
-    """The knee rule's rate for each k: the range test's on the mean of some runs, from the same first weights."""
+    """The knee rule's rate for each k: the range test's on the mean loss of some runs from the same weights."""
     sweep = np.geomspace(1e-3, 10.0, steps)
     learns = learner()
     found = {}
@@ -271,8 +271,8 @@ def fig8(quick: bool) -> Found:
         claim="the best static k falls from 6 (B = 16) to 1 (B = 500); DBW is close to it, and "
         "better than B-DBW for B = 128 and 500",
         ours="; ".join(parts),
-        why="another network and stand-in round trips; the range test of small k is noisy, and what "
-        "it finds decides which static k is best",
+        why="another network and stand-in round trips; the range test of small k is noisy, and its "
+        "result decides which static k is best",
         setting=f"MNIST, n = 16, lognormal round trips with a tail, knee rule, 1 run, at most {CAP} updates",
     )
 
@@ -282,7 +282,7 @@ def fig9(quick: bool) -> Found:
     at, seconds = (20.0, 40.0) if quick else (160.0, 300.0)
     change = [Change(at, tuple(range(WORKERS // 2)), 5.0)]
     setting: dict[str, Any] = {"target": None, "seconds": seconds, "changes": change, "model": network(quick)}
-    remembering = ("dbw:memory=0.9", "dbw:worth=noise,memory=0.9")  # old times fade: within about 10 updates
+    remembering = ("dbw:memory=0.9", "dbw:worth=noise,memory=0.9")  # forget old times within about 10 updates
     runs, ends = {}, []
     for name in (*DYNAMIC, *remembering, "static:8", "static:16"):
         rate = "proportional" if name.startswith("static") else "fixed"
@@ -294,8 +294,8 @@ def fig9(quick: bool) -> Found:
         *timeline(runs),
         claim="DBW waits for 16 before the slowdown and for 8 after it",
         ours="median k before and after, and the loss at the end: " + ", ".join(ends),
-        why="eq. (17) averages all samples alike, 160 old ones against each new one; memory=0.9 lets "
-        "old ones fade",
+        why="eq. (17) gives all samples equal weight, 160 old ones against each new one; memory=0.9 "
+        "gives old ones less",
         setting=f"MNIST, {NETWORKS[network(quick)]}, n = 16, B = 500, round trips of 1 s; "
         f"from {at:g} s on half of the workers take 5 s",
     )
@@ -321,10 +321,10 @@ def fig5(quick: bool) -> Found:
     return Found(
         timeline(runs)[0],
         rows,
-        claim="DBW is best on average, by less than on MNIST; it begins with k of about 10",
+        claim="DBW is best on average, by less than on MNIST; it starts with k of about 10",
         ours=f"test accuracy after {seconds:g} s: "
         + ", ".join(f"{name} {percent(float(found), 1)}" for name, found in mean.items()),
-        why="a perceptron in place of ResNet-18, 20,000 images and few seeds, as ResNet-18 for 16 workers would "
-        "take days on two cores; accuracies are therefore low, and only their order means something",
+        why="a perceptron instead of ResNet-18, 20,000 images and few seeds, as ResNet-18 for 16 workers would "
+        "take days on two cores; accuracies are therefore low, and only their order is meaningful",
         setting=f"CIFAR-10 split at random among 16 workers, B = 256, rate .05 k / 16, {seeds} runs",
     )

@@ -1,8 +1,8 @@
-"""DOLBIE's Figs. 3 to 5 and 9 to 11: seconds of each round, regret, who does how much, who waits; and its clusters.
+"""DOLBIE's Figs. 3 to 5 and 9 to 11: seconds of each round, regret, loads and waiting of workers; and its clusters.
 
-Thirty workers, each one of five processors at random, a global batch of 256; paces and overheads drift. The paper's
-own traces are not public. "measured" is built from published throughputs of CIFAR-10 training; A and B are the
-two invented profiles, speeds and overheads in round numbers.
+Thirty workers, each with one of five processors at random, and a global batch of 256; paces and overheads drift. The
+paper's traces are not public. "measured" is built from published throughputs of CIFAR-10 training; A and B are
+invented profiles, with speeds and overheads in round numbers.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ COLOURS = ("tab:green", "tab:olive", "tab:blue", "tab:orange", "tab:red")
 WORKERS, BATCH = 30, 256
 PACE_SD, OVERHEAD_SD = 0.05, 0.1  # of the logarithms; correlation 0.9 from round to round
 
-# ResNet-18 on CIFAR-10, seconds a sample and seconds a step: V100 and P100 fitted to the throughputs measured for
-# Gavel (MIT licence), T4 read off a figure of Sia's; two Xeons take 21 to 32 times a P100 for a sample.
+# ResNet-18 on CIFAR-10, seconds per sample and seconds per step: V100 and P100 fitted to the throughputs measured for
+# Gavel (MIT licence), T4 read from a figure of Sia's; two Xeons take 21 to 32 times as long as a P100 for a sample.
 RESNET_SAMPLE = np.array([0.277e-3, 0.446e-3, 0.664e-3, 21 * 0.446e-3, 32 * 0.446e-3])
 RESNET_STEP = np.array([24.2e-3, 18.9e-3, 17.7e-3, 18.9e-3, 18.9e-3])
-LINK = 56e9 / 8  # bytes a second to the parameter server, as InfiniBand of those machines' time
+LINK = 56e9 / 8  # bytes per second to the parameter server: InfiniBand of those machines' time
 
 
 class Network(NamedTuple):
-    """A model's size: parameters, multiply-adds a sample of 32 x 32 pixels, layers with weights."""
+    """A model's size: parameters, multiply-adds per sample of 32 x 32 pixels, layers with weights."""
 
     title: str
     parameters: int
@@ -49,7 +49,7 @@ NETWORKS = {
     "resnet18": Network("ResNet-18", 11_173_962, 556e6, 18),
     "vgg16": Network("VGG-16", 14_728_266, 313e6, 16),
 }
-LEAST_WORK = 0.02  # of ResNet-18's seconds a sample: loading it takes as long, whatever the network
+LEAST_WORK = 0.02  # of ResNet-18's seconds per sample: the time to load a sample, for any network
 
 POLICIES = {
     "EQU": "equal",
@@ -69,9 +69,9 @@ DRAWN = "the paper's traces are not public and its figures' numbers are of one d
 
 
 def measured(network: str, realizations: int = 1, rounds: int = 100) -> Scenario:
-    """The cluster of measured throughputs, training that network.
+    """The cluster of measured throughputs, training this network.
 
-    Seconds a sample grow with its multiply-adds, seconds a step with its layers; its parameters travel twice.
+    Seconds per sample grow with its multiply-adds, seconds per step with its layers; its parameters are sent twice.
     """
     this, resnet = NETWORKS[network], NETWORKS["resnet18"]
     sample = RESNET_SAMPLE * max(this.work / resnet.work, LEAST_WORK)
@@ -115,13 +115,13 @@ def _scenario(
 
 
 def compare(realizations: int) -> dict[str, Outcome]:
-    """Every policy in every setting; also the variants that explain the printed numbers."""
+    """All policies in all settings, and the variants that explain the printed numbers."""
     names = list((POLICIES | VARIANTS).values())
     return {label: run(what, names) for label, what in settings(realizations).items()}
 
 
 def less(outcome: Outcome, than: str, what: str = "DOLBIE") -> float:
-    """Per cent by which a policy's round is shorter than another's in round 40, on average over the realizations."""
+    """Percent by which a policy's round 40 is shorter than another's, on average over the realizations."""
     named = POLICIES | VARIANTS
     mine, theirs = (outcome.policies[named[name]].latency[39].mean() for name in (what, than))
     return float(100 * (1 - mine / theirs))
@@ -134,7 +134,7 @@ def _reductions(outcome: Outcome, what: str = "DOLBIE") -> str:
 def _curves(
     realizations: int, column: str, says: str, of: Callable[[Played, Outcome], Array]
 ) -> tuple[dict[str, Outcome], Figure, list[dict[str, Any]]]:
-    """What ``compare`` gives, and what ``of`` takes from each policy's rounds: drawn, and as a table."""
+    """The result of ``compare``, and ``of`` applied to each policy's rounds: drawn, and as a table."""
     outcomes, picture, rows = compare(realizations), figure(3, width=5), list[dict[str, Any]]()
     for axes, (label, outcome) in zip(picture.axes, outcomes.items(), strict=True):
         played = {name: of(outcome.policies[policy], outcome) for name, policy in POLICIES.items()}
@@ -163,9 +163,9 @@ def _latencies(name: str, realizations: int) -> Found:
             f"{label}: {_reductions(o)} %, level {_reductions(o, 'level')} %" for label, o in outcomes.items()
         ),
         why=DRAWN
-        + "as printed, DOLBIE's step only ever shrinks and it levels off early; with steps that may grow "
+        + "as printed, DOLBIE's step can only shrink, so it stops improving early; with steps that may grow "
         f"again it reaches {growing['measured']} % (measured), {growing['A']} % (A), {growing['B']} % (B). No "
-        "division is quicker than the workers' overhead. level is there in two rounds",
+        "division is faster than the workers' overhead. level is optimal after two rounds",
         setting=f"{CLUSTER}; {many}",
         figures={
             "percent_less_at_40": percents,
@@ -195,7 +195,7 @@ def fig5(quick: bool) -> Found:
     realizations = 10 if quick else 100
     outcomes, picture, rows = _curves(realizations, "regret_s", "seconds beyond the oracle's", regret)
     totals: dict[str, dict[str, float]] = {label: {} for label in outcomes}
-    for row in rows:  # the last of each curve stays
+    for row in rows:  # keeps the last value of each curve
         totals[row["setting"]][row["policy"]] = float(row["regret_s"])
     lowest = all(
         min(each[name] for name in (*RIVALS, "DOLBIE")) == each["DOLBIE"] for each in totals.values()
@@ -204,16 +204,16 @@ def fig5(quick: bool) -> Found:
         picture,
         rows,
         claim="DOLBIE has the least regret of all but OPT",
-        ours=("so it has among the paper's policies" if lowest else "not in every setting")
+        ours=("true among the paper's policies" if lowest else "not in every setting")
         + "; after 100 rounds "
         + "; ".join(
             f"{label}: " + ", ".join(f"{name} {each[name]:.1f} s" for name in POLICIES if name != "OPT")
             for label, each in totals.items()
         ),
         why=DRAWN
-        + "OGD's step is its rate times the straggler's seconds, so that it is quick where stragglers are "
-        "very slow (B) and slow elsewhere; "
-        "level, which the paper has not, keeps a tenth of DOLBIE's regret or less, nearly all from its first round",
+        + "OGD's step is its rate times the straggler's seconds, so it adapts fast if stragglers are "
+        "very slow (B) and slowly otherwise; "
+        "level, which is not in the paper, has a tenth of DOLBIE's regret or less, nearly all from its first round",
         setting=f"{CLUSTER}; {realizations} realizations",
         figures={"regret_seconds": totals},
     )
@@ -260,10 +260,10 @@ def _workers(name: str) -> Found:
         rows,
         claim="OGD, LB-BSP and DOLBIE bring the workers' times together, DOLBIE much sooner; ABS fluctuates; "
         "under OPT all take about as long",
-        ours="shortest worker's distance from the slowest, rounds 91 to 100: "
+        ours="difference of the fastest worker's time from the slowest's, rounds 91 to 100: "
         + ", ".join(f"{shown} {100 * value:.0f} %" for shown, value in spread.items()),
-        why="the order is the paper's; after 100 rounds the slow processors are still behind under every policy "
-        "of the paper's, since steps shrink (DOLBIE) or move a fixed amount (LB-BSP)",
+        why="the order is the paper's; after 100 rounds the slow processors are still behind under all of the "
+        "paper's policies, since steps shrink (DOLBIE) or move a fixed amount (LB-BSP)",
         setting=f"{CLUSTER}, {what.name}; one realization, seed 0",
         figures={"spread": spread},
     )
@@ -296,7 +296,7 @@ def fig11(quick: bool) -> Found:
     above.invert_yaxis()
     above.legend(fontsize="small")
     below.boxplot(list(decide.values()), orientation="horizontal", tick_labels=list(decide))
-    below.set(xlabel="microseconds a decision, one run of 30 workers", xscale="log")
+    below.set(xlabel="microseconds per decision, one run of 30 workers", xscale="log")
     below.invert_yaxis()
     waits = dict(zip(names, parts["wait"], strict=True))
     percents = {rival: float(100 * (1 - waits["DOLBIE"] / waits[rival])) for rival in RIVALS}

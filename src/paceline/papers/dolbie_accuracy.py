@@ -1,7 +1,7 @@
 """DOLBIE's Figs. 6 to 8: training accuracy against time.
 
-The global batch is the same under every policy, so that all share the same steps: the network is trained once, and
-the policies differ in when each step is done. Trained for real, small: on the embedded digits, with B = 256.
+The global batch is the same under every policy, so all have the same steps: the network is trained once, and
+the policies differ in the time at which each step is done. The real training is on the embedded digits, with B = 256.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ EPOCHS = {"lenet5": (60, 15), "resnet18": (20, 3), "vgg16": (16, 1)}  # full, qu
 QUICK_SAMPLES = {"lenet5": None, "resnet18": 512, "vgg16": 64}  # of the training set
 RATE = 0.1
 TARGET = 0.95  # training accuracy
-PAPER_ROUNDS = 20 * 196  # as many steps as 20 epochs of CIFAR-10's 50,000 images: about what 95 % takes there
+PAPER_ROUNDS = 20 * 196  # the steps of 20 epochs of CIFAR-10's 50,000 images, about those to 95 % accuracy
 CLAIMED = {
     "lenet5": "DOLBIE needs 27.6 % less time than LB-BSP to 95 % training accuracy",
     "resnet18": "to 95 % training accuracy DOLBIE needs 78.1/67.4/46.9/34.1 % less time than EQU/OGD/LB-BSP/ABS",
@@ -47,7 +47,7 @@ def fig8(quick: bool) -> Found:
 def trained(network: str, epochs: int, samples: int | None = None) -> list[float]:
     """Training accuracy of each step's batch, before the step; seed 0.
 
-    samples: of the training set, the first so many.
+    samples: the number of the training set's first samples to use; None for all.
     """
     try:
         import torch
@@ -112,9 +112,9 @@ def _accuracy(quick: bool, network: str) -> Found:
         f"{words(less(ours, 'level'))}; after {rounds} steps DOLBIE {words(less(rounds))}, level "
         f"{words(less(rounds, 'level'))}",
         why="the step at which 95 % is reached depends on the data, and the balancers' advantage on how long they "
-        "have been running; the paper's traces and its time model are not public: ours takes seconds a sample "
-        "from multiply-adds, a step's start from layers, communication from parameters. VGG-16 for 32 x 32 pixels "
-        "has fewer multiply-adds than ResNet-18, so its cluster is no more uneven",
+        "have been running; the paper's traces and its time model are not public: ours computes seconds per sample "
+        "from multiply-adds, a step's overhead from layers, communication from parameters. VGG-16 for 32 x 32 "
+        "pixels has fewer multiply-adds than ResNet-18, so its cluster is no more uneven",
         setting=f"{outcome.scenario.name}: 30 workers of 5 processors, one realization; trained once on the "
         f"digits, {epochs} epochs of {steps // epochs} steps, SGD at {RATE:g}"
         + (f", the first {samples} images" if samples else ""),

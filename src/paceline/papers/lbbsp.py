@@ -1,5 +1,5 @@
-"""LB-BSP: computation time against batch (Figs. 3 and 6), how well NARX forecasts speeds (Fig. 11) and what each
-forecast is worth (Table 3), and what deciding costs beside an iteration (Fig. 14)."""
+"""LB-BSP: computation time against batch (Figs. 3 and 6), the quality of NARX's forecasts (Fig. 11), the value of
+each forecast (Table 3), and the seconds of a decision relative to an iteration (Fig. 14)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.papers import Found, data_folder, table
 from paceline.rounds import Array, Cluster
 from paceline.simulate.plots import figure
 
-ENOUGH = 20.0  # seconds of one step at which larger batches are not tried
+ENOUGH = 20.0  # seconds of one step above which larger batches are not tried
 PRINTED = {  # Table 3: RMSE in samples/s, normalised time per update
     "last": (11.85, 0.584),
     "ema": (7.85, 0.489),
@@ -32,7 +32,7 @@ SHAPES = {"lenet5": (1, 28, 28), "resnet18": (3, 32, 32), "vgg16": (3, 32, 32)}
 
 
 class Line(NamedTuple):
-    """seconds = slope max(batch, knee) + intercept; knee 0 if a plain line fits as well."""
+    """The line seconds = slope max(batch, knee) + intercept; knee is 0 if a plain line fits as well."""
 
     slope: float
     intercept: float
@@ -41,14 +41,14 @@ class Line(NamedTuple):
 
 
 def fit_line(batch: Array, seconds: Array) -> Line:
-    """Least squares on relative errors; r2 of the seconds."""
+    """A plain line by least squares on relative errors; r2 is of the seconds."""
     return _with_knee(batch, seconds, 0.0)[0]
 
 
 def fit_knee(batch: Array, seconds: Array) -> Line:
     """The line that is flat below a knee x^s: the best of 200 places between the second and the last but one batch.
 
-    So the flat part has two points or more. A knee must halve the squared error, or the plain line is kept.
+    So the flat part has two or more points. The plain line is kept unless a knee halves the squared error.
     """
     plain, wrong = _with_knee(batch, seconds, 0.0)
     ordered = np.sort(batch)
@@ -63,16 +63,16 @@ def _with_knee(batch: Array, seconds: Array, knee: float) -> tuple[Line, float]:
     x = np.maximum(batch, knee)
     design = np.stack([x, np.ones_like(x)], axis=1) / seconds[:, None]
     (slope, intercept), *_ = np.linalg.lstsq(design, np.ones_like(seconds), rcond=None)
-    said = slope * x + intercept
-    r2 = 1 - ((seconds - said) ** 2).sum() / ((seconds - seconds.mean()) ** 2).sum()
-    return Line(float(slope), float(intercept), knee, float(r2)), float(((said / seconds - 1) ** 2).sum())
+    fitted = slope * x + intercept
+    r2 = 1 - ((seconds - fitted) ** 2).sum() / ((seconds - seconds.mean()) ** 2).sum()
+    return Line(float(slope), float(intercept), knee, float(r2)), float(((fitted / seconds - 1) ** 2).sum())
 
 
 def measure(model: str, batches: list[int], repeats: int, device: str) -> dict[int, float]:
-    """Seconds of forward and backward for each batch: the least of ``repeats``, since noise only adds.
+    """Seconds of forward and backward for each batch: the least of ``repeats``, since noise only adds time.
 
-    On a processor, seconds of one thread's work, so that others on the machine do not count. Stops before a
-    batch that the memory cannot hold, or after one that takes too long: the last key is then x^o.
+    On a CPU, processor seconds of one thread, without the time of other processes. Stops before a batch that
+    does not fit into the memory, or after one that takes too long: the last key is then x^o.
     """
     try:
         import torch
@@ -81,7 +81,7 @@ def measure(model: str, batches: list[int], repeats: int, device: str) -> dict[i
     except ImportError:
         raise PacelineError("measuring computation time needs torch: pip install 'paceline[torch]'") from None
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # a worker of its own; and steadier
+    torch.set_num_threads(1)  # as for one of several workers, and with less noise
     network = models.create(model, SHAPES[model]).to(device)
     found: dict[int, float] = {}
     try:
@@ -128,10 +128,10 @@ def fig3(quick: bool) -> Found:
             f"{name}: {1e3 * line.slope:.3g} ms a sample and {1e3 * line.intercept:.3g} ms a step, R^2 {line.r2:.4f}"
             for name, line in lines.items()
         ),
-        why="linear here too, but for what a step costs whatever its batch"
+        why="linear here too, except for the constant cost of a step"
         if straight
-        else "less of a line here: with large batches much time goes into getting memory from the system (for "
-        "LeNet-5 at 1,024 samples nearly half), and small ones show what a step costs whatever its batch",
+        else "less linear here: with large batches much time is spent on getting memory from the system (for "
+        "LeNet-5 at 1,024 samples nearly half), and with small ones the constant cost of a step counts",
         setting="forward and backward on one thread of this machine, processor seconds, least of several repeats; "
         "ours are LeNet-5 and ResNet-18, the paper's ResNet-32 and Inception-V3 on EC2 instances",
         figures={"lines": {name: line._asdict() for name, line in lines.items()}},
@@ -148,7 +148,7 @@ def fig6(quick: bool) -> Found:
         name = None
     if name is None:
         measured = _gavel()
-        source = "published measurements of Gavel (ResNet-18, CIFAR-10); no GPU at hand here"
+        source = "published measurements of Gavel (ResNet-18, CIFAR-10); no GPU was found here"
     else:
         sizes = [2**k for k in range(14 if quick else 18)]
         repeats = 3 if quick else 5
@@ -165,8 +165,8 @@ def fig6(quick: bool) -> Found:
             + (f"x^s {line.knee:.0f}" if line.knee else f"no flat part from batch {min(measured[label])} on")
             for label, line in lines.items()
         ),
-        why="the linear part is there; a GPU's knee lies below the smallest batch measured where none is found, "
-        "and its constant part b plays the same role in the balance",
+        why="the linear part is confirmed; if no knee is found, it is below the smallest batch measured, "
+        "and the constant part b plays the same role in the balance",
         setting=source,
         figures={
             "lines": {label: line._asdict() for label, line in lines.items()},
@@ -176,11 +176,11 @@ def fig6(quick: bool) -> Found:
 
 
 def _gavel() -> dict[str, dict[int, float]]:
-    """Seconds a step of ResNet-18 on one V100 and one P100, by batch, as Gavel measured them."""
+    """Seconds per step of ResNet-18 on one V100 and one P100, by batch, as measured by Gavel."""
     path = data_folder() / "traces" / "gavel_isolated_throughputs.csv"
     if not path.is_file():
         raise PacelineError(
-            f"no GPU at hand and {path} is missing; set PACELINE_DATA to the folder with traces/"
+            f"no GPU was found, and {path} is missing; set PACELINE_DATA to the folder with traces/"
         )
     found: dict[str, dict[int, float]] = {"v100": {}, "p100": {}}
     with path.open(newline="") as file:
@@ -197,7 +197,7 @@ def _arrays(points: dict[int, float]) -> tuple[Array, Array]:
 def _drawn(
     column: str, measured: dict[str, dict[int, float]], lines: dict[str, Line]
 ) -> tuple[Any, list[dict[str, Any]]]:
-    """The picture and the table of what was measured, with the fitted lines."""
+    """The picture and the table of the measurements, with the fitted lines."""
     picture, rows = figure(len(measured)), []
     for axes, (label, points) in zip(picture.axes, measured.items(), strict=True):
         line, (batch, seconds) = lines[label], _arrays(points)
@@ -210,9 +210,9 @@ def _drawn(
 
 
 def _found(quick: bool) -> dict[str, Series]:
-    """The series to judge on; those that are not at hand are left out."""
+    """The series on which forecasts are rated; those whose data are missing are left out."""
     made = {"bursty (synthetic)": bursty(np.random.default_rng(40), rounds=800 if quick else 2000)}
-    with contextlib.suppress(PacelineError):  # the result names what it was judged on
+    with contextlib.suppress(PacelineError):  # the result names the series that were used
         hold = 3 if quick else 10
         made["Google 2011 (semi-synthetic)"] = google2011(data_folder(), np.random.default_rng(0), hold=hold)
         made["recorded"] = recorded(data_folder())
@@ -238,7 +238,7 @@ def fig11(quick: bool) -> Found:
         label: float(np.sqrt(np.mean((values - series.speed)[shown, worker] ** 2)))
         for label, values in found.items()
     }
-    # the round right after a jump of the processors' share tells who follows at once
+    # the round right after a jump of the processors' share shows which forecast follows at once
     jump = 1 + np.flatnonzero(np.abs(np.diff(series.cpu[500:, worker])) > 0.2) + 500
     missed = {label: float(np.abs(v - series.speed)[jump, worker].mean()) for label, v in found.items()}
     return Found(
@@ -248,8 +248,8 @@ def fig11(quick: bool) -> Found:
         "changes",
         ours=f"RMSE in the period: narx {error['narx']:.1f}, ema {error['ema']:.1f} samples/s; mean error in the "
         f"very round of a jump: narx {missed['narx']:.1f}, ema {missed['ema']:.1f}",
-        why="the same behaviour on another series: the paper's instance and its load are not public, and here "
-        "the readings tell of a jump in time by construction",
+        why="the same behaviour on another series: the paper's instance and its load are not public, and here, "
+        "by construction, the readings show a jump before the round",
         setting="bursty synthetic series of 9 workers (regimes of 40 rounds, 3 % spikes), the worker with most "
         "jumps; one pooled NARX of 6 inputs",
         figures={"rmse": error, "error_at_jumps": missed},
@@ -310,9 +310,9 @@ def table3(quick: bool) -> Found:
         claim="RMSE 11.85 / 7.85 / 9.67 / 8.34 / 9.19 / 4.78 and normalised time 0.584 / 0.489 / 0.523 / 0.491 / "
         "0.515 / 0.423 for memoryless, EMA, ARIMA, SimpleRNN, LSTM, NARX",
         ours="; ".join(sentence(label) for label in ratings),
-        why="NARX gains where the reading of processors tells of a change before the round (bursty); where load "
+        why="NARX gains if the reading of processors shows a change before the round (bursty); if the load "
         "drifts slowly (Google) or the reading is as old as the speed (recorded), the moving average is within a "
-        "few percent of it, and most of the error left is noise that no forecast knows",
+        "few percent of it, and most of the remaining error is noise that no forecast can know",
         setting="rated from round 500 on; " + "; ".join(ratings) + "; the Google series drives an assumed "
         "contention model",
         figures={
@@ -353,8 +353,8 @@ def fig14(quick: bool) -> Found:
         claim="log processing and batch size updating together take less than 1.1 % of an iteration, even with "
         "96 workers",
         ours="with 96 workers: " + ", ".join(f"{name} {value:.2f} %" for name, value in largest.items()),
-        why="one decision in arrays instead of remote calls and log parsing, on the iteration stated; the "
-        "exchange of measurements travels beside the gradients and is not in these figures",
+        why="one decision in arrays instead of remote calls and log parsing, relative to the iteration stated; "
+        "measurements are exchanged together with the gradients and are not in these figures",
         setting=f"a policy's step and its rounding to whole samples, processor time, {rounds} rounds of a "
         "bursty series, over an "
         f"iteration of {1e3 * iteration:.0f} ms: 128 samples of ResNet-18 as measured on one thread here, on 8 cores",
@@ -363,7 +363,7 @@ def fig14(quick: bool) -> Found:
 
 
 def _deciding(name: str, workers: int, rounds: int) -> Array:
-    """Processor seconds of each decision of a run: report of what happened, whole samples for the next round."""
+    """Processor seconds of each decision of a run: the report of a round, and whole samples for the next."""
     series = bursty(np.random.default_rng(workers), rounds=rounds + 1, workers=workers)
     batch = 128 * workers
     balancer = Balancer(policies.create(name, Cluster(workers, batch)))

@@ -1,7 +1,7 @@
 """LB-BSP's Figs. 8, 9, 10, 12 and 13 on virtual clusters: what balancing saves if workers are slowed down.
 
-Updates to convergence are those of BSP, as gradients are the same; what differs is the time of each. ASP's time an
-update, which the paper compares with, is that of workers who never wait: n over the sum of their rates.
+LB-BSP needs as many updates as BSP, since the gradients are the same; only the time of each differs. ASP's time per
+update, with which the paper compares, is that of workers that never wait: n over the sum of their rates.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ SCHEMES = {
     "level": ("bsp", "level"),
 }
 TARGET = 0.6  # loss at which training with real gradients has converged
-# Samples a worker, seconds a sample (assumed).
+# Samples per worker, seconds per sample (assumed).
 MODELS = {"ResNet-32": (128, 0.015), "Inception-V3": (32, 0.25)}
 
 
 def cluster_a(slowest: float, batch: int, pace: float, rounds: int, realizations: int) -> Scenario:
-    """32 equal machines; on each a competing process comes and goes, on some more often and heavier than on others.
+    """32 equal machines, each with a competing process that comes and goes, more often and heavier on some.
 
-    Processes stay for 100 rounds on average (non-transient stragglers); the heaviest slows its worker ``slowest``
-    times. Paces scatter by 2 %, a round's overhead is 2 % of its computation. LB-BSP, setting.
+    Processes stay for 100 rounds on average (non-transient stragglers); the heaviest makes its worker ``slowest``
+    times as slow. Paces scatter by 2 %, a round's overhead is 2 % of its computation. LB-BSP, setting.
     """
     factors = np.linspace(1.0, slowest, 32)
     chances = np.resize([0.25, 0.5, 0.75], 32)
@@ -61,17 +61,17 @@ def cluster_a(slowest: float, batch: int, pace: float, rounds: int, realizations
 
 
 def fig8(quick: bool) -> Found:
-    """ResNet-32 on Cluster-A: seconds an update under BSP and LB-BSP (LB-BSP, Fig. 8)."""
+    """ResNet-32 on Cluster-A: seconds per update under BSP and LB-BSP (LB-BSP, Fig. 8)."""
     return _levels(quick, "fig8", "ResNet-32")
 
 
 def fig9(quick: bool) -> Found:
-    """Inception-V3 on Cluster-A: seconds an update, and the part of it spent waiting (LB-BSP, Fig. 9)."""
+    """Inception-V3 on Cluster-A: seconds per update, and the part of it spent waiting (LB-BSP, Fig. 9)."""
     return _levels(quick, "fig9", "Inception-V3")
 
 
 def _bars(axes: Any, heights: dict[str, list[float]], title: str) -> None:
-    """A group of bars for each of ``LEVELS``, in it one for each name."""
+    """Draw a group of bars for each of ``LEVELS``, with one bar per name."""
     for i, (name, values) in enumerate(heights.items()):
         axes.bar(np.arange(len(LEVELS)) + 0.16 * (i - len(heights) / 2), values, 0.16, label=name)
     axes.set_xticks(range(len(LEVELS)), list(LEVELS))
@@ -88,8 +88,8 @@ def _levels(quick: bool, name: str, model: str) -> Found:
     batch, pace = MODELS[model]
     for label, slowest in LEVELS.items():
         outcome = run(cluster_a(slowest, batch, pace, rounds, realizations), names)
-        # Under ASP everybody computes its equal part all the time: the mean over rounds and workers of the rates (of
-        # the first realization) is what a parameter server receives.
+        # Under ASP all workers compute equal parts all the time: a parameter server receives the mean of their rates
+        # over rounds and workers (of the first realization).
         found[label] = {"ASP": float(1.0 / np.mean(1.0 / outcome.policies[BSP].first_seconds))}
         place = {"model": model, "level": label}
         for policy in names:
@@ -166,9 +166,9 @@ def fig8sync(quick: bool) -> Found:
         claim="LB-BSP needs as many updates as BSP and within 5 % of ASP's time for each; at L3 it is more than "
         "30 % faster than the others; SSP is like BSP",
         ours="; ".join(parts),
-        why="at this rate staleness costs hardly any updates, so that ASP keeps its lead, unlike in the paper; "
-        "and convergence takes some 30 rounds here, in the first of which LB-BSP still divides evenly while the "
-        "paper's run has thousands. No parameter server is a bottleneck on the virtual clock",
+        why="at this rate staleness costs hardly any updates, so ASP stays ahead, unlike in the paper; "
+        "and convergence takes about 30 rounds here, in the first of which LB-BSP still divides evenly, while the "
+        "paper's run has thousands. The parameter server is no bottleneck on the virtual clock",
         setting=f"n = {n}, {batch} samples a worker, rate .1, speeds from 1 to 1 / slowest, evenly "
         "spread; 1 run",
     )
@@ -199,7 +199,7 @@ def fig10(quick: bool) -> Found:
         source = "semi-synthetic: Google 2011 under a contention model"
     except (PacelineError, ImportError):
         series = bursty(rng, rounds, 32)
-        source = "synthetic: bursty processor shares (Google's trace is not here)"
+        source = "synthetic: bursty processor shares (Google's trace is missing)"
     pace = 1.0 / series.speed[:rounds]
     batch = 128
     overhead = np.full_like(pace, 0.02 * batch * float(np.median(pace)))
@@ -221,7 +221,7 @@ def fig10(quick: bool) -> Found:
         rows,
         claim="convergence under LB-BSP is more than 2x as fast as under BSP",
         ours=", ".join(f"{name} {value:.2f}x" for name, value in faster.items() if name != BSP),
-        why="the same updates, so that the ratio of times is that of convergence; " + source,
+        why="the updates are the same, so the ratio of times is that of convergence; " + source,
         setting=f"32 workers as in Table 2, 128 samples each, {rounds} rounds, ten to a five-minute sample",
         figures={"times_as_fast": faster},
     )
@@ -231,7 +231,7 @@ def fig10(quick: bool) -> Found:
 # X = 3040 give the g2 the paper's 235 samples and 27 % less time than with 380: 235 m + b = 0.73 (380 m + b).
 GPUS = {"g2": (58, 384, 2.0e-3), "p2": (92, 1184, 0.95e-3), "g3": (103, 788, 0.847e-3)}
 COUNTS = {"g2": 4, "p2": 2, "g3": 2}
-MEGABYTES = 2 * 4 * 0.46  # ResNet-32's parameters there and back
+MEGABYTES = 2 * 4 * 0.46  # ResNet-32's parameters, sent and received
 ABUNDANT, DEFICIENT = 480.0, 160.0
 FIXED = 157 * 2.0e-3 - 8 * MEGABYTES / ABUNDANT
 
@@ -278,7 +278,7 @@ def fig12(quick: bool) -> Found:
         + ", ".join(f"{kind} {1e3 * slope:.3g}" for kind, (_, _, slope) in GPUS.items())
         + f", {FIXED:.3f} s a step",
         why="the paper gives no seconds: slopes are chosen so that equal times give its batch of 235 and its 27 %",
-        setting="a model, not a measurement; fig6 measures a GPU where there is one",
+        setting="a model, not a measurement; fig6 measures a GPU if there is one",
     )
 
 
@@ -320,7 +320,7 @@ def fig13(quick: bool) -> Found:
         ours=f"batch {mean['LB-BSP']['batch abundant']:.0f}, {first:.0f} % less time; a drop of bandwidth costs "
         f"{drop:.1f} % (batch {mean['LB-BSP']['batch deficient']:.0f}; BSP {drop_bsp:.0f} %); {total:.0f} % less "
         f"than BSP then; level {100 * (1 - mean['level']['deficient'] / mean['BSP']['deficient']):.0f} %",
-        why="the batch and the 27 % are what the model was chosen by; its speed-up of 41 % would need more time "
+        why="the model was chosen to give the batch and the 27 %; the paper's 41 % would need more time "
         "on the link than ResNet-32's parameters take at 160 Mbit/s",
         setting=f"4 g2, 2 p2, 2 g3, 3040 samples, {rounds} rounds, bandwidth changes every {period}; a third of "
         "each period left out as settling",

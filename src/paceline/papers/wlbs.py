@@ -1,7 +1,7 @@
 """Zhu, Xue, Xu, Zhang and Sun (2022), limited synchronous parallel and its weight-based balancing (LSP, WLBS).
 
-The paper's own figures are not in its text; its abstract claims less training time at the same accuracy. What is
-played here is its setting: nodes of which one lags and one dies, on a virtual clock, with real gradients.
+The paper's own figures are not in its text; its abstract claims less training time at the same accuracy. The
+experiment simulates its setting: one node lags and one dies, on a virtual clock, with real gradients.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SCHEMES = {
 
 
 def faults(quick: bool) -> Found:
-    """One node four times slower from 10 s on, another dead from 30 s on: the loss (WLBS, experiments)."""
+    """The loss if one node is four times slower from 10 s on and another dead from 30 s on (WLBS, experiments)."""
     from paceline.learners.images import Images
 
     epochs = 3 if quick else 12
@@ -70,9 +70,9 @@ def faults(quick: bool) -> Found:
         picture,
         rows,
         claim="WLBS reduces the training time while the accuracy is kept, also with a lagging and a dead node",
-        ours=f"{epochs} epochs: " + "; ".join(parts) + "; every sample is used once an epoch under each",
+        ours=f"{epochs} epochs: " + "; ".join(parts) + "; every sample is used once per epoch under each",
         why="the paper's figures are not public; the amounts that WLBS moves are not printed, ours "
-        "equalise the pair",
+        "equalise the two workers",
         setting=f"digits, perceptron, {NODES} nodes, B = 250, l = 3, m = 3; node 1 is 4 times slower from 10 s on, "
-        "node 4 dies at 30 s without a word",
+        "node 4 dies at 30 s without notice",
     )

@@ -1,11 +1,10 @@
-"""Why workers waited: for what their samples cost, for slow workers, or for neither.
+"""Why workers waited: because samples differ in cost, because workers differ in speed, or for neither reason.
 
-A round's record may hold what each worker's samples add up to (``parts``: lengths, squared lengths,
-micro-batches). The seconds are then regressed on these, with an overhead and a speed for each worker and one cost
-model for all (``paceline.samples.learner``). Three causes can be taken out of the fitted rounds: that a round's
-samples do not cost the same, that workers are not equally quick, and what the fit leaves over, the scatter. What
-each adds to the waiting depends on which others are there already, so the mean of all orders counts (Shapley's
-value).
+A round's record may hold the sums over each worker's samples (``parts``: lengths, squared lengths, micro-batches).
+The seconds are then regressed on these, with an overhead and a speed for each worker and one cost model for all
+(``paceline.samples.learner``). Three causes can be removed from the fitted rounds: the different costs of a round's
+samples, the different speeds of workers, and the residual of the fit, the scatter. How much a cause adds to the
+waiting depends on the causes that are present already, so the mean over all orders counts (Shapley value).
 """
 
 from __future__ import annotations
@@ -21,16 +20,17 @@ from paceline.runs.run import Run, waits
 from paceline.runs.words import listing, percent
 from paceline.samples import learner
 
-ENOUGH = 8  # rounds in which all were there
-VARIED = 0.02  # relative deviation of the cost of a sample, from round to round and worker to worker
-NAMED = 0.05  # of the waiting: less is not worth naming
+ENOUGH = 8  # the fewest rounds with all workers present
+VARIED = 0.02  # least relative deviation of the cost of a sample, over rounds and workers
+NAMED = 0.05  # least portion of the waiting for a cause to be named
 
 
 class Causes(NamedTuple):
-    """Portions of the workers' waiting, which sum to 1.
+    """The portions of the workers' waiting by cause, which sum to 1.
 
-    data: for what samples cost. speeds: for slow workers, of which ``slowest`` are those most waited for. scatter:
-    the rest. alpha: samples cost in proportion to L + alpha L^2; infinite where to L^2 alone.
+    data: due to the different costs of samples. speeds: due to slow workers, of which ``slowest`` are those most
+    waited for. scatter: the rest. alpha: a sample of length L costs in proportion to L + alpha L^2; infinite if to
+    L^2 alone.
     """
 
     data: float
@@ -41,9 +41,9 @@ class Causes(NamedTuple):
 
 
 def causes(run: Run) -> Causes | None:
-    """What the waiting of a run is due to; None if its record tells nothing of it.
+    """What the waiting of a run is due to; None if its record does not show it.
 
-    That is so where no ``parts`` were recorded, rounds are few, samples all cost the same, or nobody waited.
+    It does not if no ``parts`` were recorded, rounds are few, all samples cost the same, or no worker waited.
     """
     parts = _parts(run.extras.get("parts"), run.workers)
     if parts is None:
@@ -63,7 +63,7 @@ def causes(run: Run) -> Causes | None:
     for each, took in zip(scaled, seconds, strict=True):
         belief = learner.update_fit(belief, each, took, memory=1.0)
     costs = scaled @ np.array([1 - belief.part, belief.part, belief.launch])
-    # As many samples each, and as many micro-batches, but all samples of a round cost the same.
+    # The same numbers of samples and micro-batches, but all samples of a round cost the same.
     lengths = scaled @ np.array([1 - belief.part, belief.part, 0.0])
     alike = loads * (lengths.sum(1) / loads.sum(1))[:, None] + belief.launch * scaled[:, :, 2]
     lines = (belief.overhead, belief.pace), (belief.overhead.mean(), belief.pace.mean())
@@ -87,7 +87,7 @@ def causes(run: Run) -> Causes | None:
 
 
 def _shapley(waiting: Callable[[int, int, int], float]) -> Array:
-    """What each of three causes adds to the waiting, in the mean of all orders in which they may join."""
+    """What each of three causes adds to the waiting, as the mean over all orders of adding them."""
     added = np.zeros(3)
     for order in permutations(range(3)):
         there = [0, 0, 0]
@@ -101,21 +101,19 @@ def _shapley(waiting: Callable[[int, int, int], float]) -> Array:
 
 
 def sentence(found: Causes, called: str = "worker") -> str:
-    """What the waiting is due to, the weightiest first; called: what workers are called."""
+    """A sentence on what the waiting is due to, the largest cause first; called: the word for a worker."""
     few = found.slowest and len(found.slowest) <= 2
     named = f"{called if len(found.slowest) == 1 else called + 's'} {listing(found.slowest)}" if few else ""
     whose = f"the speed of {named}" if few else f"the {called}s' speeds and loads"
-    said = [(found.data, "your samples' lengths"), (found.speeds, whose)]
-    told = [(part, cause) for part, cause in sorted(said, key=lambda each: -each[0]) if part >= NAMED]
-    if not told:
-        return (
-            "The waiting has little to do with your samples' lengths or with anybody's speed: it is scatter."
-        )
-    first, *others = told
+    portions = [(found.data, "your samples' lengths"), (found.speeds, whose)]
+    named_causes = [each for each in sorted(portions, key=lambda each: -each[0]) if each[0] >= NAMED]
+    if not named_causes:
+        return f"The waiting is not due to your samples' lengths or to any {called}'s speed: it is random variation."
+    first, *others = named_causes
     clauses = [f"{percent(first[0])} of the waiting is due to {first[1]}"]
     clauses += [f"{percent(part)} to {cause}" for part, cause in others]
     if found.scatter >= NAMED:
-        clauses.append("the rest is scatter")
+        clauses.append("the rest is random variation")
     return f"{listing(clauses)}."
 
 
@@ -125,7 +123,7 @@ def _parts(recorded: list[Any] | None, workers: int) -> Array | None:
         return None
     parts = np.full((len(recorded), workers, 3), np.nan)
     for row, each in zip(parts, recorded, strict=True):
-        for worker, told in enumerate(each or []):
-            if told is not None:
-                row[worker] = [np.nan if number is None else number for number in told]
+        for worker, sums in enumerate(each or []):
+            if sums is not None:
+                row[worker] = [np.nan if number is None else number for number in sums]
     return parts

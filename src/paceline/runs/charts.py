@@ -1,5 +1,5 @@
-"""The pictures of a run, or of some of its rounds, each a figure for the report and the live page: last the timeline,
-which shows the rounds as bars on one scale of time, compute against wait, worker by worker.
+"""The charts of a run, or of some of its rounds, each a figure for the report and the live page. The timeline shows
+rounds as bars on one scale of time, compute against wait, worker by worker.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from paceline.runs.run import Array
 from paceline.runs.summary import median
 from paceline.runs.words import listing, number, percent, plural, seconds, times
 
-ROWS = 64  # up to this many workers have a row of their own
-BARS = 16  # up to this many have a bar of their own
+ROWS = 64  # most workers with a row each
+BARS = 16  # most workers with a bar each
 
 
 def thinned(window: Window, name: str, colour: str, x: Array, series: Thin) -> draw.Line:
-    """A curve of buckets of which anything is known, with a band around it if these hold several rounds."""
+    """A curve through the buckets that have a value, with a band around it if a bucket holds several rounds."""
     known, many = ~np.isnan(series.mean), len(x) < window.end - window.start
     band = (series.low[known], series.high[known]) if many else ()
     return draw.Line(name, colour, x[known], series.mean[known], *band)
 
 
 def round_seconds(window: Window) -> str:
-    """Time per round against what a split by speed would take."""
+    """The chart of the time per round, against the time that a split by speed would take."""
     end = top(window.lengths, window.ideal)
     beyond = int((window.lengths > end).sum())
-    cut = f"; {plural(beyond, 'round')} went beyond the scale" if beyond else ""
+    cut = f"; {plural(beyond, 'round')} took longer than the scale shows" if beyond else ""
     x, known = window.middles, ~np.isnan(window.seconds.mean)
     real = thinned(window, "measured", "c0", x, window.seconds)
-    average = "" if real.low is None else " (average, and from the fastest to the slowest)"
+    average = "" if real.low is None else " (average; band: fastest to slowest)"
     return draw.curves(
         "Time per round",
         f"Seconds of each round{average}; dashed: the same samples split by the workers' speeds"
@@ -49,7 +49,7 @@ def round_seconds(window: Window) -> str:
 
 
 def loads(window: Window) -> str:
-    """How the batch was divided; as portions of it if not all rounds have the same."""
+    """The chart of how the batch was divided; as portions of it if not all rounds have the same batch."""
     title = "Load per worker"
     if window.uneven:
         axis = percent_axis("part of the batch", top(window.portions))
@@ -60,29 +60,29 @@ def loads(window: Window) -> str:
 
 
 def pace(window: Window) -> str:
-    """How long each worker takes for a sample."""
+    """The chart of each worker's seconds per sample."""
     axis = time_axis("time for a sample", top(window.pace))
     says = "Seconds that each worker took for one sample"
     return _each(window, "Speed of each worker", says, window.pace, axis, seconds)
 
 
 def _each(window: Window, title: str, says: str, values: Array, y_axis: Axis, text: draw.Text) -> str:
-    """A curve for each worker; if they are too many to be told apart, for some of them, and what all of them do.
+    """A chart with a curve for each worker; if they are too many to distinguish, for some, and the median of all.
 
-    values: shape (buckets, n). text: the words of one of them.
+    values: shape (buckets, n). text: formats one value.
     """
     x, rows = window.middles, window.rows(BANDS)
     series = [draw.Line(f"worker {i}", f"c{place}", x, values[:, i]) for place, i in enumerate(rows)]
     if window.workers > len(rows):
         band = np.fmin.reduce(values, axis=1), np.fmax.reduce(values, axis=1)
         series.append(draw.Line("median of all", "good", x, median(values.T), *band, dashed=True))
-        says += f" ({len(rows)} of the {window.workers:,} workers, by speed; band: from the least to the most of all)"
+        says += f" ({len(rows)} of the {window.workers:,} workers, by speed; band: least to most of all)"
     x_axis = round_axis(window.span)
     return draw.curves(title, f"{says}.", series, x_axis, y_axis, text, _round_tip(window.edges))
 
 
 def losses(runs: Sequence[tuple[str, Window]]) -> str:
-    """Loss against time, one curve a run; empty if no run recorded any."""
+    """The chart of the loss against time, one curve per run; empty if no run recorded a loss."""
     series = [
         thinned(window, name, f"c{i % BANDS}", window.time, window.loss)
         for i, (name, window) in enumerate(runs)
@@ -96,7 +96,7 @@ def losses(runs: Sequence[tuple[str, Window]]) -> str:
         start, end = 0.0, end or 1.0
     return draw.curves(
         "Loss against time",
-        f"Training loss, by the seconds since the run started{_where(runs[0][1], ', ')}.",
+        f"Training loss against the time since the run started{_where(runs[0][1], ', ')}.",
         series,
         time_axis("time since the start", end, start, 5),
         amount_axis("training loss", 1.05 * max(float(np.nanmax(line.y)) for line in series) or 1.0),
@@ -106,7 +106,7 @@ def losses(runs: Sequence[tuple[str, Window]]) -> str:
 
 
 def rounds(named: Sequence[tuple[str, Window]]) -> str:
-    """Time per round of several runs, a curve each."""
+    """The chart of the time per round of several runs, one curve each."""
     series = []
     for i, (name, window) in enumerate(named):
         known = ~np.isnan(window.seconds.mean)
@@ -115,7 +115,7 @@ def rounds(named: Sequence[tuple[str, Window]]) -> str:
     short = any(window.short for _, window in named)
     return draw.curves(
         "Time per round",
-        f"Seconds of each round{'; rounds of fewer samples are left out' if short else ''}.",
+        f"Seconds of each round{'; rounds with fewer samples are left out' if short else ''}.",
         series,
         round_axis((min(first for first, _ in spans), max(end for _, end in spans))),
         time_axis("time of a round", top(*(window.lengths for _, window in named))),
@@ -125,14 +125,14 @@ def rounds(named: Sequence[tuple[str, Window]]) -> str:
 
 
 def overview(window: Window) -> str:
-    """The seconds of all rounds in a strip, to choose some of them from."""
+    """The seconds of all rounds in a strip, in which readers choose the rounds to show."""
     line = thinned(window, "round", "c0", window.middles, window.seconds)
-    # Not marked as an axis of rounds: the live page zooms there by a brush of its own.
+    # Not marked as an axis of rounds: the live page has a separate brush to zoom here.
     return draw.strip(line, round_axis(window.span)._replace(rounds=False), top(window.lengths))
 
 
 def gates(window: Window) -> list[str]:
-    """How many an update waited for, how stale gradients were, how many went unused; for a server's runs."""
+    """The charts of a parameter server's run: gradients that an update waited for, staleness, unused gradients."""
     if not window.server:
         return []
     x, server = window.middles, window.server
@@ -144,8 +144,8 @@ def gates(window: Window) -> list[str]:
 
     return [
         two(
-            "Whom each update waited for",
-            "k: the gradients that an update waited for; dashed: the workers that were there.",
+            "Gradients that each update waited for",
+            "k: the number of gradients that an update waited for; dashed: the number of workers present.",
             "gradients and workers",
             0.0,
             draw.Line("k", "c0", x, server["quorum"]),
@@ -153,7 +153,7 @@ def gates(window: Window) -> list[str]:
         ),
         two(
             "Staleness and waste",
-            "How many updates old the used gradients were, on average; dashed: gradients without use, an update.",
+            "Average age of the used gradients, in updates; dashed: unused gradients per update.",
             "updates and gradients",
             1.0,
             draw.Line("staleness", "c1", x, server["staleness"]),
@@ -163,7 +163,7 @@ def gates(window: Window) -> list[str]:
 
 
 def stragglers(window: Window) -> str:
-    """Who was last, how often."""
+    """The chart of how often each worker was the straggler."""
     share, ratios = window.last, window.slowness
     order = np.argsort(-share, kind="stable")
     rows = sorted(int(i) for i in order[:BARS])
@@ -181,15 +181,15 @@ def stragglers(window: Window) -> str:
     ]
     return draw.figure(
         "Who was the straggler",
-        "Rounds in which each worker was the last to finish, and its seconds per sample against the others'"
-        f"{_where(window, ', ')}.",
+        "How often each worker was the last to finish a round, and its seconds per sample as a multiple of the "
+        f"others' median{_where(window, ', ')}.",
         draw.bars(bars),
-        table=draw.table(("worker", "last of all", "seconds per sample, of the others' median"), table),
+        table=draw.table(("worker", "last to finish", "seconds per sample / others' median"), table),
     )
 
 
 def time_spent(window: Window) -> str:
-    """Where each worker's time went."""
+    """The chart of how each worker's time was spent."""
     overhead, compute, wait = window.overhead, window.computed, window.waited
     whole = max(window.elapsed, float((overhead + compute + wait).max(initial=0.0))) or 1.0
     bars = []
@@ -203,16 +203,16 @@ def time_spent(window: Window) -> str:
     ]
     return draw.figure(
         "Where the time went",
-        f"Each worker's seconds{_where(window) or ', all rounds together'}{some}. What a bar leaves "
-        "free went into the exchange of gradients, the optimizer's step and the like.",
+        f"Each worker's seconds{_where(window) or ', all rounds together'}{some}. The empty rest of a bar is "
+        "the exchange of gradients, the optimizer's step and the like.",
         draw.bars(bars),
         _legend(overhead),
-        table=draw.table(("worker", "computing", "overhead", "waiting", "waiting, of the time"), table),
+        table=draw.table(("worker", "computing", "overhead", "waiting", "waiting, share of time"), table),
     )
 
 
 def _where(window: Window, before: str = " ") -> str:
-    """Which rounds a picture without round numbers tells of, where these are not all."""
+    """A clause on the rounds in a chart without an axis of rounds; empty if it shows all rounds."""
     first, end = window.span
     return "" if window.whole else f"{before}in rounds {first:,.0f} to {end - 1:,.0f}"
 
@@ -222,12 +222,12 @@ def _lost(window: Window) -> str:
         return ""
     rounds = [f"{number:,}" for number in window.lost]
     which = plural(len(rounds), "round") if len(rounds) > draw.TABLE else f"round {listing(rounds)}"
-    return f"; upright: workers were lost or left in {which}"
+    return f"; vertical lines: workers were lost or left in {which}"
 
 
 def _without(window: Window) -> str:
     are = "is" if window.short == 1 else "are"
-    return f"; {plural(window.short, 'round')} of fewer samples {are} left out" if window.short else ""
+    return f"; {plural(window.short, 'round')} with fewer samples {are} left out" if window.short else ""
 
 
 def _pace(ratio: float) -> str:
@@ -242,12 +242,12 @@ def _round_tip(at: Array) -> Callable[[float], str]:
     return lambda x: tips[min(max(int(np.searchsorted(at, x, side="right")) - 1, 0), len(tips) - 1)]
 
 
-NAMED = 16  # up to this many are named in full
-SHOWN = 10  # rounds in a window
+NAMED = 16  # up to this many rows have the word "worker" in their label
+SHOWN = 10  # rounds in a panel of the timeline
 
 
 def timeline(columns: Columns, start: int, end: int) -> str:
-    """Compute against wait, worker by worker, for the first, the middle and the last rounds of a stretch."""
+    """The chart of compute against wait per worker, for the first, the middle and the last rounds of a range."""
     total, shown = end - start, min(SHOWN, end - start)
     starts = sorted({0, total - shown} | ({(total - shown) // 2} if total >= 3 * shown else set()))
     if total < 2 * shown:
@@ -260,14 +260,14 @@ def timeline(columns: Columns, start: int, end: int) -> str:
         for at in starts
     ]
     some = "" if columns.workers <= ROWS else f"; {ROWS} of the {columns.workers:,} workers, by speed"
-    same = "All panels have one scale, so a shorter one is a faster one. " if len(parts) > 1 else ""
-    return strips("Compute and wait", f"{same}Each row is a worker; a line closes each round{some}.", parts)
+    same = "All panels have the same scale, so a shorter panel is faster. " if len(parts) > 1 else ""
+    return strips("Compute and wait", f"{same}Each row is a worker; a line ends each round{some}.", parts)
 
 
 def strips(title: str, says: str, parts: Sequence[tuple[str, Columns, int, int]], what: str = "") -> str:
-    """Stretches of rounds on one scale of time: (name, columns, first place, the one after the last).
+    """A figure of several ranges of rounds on one scale of time: (name, columns, first index, end index).
 
-    what: the heading of the names in the table, where they are those of runs.
+    what: the heading of the names in the table if they are names of runs.
     """
     sums = [columns.sums(start, end)[2] for _, columns, start, end in parts]
     lengths = [float(columns["seconds"][start:end].sum()) for _, columns, start, end in parts]
@@ -287,7 +287,7 @@ def strips(title: str, says: str, parts: Sequence[tuple[str, Columns, int, int]]
 
 
 def _strip(columns: Columns, start: int, end: int, span: float) -> str:
-    """The rounds from place ``start`` to ``end``, over ``span`` seconds."""
+    """The rounds from index ``start`` to before ``end``, on a scale of ``span`` seconds."""
     run, rows = columns.part(start, end), columns.rows(ROWS)
     place = {worker: row for row, worker in enumerate(rows)}
     bars, clock = [], 0.0
@@ -310,7 +310,7 @@ def _strip(columns: Columns, start: int, end: int, span: float) -> str:
 
 
 def _legend(overhead: Array, *more: tuple[str, str]) -> str:
-    """What the boxes are; overhead: its seconds, of which there may be none."""
+    """The legend of the boxes; overhead: its seconds, shown if they are more than 0."""
     extra = [("over", "overhead")] if overhead.sum() > 0 else []
     return draw.legend([("c0", "computing"), *more, *extra, ("idle", "waiting")])
 

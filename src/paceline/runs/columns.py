@@ -1,7 +1,7 @@
-"""The rounds of a run in columns that grow, and what a chart asks of any stretch of them.
+"""The rounds of a run in growing columns, and the data that charts need for any range of rounds.
 
-Sums up to every round are kept beside the values. Whoever follows a run pays for its new rounds only, and a
-stretch of T rounds and n workers is answered from a bounded number of buckets, not from T times n values.
+Running sums up to every round are kept beside the values. Following a run costs time for its new rounds only, and
+a range of T rounds and n workers is computed from a bounded number of buckets, not from T times n values.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from paceline.runs.events import Happened, events
 from paceline.runs.run import SCALARS, Array, Run
 from paceline.runs.summary import LATE, ideal_seconds, known_speeds, last, slowness
 
-SERVER = ("quorum", "present", "staleness", "stalest", "dropped")  # what a parameter server's rounds add
+SERVER = ("quorum", "present", "staleness", "stalest", "dropped")  # columns of a parameter server's rounds
 PLAIN = (*SCALARS, "ideal", "last", "late", *SERVER)
 EACH = ("loads", "compute", "overhead", "wait")
-BANDS = 8  # up to this many workers are drawn in full
-LIMIT = 300  # buckets of a curve
-RECENT = 1024  # rounds by whose median workers are called slow
+BANDS = 8  # up to this many workers have a curve each
+LIMIT = 300  # most buckets of a curve
+RECENT = 1024  # recent rounds by which slowness is measured
 
 
 class Growing:
-    """An array that is appended to along its first axis, at amortised cost of what is new."""
+    """An array that grows along its first axis, at amortised constant cost per new row."""
 
     def __init__(self, *width: int, start: float | None = None) -> None:
         self._data = np.zeros((16, *width))
@@ -37,7 +37,7 @@ class Growing:
 
     @property
     def values(self) -> Array:
-        """All so far: a view, good until the next ``extend``."""
+        """All rows so far, as a view that is valid until the next ``extend``."""
         return self._data[: self._count]
 
     def extend(self, values: Array | NDArray[np.int64]) -> None:
@@ -51,27 +51,27 @@ class Growing:
         self._count = end
 
     def widen(self, width: int, fill: float) -> None:
-        """More entries on the last axis, ``fill`` in what is there already."""
+        """Widen the last axis to ``width``; existing rows get ``fill`` in the new entries."""
         pad = [(0, 0)] * (self._data.ndim - 1) + [(0, width - self._data.shape[-1])]
         self._data = np.pad(self._data, pad, constant_values=fill)
 
 
 class Window:
-    """Rounds ``start`` to ``end`` (as places in the record) in at most about ``LIMIT`` buckets.
+    """Rounds ``start`` to ``end`` (as indices into the record) in at most about ``LIMIT`` buckets.
 
-    span: the first round's number, and the last one's and 1.
-    edges, middles: round numbers between which and about which the buckets lie, shapes (buckets + 1,), (buckets,).
+    span: the first round's number, and the last round's number plus 1.
+    edges, middles: the buckets' edges and middles in round numbers, shapes (buckets + 1,) and (buckets,).
     whole: whether these are all rounds so far.
-    short: rounds of fewer samples than usual, as the last one of an epoch often is; uneven: whether the run has any.
-    seconds, loss: thinned, seconds without the short rounds. ideal (without these, too), time (at a bucket's end),
-        and ``server``'s: shape (buckets,).
-    loads, portions, pace: samples a round, part of the batch and seconds per sample of each worker, each of shape
-        (buckets, n).
-    computed, overhead, waited: seconds of each worker over the window, shape (n,); elapsed: of the window.
-    last: portion of the rounds that each worker was the straggler in; slowness: its seconds per sample as a
-        multiple of the others' median, shape (n,).
+    short: number of rounds with fewer samples than usual, as an epoch's last often has; uneven: if the run has any.
+    seconds, loss: thinned, seconds without the short rounds. ideal (also without these), time (at a bucket's end)
+        and the arrays of ``server``: shape (buckets,).
+    loads, portions, pace: samples per round, portion of the batch and seconds per sample of each worker, each of
+        shape (buckets, n).
+    computed, overhead, waited: seconds of each worker over the window, shape (n,); elapsed: seconds of the window.
+    last: portion of the rounds in which each worker was the straggler; slowness: its seconds per sample as a
+        multiple of the others' median; both of shape (n,).
     lengths: seconds of every round, not thinned and without the short ones.
-    rows: the workers to draw where there are too many for all.
+    rows: chooses the workers to draw if there are too many for all.
     lost: the rounds in which workers were lost or left.
     """
 
@@ -109,19 +109,19 @@ class Window:
 
 
 class Columns:
-    """The rounds of one run; ``extend`` with the newest, ask for a ``window`` or a ``part``."""
+    """The rounds of one run: ``extend`` adds the newest, ``window`` and ``part`` return a range."""
 
     def __init__(self, path: Path | None = None, config: dict[str, Any] | None = None) -> None:
         self.path, self.config = path or Path(), config or {}
         self.workers = 0
-        self.happened: list[Happened] = []  # to the workers
-        self.dropped: Counter[str] = Counter()  # gradients that a server did not use, by what became of them
-        self._events: list[Any] = []  # of each round
+        self.happened: list[Happened] = []  # the workers that were lost, left or joined
+        self.dropped: Counter[str] = Counter()  # number of gradients that a server did not use, by reason
+        self._events: list[Any] = []  # one entry per round
         self._plain = Growing(len(PLAIN))
         self._each = Growing(len(EACH), 0)
-        self._sums = Growing(len(EACH) + 1, 0, start=0.0)  # EACH, and how often each worker was there
+        self._sums = Growing(len(EACH) + 1, 0, start=0.0)  # EACH, and the rounds with each worker present
         self._speeds = np.zeros(0)
-        self._judged, self._order = 0, np.zeros(0, np.int64)  # rounds by which workers were ordered, and how
+        self._judged, self._order = 0, np.zeros(0, np.int64)  # rounds when workers were ordered; the order
 
     @classmethod
     def of(cls, run: Run) -> Columns:
@@ -134,12 +134,12 @@ class Columns:
         return len(self._plain.values)
 
     def __getitem__(self, name: str) -> Array:
-        """A column, one number a round: the record's, and the ``ideal`` seconds, who was ``last`` (-1: nobody), and
-        who was so ``late`` that it counts (-1: nobody)."""
+        """A column with one number per round: a field of the record, the ``ideal`` seconds, the worker that was
+        ``last``, or that worker only if it was ``late`` beyond LATE (-1: none)."""
         return self._plain.values[:, PLAIN.index(name)]
 
     def extend(self, run: Run) -> None:
-        """Take in rounds that follow those here."""
+        """Append rounds that follow the present ones."""
         if not len(run.round):
             return
         if run.workers > self.workers:
@@ -169,12 +169,12 @@ class Columns:
         self.happened += events(run)
 
     def sums(self, start: int | NDArray[np.int64], end: int | NDArray[np.int64]) -> Array:
-        """Loads, seconds computed, of overhead and waited, and rounds present, of each worker: shape (..., 5, n)."""
+        """Sums of each worker's load, compute, overhead and wait, and of its rounds present, shape (..., 5, n)."""
         sums: Array = self._sums.values[end] - self._sums.values[start]
         return sums
 
     def part(self, start: int, end: int) -> Run:
-        """Some of the rounds as a record, without copying: good until the next ``extend``."""
+        """A range of the rounds as a ``Run``, without copying; valid until the next ``extend``."""
         plain: dict[str, Any] = {name: self[name][start:end] for name in SCALARS}
         plain |= {name: plain[name].astype(np.int64) for name in ("round", "epoch")}
         values = self._each.values[start:end]
@@ -183,19 +183,18 @@ class Columns:
         return Run(path=self.path, config=self.config, **plain, **each, extras=extras, summary={}, notes=[])
 
     def places(self, first: float | None, last: float | None) -> tuple[int, int]:
-        """Where the rounds from number ``first`` up to and without ``last`` lie; one round at least."""
+        """The indices (start, end) of the rounds numbered ``first`` to before ``last``; at least one round."""
         rounds, count = self["round"], len(self)
         start = 0 if first is None else min(int(np.searchsorted(rounds, first)), count - 1)
         end = count if last is None else int(np.searchsorted(rounds, last))
         return start, min(max(end, start + 1), count)
 
     def window(self, start: int = 0, end: int | None = None, recent: int | None = None) -> Window:
-        """A stretch of at least one round, ready to draw. recent: judge slowness by this many of the last rounds."""
+        """A range of at least one round, ready to draw. recent: measure slowness over this many last rounds."""
         return Window(self, start, len(self) if end is None else end, recent)
 
     def rows(self, limit: int) -> list[int]:
-        """All workers, or ``limit`` from the slowest to the fastest, by rank; chosen again when the record has
-        doubled."""
+        """All workers, or ``limit`` of them spread over all speeds, by rank; chosen again when the record doubles."""
         if self.workers <= limit:
             return list(range(self.workers))
         if len(self) >= 2 * self._judged:
@@ -205,7 +204,7 @@ class Columns:
         return sorted(self._order[np.linspace(0, self.workers - 1, limit).astype(int)].tolist())
 
     def _of_server(self, run: Run) -> dict[str, Array]:
-        """What a parameter server adds to the rounds; NaN if none does."""
+        """The columns of a parameter server; NaN for other runs."""
         blank = [None] * len(run.round)
         stale = [value or [] for value in run.extras.get("staleness", blank)]
         dropped = [value or {} for value in run.extras.get("dropped", blank)]
@@ -222,9 +221,9 @@ class Columns:
 
 
 def short(batch: Array) -> NDArray[np.bool_]:
-    """Which rounds have fewer samples than usual, given all rounds' samples, shape (T,); none if that is usual.
+    """Which rounds have fewer samples than usual, shape (T,); none if these are most rounds.
 
-    Usual is the largest batch that a third of the rounds have.
+    batch: samples of all rounds. The usual batch is the largest that at least a third of the rounds have.
     """
     sizes, counts = np.unique(batch, return_counts=True)
     usual = sizes[3 * counts >= len(batch)]
@@ -233,7 +232,7 @@ def short(batch: Array) -> NDArray[np.bool_]:
 
 
 def _behind(run: Run) -> NDArray[np.bool_]:
-    """Rounds whose straggler took LATE times the median or more."""
+    """Whether the straggler of each round took more than LATE times the median, shape (T,)."""
     if not run.workers:
         return np.zeros(len(run.round), bool)
     known = np.where((~np.isnan(run.compute)).sum(axis=1, keepdims=True) > 1, run.compute, 0.0)
@@ -246,7 +245,7 @@ def _over(part: Array, whole: Array) -> Array:
 
 
 class Thin(NamedTuple):
-    """A series of T values in buckets of equal length, each of shape (buckets,); NaN if a bucket knows none."""
+    """A series of T values in buckets of equal length, each of shape (buckets,); NaN for a bucket without a value."""
 
     mean: Array
     low: Array
@@ -254,10 +253,10 @@ class Thin(NamedTuple):
 
 
 def edges(start: int, end: int, limit: int) -> NDArray[np.int64]:
-    """Cut ``start`` to ``end`` into about ``limit`` buckets at most; their first places, and ``end``.
+    """Cut ``start`` to ``end`` into at most about ``limit`` buckets; returns their first indices, and ``end``.
 
-    Buckets hold 1, 2, 3, 4, 6, 8, 12, ... values and begin at multiples of that, so that a series that grows
-    keeps its buckets, and what was drawn of it stays.
+    Buckets hold 1, 2, 3, 4, 6, 8, 12, ... values and begin at multiples of that number, so that a growing series
+    keeps its buckets, and its curve does not change.
     """
     size = 1
     while size * limit < end - start:
@@ -267,7 +266,7 @@ def edges(start: int, end: int, limit: int) -> NDArray[np.int64]:
 
 
 def thin(values: Array, at: NDArray[np.int64]) -> Thin:
-    """The buckets of values of shape (T,). at: index of each bucket's first value, and T, shape (buckets + 1,)."""
+    """Thin values of shape (T,) to buckets. at: index of each bucket's first value, and T, shape (buckets + 1,)."""
     starts = at[:-1]
     total = np.add.reduceat(np.where(np.isnan(values), 0.0, values), starts)
     number = np.add.reduceat((~np.isnan(values)).astype(float), starts)

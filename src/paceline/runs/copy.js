@@ -1,6 +1,6 @@
-// Copies a card as a picture for a slide: light, 16 by 9 where its content allows, as PNG or SVG.
+// Copies a card as a picture for a slide: light, 16 by 9 if its content allows, as PNG or SVG.
 (() => {
-  const WIDTH = 720, HEIGHT = 405, SCALE = 960 / WIDTH, SHARP = 2; // the layout's pixels; those of the picture, and of a PNG
+  const WIDTH = 720, HEIGHT = 405, SCALE = 960 / WIDTH, SHARP = 2; // layout size; scale of the picture, and of a PNG
   const SPACE = document.querySelector("svg.patterns").namespaceURI;
   const made = (name, fields, ...inner) => {
     const element = document.createElementNS(SPACE, name);
@@ -8,7 +8,7 @@
     element.append(...inner);
     return element;
   };
-  // The card as it would look with this size, beside the page.
+  // Runs work on a copy of the card that is laid out in this size outside the page.
   const laidOut = (card, work) => {
     const slide = document.body.appendChild(document.createElement("div"));
     slide.className = "slide";
@@ -20,7 +20,7 @@
     copy.style.minHeight = `${HEIGHT}px`;
     try { return work(copy); } finally { slide.remove(); }
   };
-  // A path on a scale of 1000 by 1000, in pixels.
+  // Scales a path of 1000 by 1000 units to pixels.
   const scaled = (path, x, y) => path.replace(/([MLHVhvZz])([^MLHVhvZz]*)/g, (_, command, numbers) => {
     const across = (i) => (command === "M" || command === "L" ? i % 2 === 0 : command === "H" || command === "h");
     return command + (numbers.match(/-?[\d.]+/g) ?? []).map((value, i) => +(value * (across(i) ? x : y)).toFixed(2)).join(" ");
@@ -37,7 +37,7 @@
     }
     return field;
   };
-  // What an element without text shows: a swatch, a part of a bar.
+  // The shape of an element without text: a swatch, or a part of a bar.
   const box = (element, left, top) => {
     const style = getComputedStyle(element), at = element.getBoundingClientRect(), x = at.left - left, y = at.top - top;
     if (element.classList.contains("dashes"))
@@ -47,7 +47,7 @@
     const fill = element.classList.contains("idle") ? "url(#waiting)" : style.backgroundColor;
     return fill === "rgba(0, 0, 0, 0)" ? null : made("rect", { x, y, width: at.width, height: at.height, fill });
   };
-  // A text node, one element for each of its lines.
+  // A text node as one element per line.
   const lines = (node, left, top) => {
     const style = getComputedStyle(node.parentElement), size = parseFloat(style.fontSize), range = document.createRange(), found = [];
     for (const word of node.data.matchAll(/\S+/g)) {
@@ -102,7 +102,7 @@
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 1000);
   };
-  // To the clipboard; into a file where the browser does not let a page write there, as without HTTPS.
+  // Copies to the clipboard, or saves a file if the browser does not allow that, for instance without HTTPS.
   const copied = async (kind, card) => {
     const made = picture(card), svg = new Blob([made.text], { type: "image/svg+xml" });
     const blob = kind === "png" ? await png(made) : svg;
@@ -116,7 +116,7 @@
       return "Saved";
     }
   };
-  let fading; // what was said of the last copy goes away after a while, and at once where the next one begins
+  let fading; // clears the message on the last copy after a while; the next copy clears it at once
   const say = (said, text) => {
     clearTimeout(fading);
     document.querySelectorAll("figure [role=status]").forEach((each) => { each.textContent = ""; });

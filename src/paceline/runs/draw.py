@@ -1,8 +1,8 @@
 """Charts as HTML: the curves are an SVG that stretches, the words are text that does not.
 
-So a chart is as wide as its place, from a phone to a wall, and its labels stay readable. An SVG goes from 0 to 1000
-on both axes, y downwards. Colours are classes (c0 to c7, good, bad, idle), set for light and dark in page.css;
-page.js adds tooltips where a chart carries a ``script`` of data.
+So a chart fills the width of its container on a screen of any size, and its labels stay readable. An SVG goes from
+0 to 1000 on both axes, y downwards. Colours are classes (c0 to c7, good, bad, idle), set for light and dark in
+page.css; page.js adds tooltips to charts that hold a ``script`` of data.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from paceline.runs.words import number
 
 
 def down(values: Array, end: float) -> Array:
-    """Values as SVG coordinates: 0 at the bottom, ``end`` at the top, what lies above just outside."""
+    """Values as SVG coordinates: 0 at the bottom, ``end`` at the top, larger values just outside."""
     return 1000 - np.clip(values / end, -0.02, 1.02) * 1000
 
 
 def path(x: Array, y: Array) -> str:
-    """Straight lines through the points, broken at NaN."""
+    """The SVG path of straight lines through the points, broken at NaN."""
     parts, pen = [], "M"
     for a, b in zip(x.tolist(), y.tolist(), strict=True):
         if b != b or a != a:
@@ -38,7 +38,7 @@ def path(x: Array, y: Array) -> str:
 
 
 def band(x: Array, low: Array, high: Array) -> str:
-    """The area between two curves, each stretch without NaN closed by itself."""
+    """The SVG path of the area between two curves; each range without NaN is closed separately."""
     known = ~(np.isnan(low) | np.isnan(high))
     breaks = np.flatnonzero(np.diff(np.concatenate(([0], known.astype(int), [0]))))
     parts = []
@@ -50,18 +50,18 @@ def band(x: Array, low: Array, high: Array) -> str:
 
 
 def box(start: float, width: float, y: float, height: float, span: float) -> str:
-    """A box from ``start``, ``width`` long, of seconds on a scale that ends at ``span``."""
+    """The SVG path of a box from ``start``, ``width`` long, both in seconds on a scale that ends at ``span``."""
     left, width = start / span * 1000, width / span * 1000
     return f"M{left:.1f} {y:.1f}h{width:.1f}v{height:.1f}h{-width:.1f}z"
 
 
 def whole(values: Array) -> list[int | None]:
-    """Coordinates for the tooltips' data; None if unknown."""
+    """Coordinates as whole numbers for the tooltips' data; None if unknown."""
     return [None if value != value else round(value) for value in values.tolist()]
 
 
 TIME_STEPS = (60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400)
-# For seconds below the first: the name of a unit, and its seconds.
+# For seconds below the first number: the name of the unit, and its seconds.
 UNITS = (
     (1e-3, "µs", 1e-6),
     (1.0, "ms", 1e-3),
@@ -71,10 +71,7 @@ UNITS = (
 
 
 class Axis(NamedTuple):
-    """An axis: what it shows with its unit, where it begins and ends, and its ticks: (place, text).
-
-    rounds: its numbers are those of rounds.
-    """
+    """An axis: its title with the unit, its range, and its ticks (value, text). rounds: whether it is of rounds."""
 
     title: str
     start: float
@@ -83,7 +80,7 @@ class Axis(NamedTuple):
     rounds: bool = False
 
     def at(self, values: Array) -> Array:
-        """Places on it: 0 at its start, 1 at its end."""
+        """Values as places on the axis: 0 at its start, 1 at its end."""
         return (values - self.start) / (self.end - self.start)
 
 
@@ -94,7 +91,7 @@ def round_axis(span: tuple[float, float]) -> Axis:
 
 
 def time_axis(title: str, end: float, start: float = 0.0, count: int = 4) -> Axis:
-    """An axis of seconds, in the one unit that suits its end."""
+    """An axis of time, in the unit that suits its end."""
     unit, length = next(((unit, length) for below, unit, length in UNITS if end < below), ("h", 3600.0))
     marks = [(x, number(x / length)) for x in time_ticks(end, count, low=start)]
     return Axis(f"{title} ({unit})", start, end, marks)
@@ -106,7 +103,7 @@ def amount_axis(title: str, end: float) -> Axis:
 
 
 def percent_axis(title: str, end: float = 1.0) -> Axis:
-    """An axis of portions in per cent, from 0."""
+    """An axis of portions in percent, from 0."""
     return Axis(f"{title} (%)", 0.0, end, [(y, number(100 * y)) for y in ticks(end)])
 
 
@@ -123,7 +120,7 @@ def ticks(high: float, count: int = 4, whole: bool = False, low: float = 0.0) ->
 
 
 def time_ticks(high: float, count: int = 5, low: float = 0.0) -> list[float]:
-    """About ``count`` round times from ``low`` to ``high`` seconds; whole minutes and hours where they suit."""
+    """About ``count`` round times from ``low`` to ``high`` seconds; whole minutes, hours or days from 120 s on."""
     length = high - low
     if length < 120:
         return ticks(high, count, low=low)
@@ -136,7 +133,7 @@ def _multiples(low: float, high: float, step: float) -> list[float]:
 
 
 def top(*series: Array) -> float:
-    """A scale's end that a few spikes do not stretch: the largest value, or little above the usual ones."""
+    """The end of a scale that a few spikes do not stretch: the largest value, or a little above the usual ones."""
     ends = []
     for values in series:
         known = values[np.isfinite(values)]
@@ -148,11 +145,11 @@ def top(*series: Array) -> float:
 
 
 Text = Callable[[float], str]
-TABLE = 12  # rows of a table beside a picture
+TABLE = 12  # most rows of a curve's table
 
 
 class Line(NamedTuple):
-    """One curve: x and y of shape (points,), NaN if it breaks; low and high for a band around it."""
+    """One curve. x, y: shape (points,), NaN for a gap. low, high: the same for a band around it."""
 
     name: str
     colour: str
@@ -164,14 +161,14 @@ class Line(NamedTuple):
 
 
 def escape(text: object) -> str:
-    """Text that HTML shows as it is."""
+    """A text escaped for HTML."""
     return html.escape(str(text), quote=True)
 
 
 def figure(title: str, says: str, content: str, legend: str = "", wide: bool = False, table: str = "") -> str:
     """A chart with its title, one line on how to read it, its legend, and its figures as a table.
 
-    A chart that has a table can be copied as a picture, too (copy.js).
+    A chart that has a table can also be copied as a picture (copy.js).
     """
     rows = f"<details><summary>As a table</summary>{table}</details>{_COPY}" if table else ""
     return (
@@ -187,7 +184,7 @@ _COPY = (
 
 
 def legend(entries: Sequence[tuple[str, str]]) -> str:
-    """Names with their colours: (class, name)."""
+    """A legend of (class of the colour, name)."""
     items = (f'<span><i class="{colour}"></i>{escape(name)}</span>' for colour, name in entries)
     return f'<div class="legend">{"".join(items)}</div>'
 
@@ -202,12 +199,12 @@ def curves(
     tip: Text,
     upright: Sequence[float] = (),
 ) -> str:
-    """A figure of curves over one axis; those that end above the other one's end leave the field.
+    """A figure of curves over one axis; values beyond the end of ``y_axis`` are cut off.
 
-    text, tip: the words of a value and of its place, in a tooltip and in the table. upright: places of lines from top
-    to bottom, where workers were lost.
+    text, tip: format a value and its x for the tooltips and the table. upright: x of vertical lines, the rounds in
+    which workers were lost.
     """
-    marks, told, y_end = [], [], y_axis.end
+    marks, data, y_end = [], [], y_axis.end
     if upright:
         places = (1000 * x_axis.at(np.unique(np.array(upright, float)))).round(1).tolist()
         marks.append(f'<path class="lost" d="{"".join(f"M{x:g} 0V1000" for x in places)}"/>')
@@ -219,16 +216,16 @@ def curves(
         dashed = " dashed" if line.dashed else ""
         marks.append(f'<path class="line {line.colour}{dashed}" d="{path(x, y)}"/>')
         words = {"at": [tip(float(each)) for each in line.x], "text": [text(float(each)) for each in line.y]}
-        told.append({"name": line.name, "colour": line.colour, "x": whole(x), "y": whole(y)} | words)
+        data.append({"name": line.name, "colour": line.colour, "x": whole(x), "y": whole(y)} | words)
     entries = [(line.colour + " dashes" * line.dashed, line.name) for line in series]
     entries += [("bad upright", "a worker was lost or left")] if upright else []
     shown = legend(entries) if len(entries) > 1 else ""
-    plot = _plot("".join(marks), x_axis, y_axis, {"kind": "line", "series": told})
+    plot = _plot("".join(marks), x_axis, y_axis, {"kind": "line", "series": data})
     return figure(title, says, plot, shown, table=_reached(series, x_axis, text, tip))
 
 
 def _reached(series: Sequence[Line], x_axis: Axis, text: Text, tip: Text) -> str:
-    """What each curve has come to at a dozen places, as a table; nothing before its beginning and after its end."""
+    """A table of each curve's value at up to ``TABLE`` places; "–" before its beginning and after its end."""
     columns = [
         (f"{line.name}{what}", line.x, values)
         for line in series
@@ -247,7 +244,7 @@ def _reached(series: Sequence[Line], x_axis: Axis, text: Text, tip: Text) -> str
 
 
 def strip(line: Line, x_axis: Axis, y_end: float) -> str:
-    """One curve over the whole width, low and without a scale."""
+    """One curve over the whole width, of little height and without a scale."""
     x = 1000 * x_axis.at(np.concatenate(([x_axis.start], line.x, [x_axis.end])))
     y = down(np.pad(line.y, 1, mode="edge"), y_end)
     marks = f'<path class="area {line.colour} pale" d="{band(x, np.full(len(x), 1000.0), y)}"/>'
@@ -261,7 +258,7 @@ def strip(line: Line, x_axis: Axis, y_end: float) -> str:
 def gantt(rows: Sequence[str], bars: Sequence[Bars], x_axis: Axis) -> str:
     """Rounds one after another: each worker's row shows when it computed and when it waited.
 
-    bars: one for each round, in order; x_axis: of seconds, from 0.
+    bars: one entry per round, in order; x_axis: seconds, from 0.
     """
     count, span = len(rows), x_axis.end
     paths: dict[str, list[str]] = {"idle": [], "c0": [], "bad": [], "over": []}
@@ -287,10 +284,10 @@ def gantt(rows: Sequence[str], bars: Sequence[Bars], x_axis: Axis) -> str:
 
 
 def _hatched(boxes: str) -> str:
-    """Boxes in the page's one pattern for waiting, which is not stretched with them."""
+    """Boxes in the page's pattern for waiting, which is not stretched with them."""
     if not boxes:
         return ""
-    name = f"boxes-{zlib.crc32(boxes.encode()):08x}"  # the same only where the boxes are
+    name = f"boxes-{zlib.crc32(boxes.encode()):08x}"  # equal only for equal boxes
     return (
         f'<svg class="hatched" aria-hidden="true"><clipPath id="{name}" clipPathUnits="objectBoundingBox">'
         f'<path class="box idle" d="{boxes}" transform="scale(0.001)"/></clipPath>'
@@ -299,7 +296,7 @@ def _hatched(boxes: str) -> str:
 
 
 class Bars(NamedTuple):
-    """One round of ``gantt``; arrays of shape (n,), seconds; ``last`` is the straggler, -1 for none."""
+    """One round of ``gantt``; arrays of seconds, shape (n,); ``last`` is the straggler, -1 for none."""
 
     title: str
     start: float
@@ -312,7 +309,7 @@ class Bars(NamedTuple):
 
 
 def bars(rows: Sequence[tuple[str, Sequence[tuple[str, float]], str]]) -> str:
-    """Horizontal bars: (name, parts as (colour, length from 0 to 1), words behind it)."""
+    """Horizontal bars: (name, parts as (colour, length from 0 to 1), words after the bar)."""
     body = []
     for name, parts, words in rows:
         inner = "".join(f'<i class="{name}" style="width:{100 * length:.2f}%"></i>' for name, length in parts)
@@ -321,7 +318,7 @@ def bars(rows: Sequence[tuple[str, Sequence[tuple[str, float]], str]]) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A plain table; it scrolls sideways where it must, by the arrow keys, too."""
+    """A plain table; a wide one scrolls sideways, also by the arrow keys."""
     top = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     head_html = f"<thead><tr>{top}</tr></thead>" if head else ""
@@ -340,9 +337,9 @@ def _plot(
     places: Sequence[tuple[float, str]] = (),
     under: str = "",
 ) -> str:
-    """Axes around marks. Up the left side stand the ticks of ``y_axis``, or names at their ``places``, or nothing.
+    """Axes around marks. The left side shows the ticks of ``y_axis``, or names at their ``places``, or nothing.
 
-    data: for the tooltips. under: another picture, beneath the marks.
+    data: for the tooltips. under: another picture, drawn beneath the marks.
     """
     grid = ""
     if y_axis is not None and not places:

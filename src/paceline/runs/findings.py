@@ -1,4 +1,4 @@
-"""Sentences about one run or several, the most important first."""
+"""Sentences about one run or several runs, the most important first."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from paceline.runs.summary import (
 from paceline.runs.words import listing, number, percent, plural, seconds, times
 
 OWN_STEPS = (
-    "Each worker took steps of its own, and a round is the time between two merges of their parameters: this is "
-    "another model than one process would have trained."
+    "Each worker took its own optimizer steps, and a round is the time between two merges of their parameters: this "
+    "model is not the one that a single process would have trained."
 )
-SLOWER = 1.15  # workers closer than that to the others are called equally fast
+SLOWER = 1.15  # slowness from which a worker is called slower than the others
 
 
 def findings(run: Run) -> list[str]:
@@ -59,10 +59,10 @@ def findings(run: Run) -> list[str]:
 
 
 def _memory(run: Run) -> list[str]:
-    told = [row for row in run.extras.get("ran_out") or () if row and len(row) == run.workers]
-    passes = np.sum(np.nan_to_num(np.array(told, float)), axis=0) if told else np.zeros(run.workers)
+    rows = [row for row in run.extras.get("ran_out") or () if row and len(row) == run.workers]
+    passes = np.sum(np.nan_to_num(np.array(rows, float)), axis=0) if rows else np.zeros(run.workers)
     return [
-        f"Worker {worker} ran out of memory {plural(int(many), 'time')}, and ran that part again in halves."
+        f"Worker {worker} ran out of memory {plural(int(many), 'time')}, and ran those samples again in halves."
         for worker, many in enumerate(passes.tolist())
         if many
     ]
@@ -75,18 +75,18 @@ def _dropped(run: Run) -> list[str]:
     whole = lost.sum() + float(run.batch.sum())
     each = [f"{int(many)} of worker {worker}" for worker, many in enumerate(lost.tolist()) if many]
     return [
-        f"{percent(lost.sum() / whole)} of the samples were dropped behind the threshold, {listing(each)}; gradients "
-        "are means over what ran."
+        f"{percent(lost.sum() / whole)} of the samples were dropped after the threshold, {listing(each)}; gradients "
+        "are means over the samples that ran."
     ]
 
 
 def _local(run: Run) -> bool:
-    """Whether each worker stepped by itself."""
+    """Whether each worker took its own optimizer steps."""
     return run.config.get("loop") == "local"
 
 
 def slow_workers(runs: Sequence[Run]) -> str:
-    """Which workers are slower than the others all the time and by how much, as a clause; empty if none is."""
+    """A clause on the workers that are slower than the others in all runs, and by how much; empty if none is."""
     ratios = slowness(max(runs, key=lambda run: len(run.round)))
     order = np.argsort(-np.nan_to_num(ratios), kind="stable")
     slow = [int(i) for i in order if ratios[i] >= SLOWER and all(_steadily(run, int(i)) for run in runs)]
@@ -101,7 +101,7 @@ def slow_workers(runs: Sequence[Run]) -> str:
 
 
 def _steadily(run: Run, worker: int) -> bool:
-    """True when the worker was slow in the first half of the rounds and in the second."""
+    """Whether the worker was slow both in the first half of the rounds and in the second."""
     middle = len(run.round) // 2
     own = seconds_per_sample(run)
     if worker >= own.shape[1]:
@@ -115,10 +115,10 @@ def _steadily(run: Run, worker: int) -> bool:
 
 
 def compare(runs: Sequence[Run]) -> list[str]:
-    """Sentences about several runs of one thing; the first is the headline.
+    """Sentences about several runs of the same task; the first is the headline.
 
-    The others are compared with the run with an equal split, or with the slowest run where no split is equal. Runs
-    of other workers or of another task are not compared, since the policy need not be what makes one faster.
+    The runs are compared with the run with an equal split, or with the slowest run if no split is equal. Runs with
+    different workers or tasks are not compared, since the difference need not come from the policy.
     """
     summaries = [summarize(run) for run in runs]
     names, unlike = labels(runs), differences(runs)
@@ -158,8 +158,8 @@ def _line(name: str, run: Run, summary: dict[str, Any], base: float, kind: str) 
 
 
 def _same_model(one: Run, other: Run, first: dict[str, Any], second: dict[str, Any]) -> bool:
-    """Whether both runs had the same task and samples, and losses that agree within 1 %; never if each worker
-    stepped by itself."""
+    """Whether both runs had the same task and samples, and losses that agree within 1 %; False if workers took
+    their own steps."""
     task = ("data", "model", "seed", "global_batch")
     alike = all(one.config.get(key) == other.config.get(key) for key in task)
     losses = first["train_loss"], second["train_loss"]
@@ -169,7 +169,7 @@ def _same_model(one: Run, other: Run, first: dict[str, Any], second: dict[str, A
 
 
 def speeds_in_words(run: Run) -> list[str]:
-    """Which workers are slower than the others all the time; or that all are equally fast and no speed changed."""
+    """A sentence on the workers that are slower all the time, or on all workers if they are equally fast; or none."""
     ratios = slowness(run)
     known = ratios[~np.isnan(ratios)]
     if len(known) < 2:
@@ -179,7 +179,7 @@ def speeds_in_words(run: Run) -> list[str]:
         others = "" if ";" in clause else " than the other" if len(known) == 2 else " than the others"
         return [f"{clause[0].upper()}{clause[1:]} per sample{others}."]
     most = max(float(known.max()), 1.0)
-    if changes(run) or most >= SLOWER:  # slower in a part of the rounds: nothing holds for all of them
+    if changes(run) or most >= SLOWER:  # no sentence holds for all rounds
         return []
     return [
         f"The workers are about equally fast: the slowest takes {times(most)} the time of the others per sample."
@@ -208,19 +208,19 @@ def _waste(summary: dict[str, Any]) -> list[str]:
     share = summary["share_of_bound"]
     if share is None:
         return []
-    said = (
+    text = (
         f"The workers spent {percent(summary['idle_share'])} of their time waiting. The run processed "
         f"{number(summary['samples_per_second'])} samples/s, which is {percent(share)} of the workers' combined "
         f"speed of {number(summary['bound_samples_per_second'])} samples/s."
     )
     if share < 0.9:
         ideal, real = seconds(summary["seconds"] * share), seconds(summary["seconds"])
-        return [f"{said} Divided in proportion to speed, it would have taken {ideal} instead of {real}."]
-    return [said]
+        return [f"{text} With loads in proportion to speed, it would have taken {ideal} instead of {real}."]
+    return [text]
 
 
 def _idle(run: Run) -> list[str]:
-    """Which worker has far less to do than the others."""
+    """A sentence on a worker that waited far longer than the others, if there is one."""
     share = np.nansum(run.wait, axis=0) / max(float(run.seconds.sum()), 1e-300)
     who = int(share.argmax())
     if run.workers < 2 or share[who] < 0.3 or share[who] < 2 * np.median(np.delete(share, who)):
@@ -258,7 +258,8 @@ def _loads(run: Run) -> list[str]:
 
 
 def _adapted(counts: list[int], changed: int) -> str:
-    """How soon the split settled after changes of speed. counts: rounds, of those after which it did."""
+    """How soon the split settled after changes of speed. counts: rounds until then, for the changes after which it
+    settled."""
     most = max(counts)
     which = "each change" if len(counts) == changed else f"{len(counts)} of {changed} changes"
     which = "the change" if changed == 1 else which
@@ -275,7 +276,7 @@ def _loads_text(loads: np.ndarray) -> str:
 
 
 def changes_in_words(run: Run) -> list[str]:
-    """Which workers became slower or faster and stayed so, and when."""
+    """Sentences on the workers that became slower or faster and stayed so, and when."""
     found = changes(run)
     rounds = sorted({change.round for change in found})
     texts = []
@@ -338,7 +339,7 @@ def _learning(run: Run, summary: dict[str, Any]) -> list[str]:
 
 
 def _pieces(run: Run) -> list[str]:
-    """How often work moved within the rounds, and the two figures that decide about it."""
+    """Sentences on how often work moved within the rounds, and the two figures that decide whether it does."""
     found = piece_figures(run)
     if not found:
         return []
@@ -360,13 +361,13 @@ SAME = {
     "global_batch": "the global batch",
     "data": "the data",
     "model": "the model",
-    "loop": "what workers take between two exchanges",
-    "every": "how much lies between two merges",
+    "loop": "the kind of steps between two exchanges",
+    "every": "the interval between two merges",
 }
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
-    """What to call each run: its policy; its directory with it where two share one, the whole path if need be."""
+    """A label for each run: its policy; plus the directory's name if runs share it, or the path if they still do."""
     policies = [run.policy for run in runs]
     named = [
         policy if policies.count(policy) == 1 else f"{policy} ({run.path.name})"
@@ -382,13 +383,13 @@ def labels(runs: Sequence[Run]) -> list[str]:
 
 
 def differences(runs: Sequence[Run]) -> str:
-    """What else than the policy differs, as a clause; "" where nothing does that is on record."""
+    """A clause on recorded differences between the runs other than the policy; "" if there are none."""
     loops = ({"workers": run.workers, "loop": "local steps" if _local(run) else "rounds"} for run in runs)
     facts = [run.config | each for run, each in zip(runs, loops, strict=True)]
     found = []
     for key, words in SAME.items():
-        told = (each.get(key) for each in facts)
-        values = list(dict.fromkeys("not known" if each is None else str(each) for each in told))
+        of_runs = (each.get(key) for each in facts)
+        values = list(dict.fromkeys("not known" if each is None else str(each) for each in of_runs))
         if len(values) > 1:
             found.append(f"{words} ({listing(values)})")
     return listing(found) if found else ""

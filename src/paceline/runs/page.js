@@ -1,8 +1,8 @@
-// Tooltips and the choice of light or dark; without this script the page still shows everything.
+// Tooltips and the light or dark theme; without this script the page still shows everything else.
 (() => {
   const root = document.documentElement;
-  const keep = (theme) => { try { localStorage.setItem("paceline-theme", theme); } catch { /* a file may keep nothing */ } };
-  try { root.dataset.theme = localStorage.getItem("paceline-theme") ?? ""; } catch { /* as the system has it */ }
+  const keep = (theme) => { try { localStorage.setItem("paceline-theme", theme); } catch { /* pages opened as files may have no storage */ } };
+  try { root.dataset.theme = localStorage.getItem("paceline-theme") ?? ""; } catch { /* the system's theme */ }
   document.querySelector(".theme").addEventListener("click", () => {
     const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
     keep(root.dataset.theme = dark ? "light" : "dark");
@@ -35,7 +35,7 @@
       return { at: null, title: data.at[i], rows: [row("", `${data.names[k]}: ${data.text[i][k]}`)] };
     },
   };
-  // Listens for all plots at once: they may come and go.
+  // One listener for all plots, since plots may be replaced.
   const read = new WeakMap();
   let rule = null;
   const hide = () => { tip.style.display = "none"; if (rule) rule.style.display = "none"; rule = null; };

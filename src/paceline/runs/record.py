@@ -1,4 +1,4 @@
-"""The record of a run as it is written: one line a round, on disk before the next round starts."""
+"""Writes the record of a run: one line per round, on disk before the next round starts."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ PerWorker = Sequence[float | None] | np.ndarray
 
 
 class Recorder:
-    """Appends to one run directory; made by ``create``, ended by ``close`` or the end of a ``with``.
+    """Appends to one run directory; made by ``create``, closed by ``close`` or the end of a ``with`` block.
 
-    Only one process of a run may hold one.
+    Only one process of a run may have a recorder.
     """
 
     def __init__(self, run_dir: Path, before: float, sum: str = "") -> None:
         self.run_dir = run_dir
-        self._before = before  # seconds that an earlier part of the run took
-        self._sum = sum  # of the last line
+        self._before = before  # seconds that earlier parts of the run took
+        self._sum = sum  # checksum of the last line
         self._finished = False
-        # Unbuffered: what ``round`` wrote outlives the process, however it ends.
+        # Unbuffered: the lines that ``round`` wrote survive any end of the process.
         self._file = (run_dir / ROUNDS).open("ab", buffering=0)
 
     @classmethod
     def create(
         cls, run_dir: str | os.PathLike[str], config: Mapping[str, Any], resume: int | None = None
     ) -> Recorder:
-        """Start a run directory, or with ``resume`` go on with one from round ``resume``.
+        """Start a run directory, or continue one from round ``resume``.
 
         config: what the run is: policy, workers, global_batch, data, model, seed, engine, ...; the version
             and the time of the start are added. On resuming, the first configuration stays and this one
-            joins its list ``resumed``.
-        resume: the round to go on from, as the checkpoint has it; the record from there on is cut off.
+            is appended to its list ``resumed``.
+        resume: the round to continue from, as the checkpoint has it; the record from there on is cut off.
 
-        Raises PacelineError when the directory exists (without resume), is no run or
-        cannot be written; nothing is changed then.
+        Raises PacelineError if the directory exists (without resume), is not a run directory or
+        cannot be written; then nothing is changed.
         """
         run_dir = Path(run_dir)
         stamp = {"version": paceline.__version__, "started": datetime.now(UTC).isoformat(timespec="seconds")}
@@ -82,19 +82,19 @@ class Recorder:
         """Append one round.
 
         round, epoch: counted from 0 over the whole run, resumed parts included.
-        time: seconds since this part of the run started, at the end of the round; the record adds what
-            earlier parts took.
+        time: seconds from the start of this part of the run to the end of the round; the recorder adds
+            the seconds of earlier parts.
         seconds: wall seconds of the round.
         batch: samples whose gradients entered the step.
         loads: samples that each worker ran, shape (n,).
-        compute: seconds that each computed, its wait excluded, shape (n,); None or NaN if absent.
+        compute: seconds that each worker computed, its wait excluded, shape (n,); None or NaN if absent.
         overhead: the part of compute that does not grow with the load, shape (n,); default 0.
         shares: the next round's plan, shape (n,).
         loss: mean over the batch, before the step.
-        extras: anything else that JSON holds (pieces, quorum, staleness, dropped, events).
+        extras: other fields with JSON values (pieces, quorum, staleness, dropped, events).
 
-        A duration below 0, as of a clock that was set back, counts as 0. Raises PacelineError if the line cannot
-        be written, or could not be read again (a negative load, lists of unlike lengths).
+        A duration below 0, as after a clock was set back, counts as 0. Raises PacelineError if the line cannot
+        be written, or would be invalid when read (a negative load, lists of different lengths).
         """
         spent = _durations(compute)
         line = {
@@ -106,16 +106,16 @@ class Recorder:
             "loads": loads,
             "compute": spent,
             "overhead": np.where(np.isnan(spent), np.nan, 0.0) if overhead is None else overhead,
-            "wait": waits(seconds, spent),  # for other readers: ours work it out from the two
+            "wait": waits(seconds, spent),  # for other programs: ``read`` computes it
             "shares": shares,
             "loss": loss,
         }
         whole = plain(line | extras)
         if wrong := fault(whole):
-            raise PacelineError(f"round {int(round):,} cannot go on record: it {wrong}")
+            raise PacelineError(f"cannot record round {int(round):,}: it {wrong}")
         written, found = seal(json.dumps(whole, separators=(",", ":"), allow_nan=False), self._sum)
         data, start = memoryview(written), os.fstat(self._file.fileno()).st_size
-        if self._finished:  # the summary spoke of fewer rounds
+        if self._finished:  # the summary is of fewer rounds
             self._finished = False
             (self.run_dir / SUMMARY).unlink(missing_ok=True)
         with self._saying():
@@ -124,28 +124,28 @@ class Recorder:
                     data = data[self._file.write(data) :]
             except OSError:
                 with suppress(OSError):
-                    os.ftruncate(self._file.fileno(), start)  # half a line would spoil the one after it
+                    os.ftruncate(self._file.fileno(), start)  # half a line would damage the next line
                 raise
         self._sum = found
 
     def sync(self) -> None:
-        """Put the record on the disk itself, as before a checkpoint, which must not outlive its rounds."""
+        """Flush the record to the disk itself, as needed before a checkpoint, which must not outlive its rounds."""
         with self._saying():
             os.fsync(self._file.fileno())
 
     def _saying(self) -> AbstractContextManager[None]:
-        return saying(f"cannot write {self._file.name}", "make room and resume")
+        return saying(f"cannot write {self._file.name}", "free some disk space and resume")
 
     def finish(self, **fields: Any) -> dict[str, Any]:
-        """Write summary.json: the summary of the record, and ``fields`` (test_accuracy, ...) over it."""
-        self.sync()  # a summary must not outlive the rounds that it tells of
+        """Write and return summary.json: the summary of the record, updated by ``fields`` (test_accuracy, ...)."""
+        self.sync()  # a summary must not outlive its rounds
         summary = summarize(read(self.run_dir)) | fields
         write_whole(self.run_dir / SUMMARY, _json(summary) + "\n")
         self._finished = True
         return summary
 
     def close(self) -> None:
-        """``sync``, and let go of the file; further calls do nothing."""
+        """Call ``sync`` and close the file; further calls do nothing."""
         if not self._file.closed:
             with self._file:
                 self.sync()
@@ -158,10 +158,10 @@ class Recorder:
 
 
 def _cut(run_dir: Path, config: dict[str, Any], keep: int) -> tuple[float, str]:
-    """Cut a record back to its rounds below ``keep``; the seconds that they took, and the last one's sum."""
+    """Cut a record back to its rounds below ``keep``; returns their seconds and the last line's checksum."""
     run = read(run_dir)
     kept = int(np.searchsorted(run.round, keep))
-    (run_dir / SUMMARY).unlink(missing_ok=True)  # it speaks of rounds that will be gone
+    (run_dir / SUMMARY).unlink(missing_ok=True)  # it includes rounds that are cut off
     path, last = run_dir / ROUNDS, b""
     if path.exists():
         with path.open("r+b") as file:
@@ -174,7 +174,7 @@ def _cut(run_dir: Path, config: dict[str, Any], keep: int) -> tuple[float, str]:
 
 
 def _durations(values: PerWorker) -> np.ndarray:
-    """As floats that a record may hold; NaN if nothing is known."""
+    """Durations as floats in the range that a record may hold; NaN stays."""
     return np.clip(np.array(values, np.float64), 0.0, costs.MOST)
 
 
@@ -183,7 +183,7 @@ def _json(value: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """For JSON: named tuples as objects, numpy's arrays and numbers as Python's, NaN and infinities as null."""
+    """A value ready for JSON: named tuples become objects, numpy values Python's, NaN and infinities null."""
     if hasattr(value, "_asdict"):
         value = value._asdict()
     if isinstance(value, np.ndarray | np.generic):

@@ -1,5 +1,5 @@
-"""The report that a person opens after a run: findings in words, then pictures; one that compares several; and the
-page around all of these, one HTML file that asks for nothing else.
+"""The report of a run (findings in words, then charts), the comparison of several runs, and the page around them: one
+HTML file that loads nothing else.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from paceline.runs.words import number, percent, plural, seconds
 
 
 def page(title: str, head: str, body: str, script: str = "") -> str:
-    """A whole document: style and scripts are in it, light or dark as the reader's system or choice has it.
+    """A whole HTML document with its style and scripts, light or dark by the reader's system or choice.
 
-    script: another one, after the page's own.
+    script: a further script, after the page's own.
     """
     here = resources.files("paceline.runs")
     style = here.joinpath("page.css").read_text(encoding="utf-8")
@@ -45,9 +45,9 @@ def page(title: str, head: str, body: str, script: str = "") -> str:
 
 
 def policy(script: str = "") -> str:
-    """The content security policy of such a page: its own scripts alone run, and nothing is loaded.
+    """The content security policy of a page: only its own scripts run, and nothing is loaded.
 
-    script: the second one, which may ask its own server.
+    script: the further script; with one, the page may send requests to its own server.
     """
     digests = (hashlib.sha256(text.encode()).digest() for text in _scripts(script))
     allowed = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
@@ -64,7 +64,7 @@ def _scripts(script: str) -> list[str]:
     return [f"\n{text}" for text in (own, script) if text]
 
 
-# Waiting is hatched alike in all pictures; the bars of a list have it in page.css.
+# The pattern for waiting in all pictures; that of bars in a list is in page.css.
 _WAITING = (
     '<svg class="patterns" width="0" height="0" aria-hidden="true"><defs><pattern id="waiting" width="5.5" '
     'height="5.5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
@@ -72,7 +72,7 @@ _WAITING = (
 )
 
 
-# Four bars that end together.
+# The icon: four bars.
 _BARS = (
     b'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32"><path fill="#0072b2" d="M0 0h32v32H0z"/>'
     b'<path fill="#fff" d="M4 4h24v3H4zM12 11h16v3H12zM8 18h20v3H8zM18 25h10v3H18z"/></svg>'
@@ -81,7 +81,7 @@ _ICON = "data:image/svg+xml;base64," + base64.b64encode(_BARS).decode()
 
 
 def header(title: str, under: str, state: str = "") -> str:
-    """The page's opening: what it is, in a line, and what of. state: HTML, how the run is doing."""
+    """The head of the page: a title and a line under it. state: HTML that shows the state of the run."""
     theme = '<button type="button" class="theme" aria-label="Light or dark" title="Light or dark">◐</button>'
     return (
         f'<div class="top"><p class="brand">paceline</p>{state}{theme}</div>'
@@ -89,7 +89,7 @@ def header(title: str, under: str, state: str = "") -> str:
     )
 
 
-Card = tuple[str, str, str, float | None]  # value, unit, what it is, and a share to show as a bar
+Card = tuple[str, str, str, float | None]  # value, unit, meaning, and a share to show as a bar
 
 
 def cards(entries: Sequence[Card]) -> str:
@@ -104,7 +104,7 @@ def cards(entries: Sequence[Card]) -> str:
 
 
 def points(sentences: Sequence[str]) -> str:
-    """Findings, one a line."""
+    """Findings as an HTML list, one per line."""
     return f'<ul class="findings">{"".join(f"<li>{escape(text)}</li>" for text in sentences)}</ul>'
 
 
@@ -112,7 +112,7 @@ REPORT = "report.html"
 
 
 def write(run: Run, path: str | os.PathLike[str] | None = None) -> Path:
-    """Write one run's report, into its directory unless ``path`` says where; the file's path.
+    """Write one run's report to ``path``, by default into its directory; returns the file's path.
 
     Raises PacelineError for a run without a round.
     """
@@ -120,7 +120,7 @@ def write(run: Run, path: str | os.PathLike[str] | None = None) -> Path:
 
 
 def write_comparison(runs: Sequence[Run], path: str | os.PathLike[str]) -> Path:
-    """Write one page that compares runs; the file's path."""
+    """Write one page that compares runs; returns the file's path."""
     return write_whole(path, render_comparison(runs))
 
 
@@ -132,14 +132,14 @@ def render(run: Run) -> str:
     share = summary["share_of_bound"]
     reach = f": {percent(share)} of their combined speed" if share is not None else ""
     body = cards(_cards(summary, final_loss(run))) + points(findings(run)) + _pictures(Columns.of(run))
-    told = about_config(run.config, plural(len(run.round), "round"))
-    return page(f"{title} · Paceline", header(title + reach, told), body)
+    about = about_config(run.config, plural(len(run.round), "round"))
+    return page(f"{title} · Paceline", header(title + reach, about), body)
 
 
 def _cards(summary: dict[str, Any], final: float | None) -> list[Card]:
     bound, share = number(summary["bound_samples_per_second"]), summary["share_of_bound"]
     entries: list[Card] = [
-        (number(summary["samples_per_second"]), "samples/s", f"of {bound} possible", None),
+        (number(summary["samples_per_second"]), "samples/s", f"of {bound} possible without waiting", None),
         (percent(share), "", "of the workers' combined speed", share),
         (percent(summary["idle_share"]), "", "of the workers' time spent waiting", summary["idle_share"]),
         (seconds(summary["seconds"]), "", f"for {summary['samples']:,} samples", None),
@@ -153,12 +153,12 @@ def _cards(summary: dict[str, Any], final: float | None) -> list[Card]:
 
 
 def _pictures(columns: Columns) -> str:
-    """Every chart of one run, on a page."""
+    """The HTML of all charts of one run."""
     return f'<div class="charts">{"".join(figures(columns))}</div>'
 
 
 def figures(columns: Columns, start: int = 0, end: int | None = None, recent: int | None = None) -> list[str]:
-    """Every chart of one run, or of a stretch of it. recent: judge who is slow by this many of the last rounds."""
+    """All charts of one run, or of a range of its rounds. recent: measure slowness over this many last rounds."""
     window = columns.window(start, end, recent)
     found = [
         charts.round_seconds(window),
@@ -180,7 +180,7 @@ def _check(run: Run) -> None:
 
 
 def about_config(config: dict[str, Any], rounds: str = "") -> str:
-    """What was run, in a line, from run.json."""
+    """One line on what was run, from run.json."""
     parts = [
         f"job {config['job']}" if "job" in config else "",
         f"{config['model']} on {config['data']}" if "model" in config and "data" in config else "",
@@ -193,7 +193,7 @@ def about_config(config: dict[str, Any], rounds: str = "") -> str:
 
 
 def render_comparison(runs: Sequence[Run]) -> str:
-    """Several runs on one page."""
+    """The comparison of several runs as HTML."""
     for run in runs:
         _check(run)
     named = list(zip(labels(runs), runs, strict=True))
@@ -206,12 +206,12 @@ def render_comparison(runs: Sequence[Run]) -> str:
     for (name, run), (_, each) in zip(named, columns, strict=True):
         body += f"<details><summary>{draw.escape(name)}: findings and pictures</summary>"
         body += points(findings(run)) + _pictures(each) + "</details>"
-    told = "" if differences(runs) else about_config(runs[0].config, plural(len(runs[0].round), "round"))
-    return page("Comparison · Paceline", header(said[0], told), body)
+    about = "" if differences(runs) else about_config(runs[0].config, plural(len(runs[0].round), "round"))
+    return page("Comparison · Paceline", header(said[0], about), body)
 
 
 def _rates(named: list[tuple[str, Run]]) -> str:
-    """Samples per second as a part of what each run's workers could do."""
+    """The chart of each run's samples per second, against the combined speed of its workers."""
     rows, figures, summaries = [], [], [summarize(run) for _, run in named]
     both = [(s["samples_per_second"], s["bound_samples_per_second"]) for s in summaries]
     most = max(rate or 0.0 for pair in both for rate in pair) or 1.0
@@ -222,17 +222,17 @@ def _rates(named: list[tuple[str, Run]]) -> str:
         figures.append((name, number(real), number(possible), percent(share, 1)))
     return draw.figure(
         "Samples per second",
-        "In colour: the samples per second of the run. Grey: up to the combined speed of the same workers.",
+        "Colour: the samples per second of the run. Grey: the rest of its workers' combined speed.",
         draw.bars(rows),
-        table=draw.table(("run", "samples/s", "possible", "share of it"), figures),
+        table=draw.table(("run", "samples/s", "possible", "share of possible"), figures),
     )
 
 
 def _side_by_side(named: list[tuple[str, Columns]]) -> str:
-    """The last rounds of every run on one scale of time."""
+    """The chart of the last rounds of all runs on one scale of time."""
     shown = min(charts.SHOWN, *(len(columns) for _, columns in named))
     parts = [(name, columns, len(columns) - shown, len(columns)) for name, columns in named]
-    says = "One scale of time for all: the shorter, the faster."
+    says = "All runs have the same scale of time, so a shorter one is faster."
     return charts.strips(f"The last {plural(shown, 'round')} of each", says, parts, "run")
 
 
@@ -240,7 +240,7 @@ HEADS = ("run", "samples/s", "of bound", "waiting", "time", "mean loss", "accura
 
 
 def side_by_side(runs: Sequence[Run]) -> list[tuple[str, ...]]:
-    """The figures of several runs in words, a row for each, for the columns ``HEADS``."""
+    """The figures of several runs as text, a row per run, for the columns ``HEADS``."""
     rows: list[tuple[str, ...]] = []
     for name, s in zip(labels(runs), map(summarize, runs), strict=True):
         loads = s["final_batches"]

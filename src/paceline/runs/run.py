@@ -1,16 +1,16 @@
-"""The record of a run as it is read: columns of arrays, whatever end the run came to.
+"""Reads the record of a run into arrays, also if the run was killed or is still going.
 
-A worker waits from the end of its own work until the last worker of the round has ended its work. What comes after
-that (the exchange of gradients, the optimizer's step, logging) is nobody's waiting: it takes all workers alike, and
-no division of the batch shortens it. ``waits`` is the one definition that records, reports, forecasts and the doctor
-go by.
+A worker waits from the end of its own work until the last worker of the round has finished its work. The rest of the
+round (the exchange of gradients, the optimizer's step, logging) is not waiting: it takes the same time for all
+workers, and no division of the batch shortens it. Records, reports, forecasts and the doctor all use this definition
+(``waits``).
 
-A line of the record is sealed when it is written:
+Each line of the record ends with a checksum:
 
     {"round":7,...,"loss":0.52,"sum":"1f0c9a3e"}
 
-``sum`` is the CRC-32 of the line before it, begun with the sum of the line above: a changed byte, and a line that
-was left out, doubled or moved, shows at the first line that no longer fits.
+``sum`` is the CRC-32 of the text before it in the line, started with the sum of the line above: a changed byte, or
+a line that was left out, doubled or moved, shows at the first line that does not match.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ SCALARS = ("round", "epoch", "time", "seconds", "batch", "loss")
 PER_WORKER = ("loads", "compute", "overhead", "wait")
 SECONDS = ("time", "seconds", "compute", "overhead", "wait")
 COUNTS = ("round", "epoch", "batch")
-MANY = 2**53  # whole numbers up to this are exact as floats
+MANY = 2**53  # whole numbers up to this one are exact as floats
 SEAL = re.compile(rb',"sum":"([0-9a-f]{8})"\}\s*')
 
 
 def seal(text: str, before: str = "") -> tuple[bytes, str]:
-    """A line, ready to be appended, and its sum; text: a JSON object; before: the sum of the line above."""
+    """A line with its checksum, and that sum. text: a JSON object; before: the sum of the line above."""
     body = text[:-1].encode()
     found = _sum(body, before)
     return body + f',"sum":"{found}"}}\n'.encode(), found
 
 
 def read_all(texts: list[bytes], before: dict[str, Any] | None = None) -> tuple[list[dict[str, Any]], str]:
-    """Lines as they were written, up to the first of which something is wrong, and what ("" if nothing is).
+    """The lines up to the first faulty one, and what is wrong with that one ("" if none is faulty).
 
     before: the line above the first.
     """
@@ -57,7 +57,7 @@ def read_all(texts: list[bytes], before: dict[str, Any] | None = None) -> tuple[
         try:
             line = json.loads(text)
         except (ValueError, RecursionError):
-            return lines, "is no JSON"
+            return lines, "is not valid JSON"
         found = SEAL.search(text)
         if found is None or found.end() != len(text):
             return lines, "has no checksum at its end"
@@ -72,9 +72,9 @@ def read_all(texts: list[bytes], before: dict[str, Any] | None = None) -> tuple[
 
 
 def fault(line: Any) -> str:
-    """What is wrong with a line by itself, empty when nothing is."""
+    """What is wrong with a single line; empty if nothing is."""
     if not isinstance(line, dict):
-        return "holds no JSON object"
+        return "is not a JSON object"
     for name in SCALARS:
         value = line.get(name, "missing")
         if name == "loss" and value is None:
@@ -88,28 +88,28 @@ def fault(line: Any) -> str:
     for name in PER_WORKER:
         value = line.get(name, "missing")
         if not isinstance(value, list) or len(value) != len(line["loads"]):
-            return f"has no list for {name}, one number a worker"
+            return f"has no list of one number per worker for {name}"
         for item in value:
             if item is None:
                 continue
             if not is_number(item):
-                return f"has something that is no number in {name}"
+                return f"has a value that is not a number in {name}"
             if item < 0 or (name in SECONDS and item > costs.MOST) or item > MANY:
                 return f"has {item:g} in {name}; expected 0 or more, and seconds up to 1e9"
     for name, sound in EXTRAS.items():
         if line.get(name) is not None and not sound(line[name]):
-            return f"has something odd for {name}"
+            return f"has an invalid value for {name}"
     sizes, times = line.get("pieces"), line.get("piece_seconds")
     if sizes and times and [len(row) for row in sizes] != [len(row) for row in times]:
         return "has pieces without their seconds"
     return ""
 
 
-Sound = Callable[[Any], bool]  # whether a value is as it should be
+Sound = Callable[[Any], bool]  # whether a value is valid
 
 
 def is_number(value: Any) -> bool:
-    """Whether JSON held a number that is finite."""
+    """Whether a JSON value is a finite number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
 
 
@@ -118,7 +118,7 @@ def _list(each: Sound) -> Sound:
 
 
 _numbers = _list(lambda value: value is None or is_number(value))
-EXTRAS: dict[str, Sound] = {  # what is planned, and what a parameter server and rounds in pieces add
+EXTRAS: dict[str, Sound] = {  # plans, and the fields of parameter servers and of rounds in pieces
     **dict.fromkeys(("quorum", "present", "rate", "at_once", "piece_cost", "dropped_samples"), is_number),
     **dict.fromkeys(("pieces", "piece_seconds"), _list(_numbers)),
     **dict.fromkeys(("shares", "staleness", "ran_out", "links", "dropped_loads"), _numbers),
@@ -146,11 +146,11 @@ class Run:
     seconds: wall seconds of each round, shape (T,).
     batch: samples of each round, shape (T,).
     loss: shape (T,), NaN if none was recorded.
-    loads, compute, overhead, wait: samples and seconds of each worker, shape (T, n); NaN if it was absent,
-        n being the most workers that the run ever had. For ``wait`` see ``waits``.
+    loads, compute, overhead, wait: samples and seconds of each worker, shape (T, n); NaN if it was absent.
+        n is the largest number of workers that the run ever had. For ``wait`` see ``waits``.
     extras: the other fields, a list of T values each, None if a round had none.
-    summary: what the engine left in summary.json; empty before the end.
-    notes: sentences on what was odd about the record.
+    summary: the content of summary.json; empty before the end of the run.
+    notes: sentences on irregularities of the record.
     """
 
     path: Path
@@ -171,7 +171,7 @@ class Run:
 
     @property
     def workers(self) -> int:
-        """n."""
+        """Number of workers n."""
         return self.loads.shape[1]
 
     @property
@@ -184,13 +184,13 @@ def read(run_dir: str | os.PathLike[str]) -> Run:
     """Read a run directory, also of a run that is still going or was killed.
 
     A last line that was cut off is left out, and ``notes`` says so. Raises PacelineError if there is no
-    run, or where the record is damaged elsewhere: see ``fault`` and ``read_all`` for what is noticed.
+    run, or if the record is damaged elsewhere; ``fault`` and ``read_all`` define what counts as damage.
     """
     run_dir = Path(run_dir)
     config = read_facts(run_dir / CONFIG)
     if config is None:
         raise PacelineError(
-            f"{run_dir} is no run directory (it has no {CONFIG}); expected what a run left behind"
+            f"{run_dir} is not a run directory (it has no {CONFIG}); expected the output directory of a run"
         )
     summary = read_facts(run_dir / SUMMARY) or {}
     notes: list[str] = []
@@ -198,8 +198,8 @@ def read(run_dir: str | os.PathLike[str]) -> Run:
     steps = summary.get("steps")
     if steps is not None and steps != len(run.round):
         raise PacelineError(
-            f"{run_dir / ROUNDS} holds {len(run.round):,} rounds, and {SUMMARY} tells of {steps:,}: lines at its end "
-            f"are lost; put it back, or delete {SUMMARY} to go on with what is left"
+            f"{run_dir / ROUNDS} holds {len(run.round):,} rounds, but {SUMMARY} reports {steps:,}: lines at its end "
+            f"are lost; restore the file, or delete {SUMMARY} to continue with the rounds that are left"
         )
     gaps = np.flatnonzero(np.diff(run.round, prepend=-1) != 1)
     if len(gaps):
@@ -208,7 +208,7 @@ def read(run_dir: str | os.PathLike[str]) -> Run:
 
 
 def of_lines(run_dir: Path, config: dict[str, Any], lines: list[dict[str, Any]]) -> Run:
-    """The rounds that sound lines of a record tell of."""
+    """The rounds of a run from valid lines of its record."""
     columns: dict[str, Any] = {name: np.array([line[name] for line in lines], float) for name in SCALARS}
     columns |= {name: columns[name].astype(np.int64) for name in ("round", "epoch")}
     width = max((len(line["loads"]) for line in lines), default=config.get("workers") or 0)
@@ -220,9 +220,9 @@ def of_lines(run_dir: Path, config: dict[str, Any], lines: list[dict[str, Any]])
 
 
 def read_facts(path: Path) -> dict[str, Any] | None:
-    """What run.json or summary.json holds, None if there is no such file.
+    """The content of run.json or summary.json; None if there is no such file.
 
-    Raises PacelineError for a field that is read and of another kind than engines write.
+    Raises PacelineError if the file is damaged, or a known field has another type than engines write.
     """
     try:
         content = json.loads(files.read(path, files.SMALL))
@@ -231,20 +231,20 @@ def read_facts(path: Path) -> dict[str, Any] | None:
     except OSError as error:
         raise PacelineError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise PacelineError(f"{path} is damaged: it is no JSON; restore it or run again") from error
+        raise PacelineError(f"{path} is damaged: it is not valid JSON; restore it or run again") from error
     if not isinstance(content, dict):
-        raise PacelineError(f"{path} is damaged: it holds no JSON object; restore it or run again")
+        raise PacelineError(f"{path} is damaged: it is not a JSON object; restore it or run again")
     for name, (sound, expected) in FACTS[path.name].items():
         if content.get(name) is not None and not sound(content[name]):
             given = str(content[name])[:60]
-            raise PacelineError(f"{path} is damaged: {name} is {given}; expected {expected}; put it back")
+            raise PacelineError(f"{path} is damaged: {name} is {given}; expected {expected}; restore it")
     return content
 
 
 def _lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     with saying(f"cannot read {path}"):
         raw = files.read(path).split(b"\n") if path.exists() else [b""]
-    if raw.pop():  # what stands after the last newline: a write that never ended
+    if raw.pop():  # the text after the last newline is an incomplete write
         notes.append(f"The last line of {path.name} was cut off, as when a run is killed; it is left out.")
     lines, wrong = read_all(raw)
     if wrong:
@@ -253,7 +253,7 @@ def _lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
 
 
 def _matrix(rows: list[list[float | None] | None], width: int) -> Array:
-    """Rows of one number a worker, shape (T, width); NaN for null, and where a round had fewer workers."""
+    """Rows of one number per worker, shape (T, width); NaN for null, and for workers that a round did not have."""
     matrix = np.full((len(rows), width), np.nan)
     for index, row in enumerate(rows):
         if row is not None:
@@ -265,7 +265,7 @@ def waits(seconds: Any, compute: Any) -> Array:
     """Seconds that each worker waited for the last one, shape (..., n); NaN if it was absent.
 
     seconds: of each round, shape (...). compute: seconds of each worker's own work, shape (..., n), NaN if it
-    was absent. A round that went on without its last worker ended for the others when the round did.
+    was absent. If a round did not wait for its last worker, the others' waiting ends with the round.
     """
     compute = np.asarray(compute, np.float64)
     if compute.shape[-1] == 0:
@@ -276,9 +276,9 @@ def waits(seconds: Any, compute: Any) -> Array:
 
 
 def waiting_share(seconds: Any, compute: Any) -> float | None:
-    """Portion of the workers' time that went into waiting, rounds and workers summed; None if none was spent.
+    """Portion of the workers' time spent waiting, summed over rounds and workers; None if that time is 0.
 
-    The time of a worker is that of all rounds in which it was there. Shapes as in ``waits``.
+    The time of a worker is that of all rounds in which it was present. Shapes as in ``waits``.
     """
     there = ~np.isnan(np.asarray(compute, np.float64))
     paid = float((np.asarray(seconds, np.float64)[..., None] * there).sum())
@@ -291,19 +291,19 @@ def _count(value: Any) -> bool:
 
 _limit = _list(lambda value: value is None or _count(value))
 _limits = _list(lambda pair: _limit(pair) and len(pair) == 2)
-Fact = tuple[Sound, str]  # and what the value should be
+Fact = tuple[Sound, str]  # the check, and the expected value in words
 FIGURES = (
     *("seconds", "samples_per_second", "bound_samples_per_second", "share_of_bound", "idle_share"),
     *("train_loss", "test_accuracy"),
 )
 COUNT: Fact = (_count, "a whole number")
-FACTS: dict[str, dict[str, Fact]] = {  # that are read again, by file
+FACTS: dict[str, dict[str, Fact]] = {  # by file: the checks of its known fields
     CONFIG: dict.fromkeys(("workers", "global_batch", "loader_workers"), COUNT)
     | {
-        "policy": (lambda value: isinstance(value, str), "a text"),
+        "policy": (lambda value: isinstance(value, str), "a string"),
         "limits": (
             lambda value: value == "memory" or _limits(value),
-            "a pair of whole numbers a worker, or memory",
+            'a pair of whole numbers per worker, or "memory"',
         ),
         "resumed": (
             _list(lambda part: isinstance(part, dict) and _count(part.get("round", 0))),
@@ -317,11 +317,11 @@ FACTS: dict[str, dict[str, Fact]] = {  # that are read again, by file
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """The runs right below a folder, in the order in which they were started; empty if it is a run itself."""
+    """The runs directly below a folder, in the order of their starts; empty if the folder is itself a run."""
     if (folder / CONFIG).is_file():
         return []
     found = []
     for config in folder.glob(f"*/{CONFIG}"):
-        with suppress(OSError):  # it has gone meanwhile
+        with suppress(OSError):  # it was deleted meanwhile
             found.append((config.stat().st_mtime, config.parent))
     return [run for _, run in sorted(found)]

@@ -1,9 +1,9 @@
-"""Where else the rounds of a run go: Weights & Biases, MLflow, Trackio, TensorBoard, Prometheus.
+"""Sinks that send the rounds of a run elsewhere: Weights & Biases, MLflow, Trackio, TensorBoard, Prometheus.
 
     sinks.write(read("runs/mine"), "wandb:project=uneven")                 # a whole record, afterwards
     pace = Pace(ddp, 256, report_to=["mlflow:uri=file:mlruns"])            # each round as it ends, on rank 0
 
-A sink is asked for by its name, with options as ``name:key=value,...``. Each has the same scalars (``scalars``).
+A sink is named by text, with options as ``name:key=value,...``. All sinks get the same scalars (``scalars``).
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ Values = Sequence[float | None] | np.ndarray
 def scalars(
     *, seconds: float, batch: int, loads: Values, compute: Values, loss: float | None = None, **_: Any
 ) -> dict[str, float]:
-    """A round's scalars by their names; what is unknown (None, NaN) is left out.
+    """A round's scalars by name, without those that are unknown (None, NaN).
 
-    Arguments as ``Recorder.round`` takes them. idle_share: portion of the workers' time spent waiting in this round.
+    Arguments are those of ``Recorder.round``. idle_share: portion of the workers' time spent waiting in this round.
     """
     spent = np.array(compute, float)
     found: dict[str, float | None] = {
@@ -51,9 +51,9 @@ def scalars(
 
 @dataclass
 class Sink:
-    """Takes a run's rounds one after another; subclasses say where to. Made by ``sinks.create``.
+    """Takes a run's rounds one after another; subclasses define the destination. Made by ``sinks.create``.
 
-    place: the run's directory. config: what the run is. where: where the rounds go, for people.
+    place: the run's directory. config: the run's configuration. where: the destination, in words for people.
     """
 
     place: Path
@@ -61,18 +61,18 @@ class Sink:
     where: str = field(init=False)
 
     def round(self, *, round: int, **fields: Any) -> None:
-        """Add one round: its number, and the fields that ``scalars`` takes."""
+        """Send one round: its number, and the fields that ``scalars`` takes."""
         self._log(scalars(**fields), int(round))
 
     def close(self) -> None:
-        """Send what is still held; no more rounds follow."""
+        """Send what is still buffered; no more rounds follow."""
 
     def _log(self, values: dict[str, float], step: int) -> None:
         raise NotImplementedError
 
 
 def package(module: str, name: str, wanted: str) -> Any:
-    """A module of a sink's package. Raises PacelineError, with what to install, where it is not there."""
+    """A module of a sink's package. Raises PacelineError, with the command to install it, if it is missing."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -84,7 +84,7 @@ class MLflow(Sink):
     """A run in an experiment of MLflow.
 
     experiment: its name. uri: of the tracking server, or of a folder or database such as ``sqlite:///mlflow.db``;
-    "" for what the environment says (MLFLOW_TRACKING_URI).
+    "" for the setting of the environment (MLFLOW_TRACKING_URI).
     """
 
     experiment: str = "paceline"
@@ -110,22 +110,22 @@ class MLflow(Sink):
 
 
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-METRICS = (  # kind, name after "paceline_", meaning; those of a worker have its number as a label
-    ("Counter", "rounds", "Closed rounds."),
+METRICS = (  # kind, name after "paceline_", meaning; metrics of a worker have its number as a label
+    ("Counter", "rounds", "Completed rounds."),
     ("Counter", "samples", "Samples trained on."),
     ("Histogram", "round_seconds", "Wall seconds of each round."),
     ("Gauge", "loss", "Mean training loss of the newest round."),
     ("Gauge", "worker_samples", "Samples of the worker in the newest round."),
     ("Gauge", "worker_seconds", "Seconds of the worker's own work in the newest round."),
-    ("Counter", "worker_wait_seconds", "Seconds that the worker waited for the last one."),
+    ("Counter", "worker_wait_seconds", "Seconds that the worker waited for the last worker."),
 )
 
 
 @dataclass
 class Prometheus(Sink):
-    """Answers scrapes while the run goes on.
+    """Serves metrics to Prometheus while the run goes on.
 
-    port: 0 takes any free one. host: the address to listen on; 0.0.0.0 is reached from other machines.
+    port: 0 takes any free port. host: the address to listen on; with 0.0.0.0, other machines can reach it.
     """
 
     port: int = 0
@@ -152,7 +152,7 @@ class Prometheus(Sink):
 
     def round(self, *, round: int, **fields: Any) -> None:
         def of(name: str, *worker: int) -> Any:
-            """A metric of this run, which has a name as the service's jobs have."""
+            """A metric, labelled with the name of this run as ``job``, as in the service."""
             return self._metrics[name].labels(self.place.name or "training", *worker)
 
         seconds, loss = float(fields["seconds"]), fields.get("loss")
@@ -200,7 +200,7 @@ class TensorBoard(Sink):
 
 @dataclass
 class Trackio(Sink):
-    """A run in a project of Trackio, which keeps it on this machine (in TRACKIO_DIR).
+    """A run in a project of Trackio, which stores it on this machine (in TRACKIO_DIR).
 
     project: its name; ``trackio show --project NAME`` opens it.
     """
@@ -226,7 +226,7 @@ class WeightsAndBiases(Trackio):
     """A run in a project of Weights & Biases.
 
     project: its name there. mode: "online", "offline" (files below the run's directory, which ``wandb sync`` sends
-    later) or "" for what the environment says (WANDB_MODE).
+    later) or "" for the setting of the environment (WANDB_MODE).
     """
 
     mode: str = ""
@@ -255,16 +255,16 @@ SINKS: dict[str, type[Sink]] = {
 
 
 def create(text: str, place: Path, config: Mapping[str, Any]) -> Sink:
-    """The sink that text asks for, ready to take rounds.
+    """The sink that ``text`` names, ready to take rounds.
 
-    place: the directory of the run, by which the run is named; config: what the run is, as run.json has it.
-    Raises PacelineError for an unknown name or option, and where a package is not installed.
+    place: the directory of the run, whose name is the run's name; config: the run's configuration, as in run.json.
+    Raises PacelineError for an unknown name or option, and if a package is not installed.
     """
     return options.build(SINKS, text, "sink", place=place, config=dict(config))
 
 
 def opened(runs: Sequence[Run], texts: Sequence[str]) -> list[tuple[Run, Sink]]:
-    """Every run with each sink that the texts ask for; where one cannot be had, the others are closed again."""
+    """Pairs of every run and each sink that ``texts`` name; if one cannot be made, the others are closed again."""
     pairs: list[tuple[Run, Sink]] = []
     with contextlib.ExitStack() as stack:
         for run, text in itertools.product(runs, texts):
@@ -276,12 +276,12 @@ def opened(runs: Sequence[Run], texts: Sequence[str]) -> list[tuple[Run, Sink]]:
 
 
 def write(run: Run, text: str) -> str:
-    """Send a whole record to a sink; where it went, in words."""
+    """Send a whole record to a sink; returns the destination in words."""
     return send(run, create(text, run.path, run.config))
 
 
 def send(run: Run, sink: Sink) -> str:
-    """Send a whole record to an open sink, and close it; where it went, in words."""
+    """Send a whole record to an open sink, and close it; returns the destination in words."""
     try:
         for t in range(len(run.round)):
             sink.round(

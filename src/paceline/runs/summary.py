@@ -1,4 +1,4 @@
-"""A run in figures: how fast it was, how close it came to its workers' combined speed, who was slow, who was last."""
+"""The figures of a run: its speed, also against its workers' combined speed, slow workers and stragglers."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from paceline.runs.run import Array, Run, waiting_share
 def speeds(run: Run, before: Array | None = None) -> Array:
     """Samples per second of each worker in each round, shape (T, n).
 
-    Load over compute seconds; where the load was 0, the last known speed; NaN if none is known yet and
-    where the worker was absent. before: speeds known from earlier rounds, shape (n,).
+    Load over compute seconds; the last known speed if the load was 0; NaN if no speed is known yet or
+    the worker was absent. before: speeds known from earlier rounds, shape (n,).
     """
     return np.where(np.isnan(run.compute), np.nan, known_speeds(run, before))
 
 
 def known_speeds(run: Run, before: Array | None = None) -> Array:
-    """The same, absent workers included: what was last known of each."""
+    """The same as ``speeds``, but absent workers keep their last known speed."""
     with np.errstate(divide="ignore", invalid="ignore"):
         measured = np.where((run.loads > 0) & (run.compute > 0), run.loads / run.compute, np.nan)
     if before is None:
@@ -29,26 +29,26 @@ def known_speeds(run: Run, before: Array | None = None) -> Array:
 
 
 def carried(values: Array) -> Array:
-    """Each NaN replaced by the last known value above it, shape (T, n); NaN if there is none."""
+    """Values with each NaN replaced by the last known value above it, shape (T, n); NaN if there is none."""
     rows = np.arange(len(values))[:, None]
     last = np.maximum.accumulate(np.where(np.isnan(values), -1, rows), axis=0)
     return np.where(last >= 0, np.take_along_axis(values, np.maximum(last, 0), axis=0), np.nan)
 
 
 def ideal_seconds(run: Run, before: Array | None = None) -> Array:
-    """Seconds of each round if its samples were spread by speed, shape (T,); NaN if no speed is known."""
+    """Seconds of each round if its samples were split by speed, shape (T,); NaN if no speed is known."""
     total = np.nansum(speeds(run, before), axis=1)
     return np.divide(run.batch, total, out=np.full(total.shape, np.nan), where=total > 0)
 
 
 def final_loss(run: Run) -> float | None:
-    """Loss of the last round that has any: where the loss curve ends."""
+    """Loss of the last round that has one: the end of the loss curve."""
     known = run.loss[~np.isnan(run.loss) & (run.batch > 0)]
     return float(known[-1]) if len(known) else None
 
 
 def last_loss(run: Run) -> float | None:
-    """Mean loss over the samples of the last epoch that has any loss."""
+    """Mean loss over the samples of the last epoch that has a loss."""
     known = ~np.isnan(run.loss) & (run.batch > 0)
     if not known.any():
         return None
@@ -57,15 +57,15 @@ def last_loss(run: Run) -> float | None:
 
 
 def summarize(run: Run) -> dict[str, Any]:
-    """The run's figures, ready for JSON; None if the record cannot tell.
+    """The run's figures, ready for JSON; None if unknown from the record.
 
     steps, samples, seconds (of all rounds), samples_per_second.
     bound_samples_per_second: samples over the sum of the rounds' ideal seconds: the workers' combined speed.
     share_of_bound: the sum of the ideal seconds over that of the real ones, 1 at best.
-    idle_share: the part of the workers' time that was waiting, see ``run.waits``.
+    idle_share: the portion of the workers' time spent waiting, see ``run.waits``.
     final_batches: the last full round's loads.
-    train_loss: mean over the last epoch. test_accuracy: as the engine left it.
-    Where work could move within the rounds, the figures of ``piece_figures`` are added.
+    train_loss: mean over the last epoch. test_accuracy: from the engine's summary.json.
+    If work could move within the rounds, the figures of ``piece_figures`` are added.
     """
     ideal = ideal_seconds(run)
     known = ~np.isnan(ideal)
@@ -88,7 +88,7 @@ def summarize(run: Run) -> dict[str, Any]:
         "test_accuracy": None,
     }
     figures |= piece_figures(run)
-    # The record itself is the witness; summary.json adds what it cannot tell, such as the test accuracy.
+    # Figures come from the record; summary.json adds only those that it lacks, such as the test accuracy.
     left = {name: value for name, value in run.summary.items() if figures.get(name) is None}
     return figures | left | {"run_dir": str(run.path)}
 
@@ -101,7 +101,7 @@ SCATTER_OF_CHANGES = 0.954  # median of the absolute difference of two normal nu
 
 
 def piece_figures(run: Run) -> dict[str, Any]:
-    """What work that moved within rounds came to, for the summary; empty if the run's work could not move.
+    """Figures of the work that moved within rounds, for the summary; empty if the run's work could not move.
 
     moved_rounds: portion of the rounds in which work moved. In those rounds, at_once: portion of the plan that was
     assigned up front, mean; pieces: number per worker, mean. piece_cost: seconds that a piece takes beyond its
@@ -133,13 +133,13 @@ def _numbers(run: Run, name: str) -> np.ndarray:
     return np.array(_kept(run, name), float)
 
 
-WINDOW = 8  # rounds on either side that a lasting change must outweigh
+WINDOW = 8  # rounds before and after a change whose medians are compared
 LASTING = 1.25  # the least ratio that counts as a change
-LATE = 1.1  # a straggler is marked when it takes this many times the median
+LATE = 1.1  # a straggler is marked if it takes more than this multiple of the median
 
 
 class Change(NamedTuple):
-    """From ``round`` on, ``worker`` takes ``ratio`` times its seconds per sample of before."""
+    """From ``round`` on, ``worker`` takes ``ratio`` times as many seconds per sample as before."""
 
     round: int
     worker: int
@@ -147,29 +147,29 @@ class Change(NamedTuple):
 
 
 def dropped(run: Run) -> Array:
-    """Samples that each worker left out behind a threshold, shape (T, n)."""
+    """Samples that each worker dropped after a threshold, shape (T, n)."""
     none = [0.0] * run.workers
-    told = run.extras.get("dropped_loads") or [none] * len(run.round)
-    rows = [row if row and len(row) == run.workers else none for row in told]
+    recorded = run.extras.get("dropped_loads") or [none] * len(run.round)
+    rows = [row if row and len(row) == run.workers else none for row in recorded]
     return np.nan_to_num(np.array(rows, float)).reshape(run.loads.shape)
 
 
 def seconds_per_sample(run: Run) -> Array:
-    """Seconds per sample of each worker in each round, overhead left out, shape (T, n); NaN: unknown."""
+    """Seconds per sample of each worker in each round, without overhead, shape (T, n); NaN if unknown."""
     spent = run.compute - np.nan_to_num(run.overhead)
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where((run.loads > 0) & (spent > 0), spent / run.loads, np.nan)
 
 
 def slowness(run: Run) -> Array:
-    """How many times each worker's typical seconds per sample are the median of the others', shape (n,)."""
+    """Each worker's median seconds per sample as a multiple of the median of the others', shape (n,)."""
     own = median(seconds_per_sample(run))
     others = np.array([median(np.delete(own, i)[:, None])[0] for i in range(len(own))])
     return own / others if len(own) else own
 
 
 def last(run: Run) -> NDArray[np.int64]:
-    """The straggler of each round, shape (T,): the most compute seconds, lowest rank first; -1: none."""
+    """The straggler of each round, shape (T,): the worker with the most compute seconds (the first); -1 if none."""
     compute = np.where(np.isnan(run.compute), -np.inf, run.compute)
     if compute.size == 0:
         return np.full(len(compute), -1)
@@ -184,7 +184,7 @@ def straggler_share(run: Run) -> Array:
 
 
 def changes(run: Run) -> list[Change]:
-    """Lasting changes of speed, in order: the medians of the rounds before and after differ beyond noise."""
+    """Lasting changes of speed, in order: the medians of the rounds before and after differ by more than noise."""
     series = np.log(carried(seconds_per_sample(run)))
     rounds = len(series)
     if rounds < 2 * WINDOW or not series.size:
@@ -193,10 +193,11 @@ def changes(run: Run) -> list[Change]:
     medians = np.median(windows, axis=2)  # [t]: of rounds t to t + WINDOW - 1; NaN if any is unknown
     jump = medians[WINDOW:] - medians[:-WINDOW]  # [t]: at round t + WINDOW
     differences = np.abs(np.diff(series, axis=0))
-    # sigma from the mean difference, 2 sigma / sqrt(pi) for a normal one: two-valued noise fools a median.
+    # sigma from the mean absolute difference, which is 2 sigma / sqrt(pi) for normal noise; a median would fail
+    # for noise of two values.
     known = np.maximum((~np.isnan(differences)).sum(axis=0), 1)
     noise = np.nansum(differences, axis=0) / known * np.sqrt(np.pi) / 2
-    # A median of w values strays by 1.25 sigma / sqrt(w), the difference of two by sqrt(2) times that.
+    # A median of w values deviates by 1.25 sigma / sqrt(w), the difference of two by sqrt(2) times that.
     least = np.maximum(np.log(LASTING), 5 * 1.77 * noise / np.sqrt(WINDOW))
     found = []
     for worker in range(series.shape[1]):
@@ -209,7 +210,7 @@ def changes(run: Run) -> list[Change]:
             at = first + int(plateau.mean())
             edge = _edge(series[:, worker], at + WINDOW)
             before, after = series[max(edge - 2 * WINDOW, 0) : edge], series[edge : edge + 2 * WINDOW]
-            # A few spikes that happen to lie together do not outweigh windows twice as long.
+            # A cluster of a few spikes does not shift the medians of windows twice as long.
             if abs(np.median(after[:, worker]) - np.median(before[:, worker])) >= least[worker] / 2:
                 found.append(Change(edge, worker, float(np.exp(jump[at, worker]))))
             size[max(at - WINDOW, 0) : at + WINDOW + 1] = 0
@@ -217,7 +218,7 @@ def changes(run: Run) -> list[Change]:
 
 
 def _edge(series: Array, near: int) -> int:
-    """The round within a window of ``near`` at which a step from one level to the next fits best."""
+    """The round within WINDOW rounds of ``near`` at which a step from one level to the next fits best."""
     low, high = max(near - WINDOW, 1), min(near + WINDOW, len(series) - 1)
     before, after = np.median(series[max(low - WINDOW, 0) : low]), np.median(series[high : high + WINDOW])
     candidates = range(low, high + 1)
@@ -229,10 +230,10 @@ def _edge(series: Array, near: int) -> int:
 
 
 def settled(run: Run, start: int = 0, end: int | None = None) -> int | None:
-    """Rounds from ``start`` until the split stays where it will be before ``end``; None when it does not.
+    """Rounds from ``start`` until the split no longer changes before ``end``; None if it never settles.
 
-    Stays: in 95 % of the rounds left every worker's share is within a tenth of an equal share of its median
-    over the second half, or within two samples.
+    Settled: in 95 % of the remaining rounds, every worker's share differs from its median over the second half by at
+    most a tenth of an equal share, or by at most two samples.
     """
     end = len(run.batch) if end is None else end
     batch = np.maximum(run.batch[start:end], 1)
@@ -249,7 +250,7 @@ def settled(run: Run, start: int = 0, end: int | None = None) -> int | None:
 
 
 def median(values: Array) -> Array:
-    """Median down the first axis over what is known, NaN (and no warning) where nothing is."""
+    """Median along the first axis over known values; NaN, without a warning, if no value is known."""
     empty = np.isnan(values).all(axis=0)
     if empty.all():
         return np.full(empty.shape, np.nan)

@@ -1,8 +1,8 @@
-"""Runs as a trace file for ui.perfetto.dev or chrome://tracing: a process a run, a track a worker.
+"""Runs as a trace file for ui.perfetto.dev or chrome://tracing: a process per run, a track per worker.
 
-The Trace Event Format: "X" events with a start and a duration in microseconds, which must nest on a track: a round
-holds compute, which starts with its overhead, then the wait for the last worker, then the exchange of gradients and
-what else follows. "C" are counters, "i" instants, "M" names and their order.
+The Trace Event Format: "X" events have a start and a duration in microseconds and must nest on a track. A round
+holds compute, which starts with its overhead, then the wait for the last worker, then the exchange of gradients
+and the rest of the round. "C" are counters, "i" instants, "M" names and their order.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from paceline.runs.findings import labels
 from paceline.runs.run import Run
 
 TRACE = "trace.json"
-EVENTS = 200_000  # a browser stays quick with as many
+EVENTS = 200_000  # a browser stays fast with this many
 ROUNDS, WORKERS = 1, 2  # threads of a run's process: its rounds, then two a worker
 
 Event = dict[str, Any]
 
 
 def write(run: Run, path: str | os.PathLike[str] | None = None) -> Path:
-    """Write the trace, into the run's directory unless ``path`` says where; the file's path."""
+    """Write the trace to ``path``, by default into the run's directory; returns the file's path."""
     return write_comparison([run], path if path is not None else run.path / TRACE)
 
 
 def write_comparison(runs: Sequence[Run], path: str | os.PathLike[str]) -> Path:
-    """Write several runs into one trace, each as a process that begins at time 0; the file's path."""
+    """Write several runs into one trace, each as a process that begins at time 0; returns the file's path."""
     events = (event for pid, run in enumerate(runs, 1) for event in _events(run, pid, labels(runs)[pid - 1]))
     lines = ",\n".join(json.dumps(event, separators=(",", ":"), allow_nan=False) for event in events)
     return write_whole(Path(path), f'{{"displayTimeUnit":"ms","traceEvents":[\n{lines}\n]}}\n')
 
 
 def kept(run: Run) -> list[int]:
-    """The rounds in the trace: all, or of a long run the first, the middle and the last."""
+    """The rounds in the trace: all, or the first, the middle and the last of a long run."""
     total, most = len(run.round), max(EVENTS // (6 * run.workers + 4), 3) if run.workers else 0
     if total <= most:
         return list(range(total))
@@ -49,7 +49,7 @@ def kept(run: Run) -> list[int]:
 
 
 def thread(worker: int) -> int:
-    """A worker's thread; the pieces that it ran are on the next one, since they and the overhead would not nest."""
+    """A worker's thread; its pieces are on the next thread, since pieces and overhead would not nest."""
     return WORKERS + 2 * worker
 
 
@@ -73,8 +73,8 @@ def _names(run: Run, label: str) -> Iterator[Event]:
 def _rounds(run: Run) -> Iterator[Event]:
     rounds = kept(run)
     if len(rounds) < len(run.round):
-        said = f"{len(rounds):,} of {len(run.round):,} rounds: the first, the middle and the last"
-        yield _event("i", said, ROUNDS, cat="event", ts=0, s="p")
+        note = f"{len(rounds):,} of {len(run.round):,} rounds: the first, the middle and the last"
+        yield _event("i", note, ROUNDS, cat="event", ts=0, s="p")
     before = 0.0
     for t in rounds:
         # A round ends where the next begins at the latest, so that rounds on one track never overlap.

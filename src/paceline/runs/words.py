@@ -1,4 +1,4 @@
-"""Figures as people read them."""
+"""Numbers and lists in words for people."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def number(value: float | None) -> str:
-    """1234.5 as 1,234 or 0.01234 as 0.0123: three significant digits, thousands apart."""
+    """1234.5 as 1,234 or 0.01234 as 0.0123: three significant digits, thousands separated; "–" if unknown."""
     if value is None or not math.isfinite(value):
         return "–"
     if value == 0:
@@ -18,7 +18,7 @@ def number(value: float | None) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """A duration in the unit that suits it: 64 ms, 1.25 s, 3 min 20 s, 2 h 5 min."""
+    """A duration in a suitable unit: 64 ms, 1.25 s, 3 min 20 s, 2 h 5 min; "–" if unknown."""
     if value is None or not math.isfinite(value):
         return "–"
     if value == 0:
@@ -37,7 +37,7 @@ def seconds(value: float | None) -> str:
 
 
 def about(value: float) -> str:
-    """A duration to come, as exact as such a guess is: 8 s, 40 s, 3 min, 2 h 5 min."""
+    """An estimated duration, rounded as coarsely as the estimate is exact: 8 s, 40 s, 3 min, 2 h 5 min."""
     if value < 9.5:
         return f"{max(1, round(value))} s"
     if value < 57.5:
@@ -46,7 +46,7 @@ def about(value: float) -> str:
 
 
 def percent(share: float | None, places: int = 0) -> str:
-    """0.563 as 56 %; a little is not nothing, and almost all is not all."""
+    """0.563 as 56 %; a small share is not rounded to 0 %, and a large one not to 100 %."""
     if share is None or not math.isfinite(share):
         return "–"
     text = f"{100 * share:.{places}f}"
@@ -58,16 +58,16 @@ def percent(share: float | None, places: int = 0) -> str:
 
 
 def times(ratio: float) -> str:
-    """A ratio: 4.0x, 1.25x, 12x."""
+    """A ratio, such as 4.0x, 1.25x or 12x."""
     return f"{ratio:.2f}x" if ratio < 1.995 else f"{ratio:.1f}x" if ratio < 9.95 else f"{ratio:,.0f}x"
 
 
 def listing(items: Sequence[object]) -> str:
-    """1, 2 and 3."""
+    """Items as a list in words, such as "1, 2 and 3"; "none" for no item."""
     texts = [str(item) for item in items]
     return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}" if texts else "none"
 
 
 def plural(count: int, thing: str) -> str:
-    """1 round, 1,200 rounds."""
+    """A count with its noun, such as "1 round" or "1,200 rounds"."""
     return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"

@@ -1,4 +1,4 @@
 """The batch-size manager as a service (LB-BSP, BatchSizeManager): for workers of any framework and language.
 
-``jobs`` decides, ``service`` stores what happened before it answers, ``app`` speaks HTTP.
+``jobs`` makes the plans, ``service`` stores each event before it answers, ``app`` is the HTTP API.
 """

@@ -1,4 +1,4 @@
-"""The API: which request does what, what is answered when it cannot be done, and what is measured."""
+"""The HTTP API: its requests, the answers to requests that fail, and its metrics."""
 
 from __future__ import annotations
 
@@ -34,39 +34,39 @@ from paceline.serve.server import BODY_SECONDS, MOST_WAIT, USUAL_WAIT, Bounded
 from paceline.serve.service import TICK, Service
 
 _log = logging.getLogger(__name__)
-NAMED = 1000  # workers with figures of their own, over all jobs: beyond, a scrape would hold up everybody
-SAID = {
-    400: "The body is no JSON.",
+NAMED = 1000  # most workers with metrics of their own, over all jobs, so that a scrape stays short
+MEANINGS = {
+    400: "The body is not valid JSON.",
     401: "The token is missing or wrong.",
-    405: "Not here.",
+    405: "The path does not support this method.",
     408: "The body did not arrive in time.",
     413: "The body is too large.",
-    415: "The body is of another type than application/json.",
+    415: "The body's type is not application/json.",
     422: "A value is missing, unknown or out of range.",
-    500: "A fault of the service: the state is as before.",
+    500: "The service failed; its state is unchanged.",
 } | {status: kind.__doc__ for kind, status in STATUS.items()}
 FIGURES: tuple[tuple[Any, str, str, Callable[[Job], float]], ...] = (  # of each job
-    (CounterMetricFamily, "rounds", "Closed rounds.", lambda job: job.closed),
+    (CounterMetricFamily, "rounds", "Completed rounds.", lambda job: job.closed),
     (CounterMetricFamily, "reports", "Reports of all workers.", lambda job: job.reports),
     (CounterMetricFamily, "samples", "Samples reported.", lambda job: job.samples),
-    (CounterMetricFamily, "dropped", "Workers dropped for silence.", lambda job: job.drops),
+    (CounterMetricFamily, "dropped", "Workers dropped because of silence.", lambda job: job.drops),
     (GaugeMetricFamily, "workers_present", "Workers that take part now.", lambda job: job.members.count),
-    (GaugeMetricFamily, "deadline_seconds", "Silence after which a worker is dropped.", Job.limit),
+    (GaugeMetricFamily, "deadline_seconds", "Seconds of silence after which a worker is dropped.", Job.limit),
 )
 Name = Annotated[str, Path(pattern=models.NAME)]
 Wait = Annotated[
     float, Query(ge=0, le=MOST_WAIT, allow_inf_nan=False, description="Seconds to wait for a plan.")
 ]
 SECRET = APIKeyHeader(
-    name="X-Worker-Secret", auto_error=False, description="What the worker's join returned."
+    name="X-Worker-Secret", auto_error=False, description="The secret that the worker's join returned."
 )
 Secret = Annotated[str, Depends(SECRET)]
 
 
-def said(*statuses: int) -> Any:
-    """These errors, for the description; those of every request with them."""
+def errs(*statuses: int) -> Any:
+    """The descriptions, for OpenAPI, of these errors and of the errors that every request may get."""
     return {
-        status: {"model": models.Error, "description": SAID[status]}
+        status: {"model": models.Error, "description": MEANINGS[status]}
         for status in sorted({400, 401, 405, 408, 413, 415, 422, 500, *statuses})
     }
 
@@ -77,7 +77,7 @@ def make(
     job: tuple[str, Settings] | None = None,
     body_seconds: float = BODY_SECONDS,
 ) -> FastAPI:
-    """The ASGI application. token: the digest of the service's; None lets everybody in. job: to be made first."""
+    """The ASGI application. token: the digest of the service's token; None admits all. job: to create at start."""
     registry = CollectorRegistry()
     registry.register(_Jobs(service))
 
@@ -94,11 +94,11 @@ def make(
     app = FastAPI(
         title="Paceline",
         version=paceline.__version__,
-        description="How many samples each worker should take in its next round, so that all end together.",
+        description="How many samples each worker should run in its next round, so that all workers finish together.",
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
-        redirect_slashes=False,  # "/v1/jobs/" is a job without a name, not the list of them
+        redirect_slashes=False,  # "/v1/jobs/" is a job without a name, not the list of jobs
         generate_unique_id_function=lambda route: route.name,
     )
     guarded = (
@@ -107,7 +107,7 @@ def make(
     app.include_router(_jobs(service), prefix="/v1", dependencies=guarded)
     app.include_router(_workers(service), prefix="/v1/jobs/{job}/workers", dependencies=guarded)
 
-    @app.get("/metrics", dependencies=guarded, response_class=Response, responses=said())
+    @app.get("/metrics", dependencies=guarded, response_class=Response, responses=errs())
     async def prometheus() -> Response:
         """Prometheus metrics."""
         text = await service.shown(lambda: generate_latest(registry))
@@ -115,7 +115,7 @@ def make(
 
     @app.get(server.HEALTH, include_in_schema=False)
     async def health() -> dict[str, bool]:
-        """For the probes of containers, which have no token: whether no job is set aside, and all can be stored."""
+        """For probes of containers, which have no token: well if no job is set aside and the state can be stored."""
         return {"well": not service.catalog.aside and not service.trouble}
 
     @app.get("/", include_in_schema=False)
@@ -137,7 +137,7 @@ def make(
     for kind in (PacelineError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _refused)
     app.add_middleware(Bounded, service=service, token=token, seconds=body_seconds)  # innermost
-    text = "From a request to its answer, its wait for a plan included."
+    text = "Seconds from a request to its answer, including its wait for a plan."
     answers = Histogram("paceline_answer_seconds", text, ["route"], registry=registry, buckets=SPANS)
     app.add_middleware(_timed, answers=answers)
     return app
@@ -146,27 +146,27 @@ def make(
 def _jobs(service: Service) -> APIRouter:
     router = APIRouter(tags=["jobs"])
 
-    @router.get("/jobs", responses=said())
+    @router.get("/jobs", responses=errs())
     async def list_jobs() -> models.Jobs:
-        """The jobs, by name; those that were set aside, and why nothing can be stored just now."""
+        """The jobs by name, the jobs that were set aside, and why nothing can be stored at present, if so."""
         catalog = service.catalog
         return models.Jobs(jobs=sorted(catalog.running), set_aside=catalog.aside, storing=service.trouble)
 
     @router.put(
-        "/jobs/{job}", responses=said(409, 507) | {201: {"model": models.JobState, "description": "Made."}}
+        "/jobs/{job}", responses=errs(409, 507) | {201: {"model": models.JobState, "description": "Created."}}
     )
     async def create_job(job: Name, body: Settings, response: Response) -> models.JobState:
-        """Make a job; the same again changes nothing."""
+        """Create a job; repeating the same request changes nothing."""
         runtime, new = await service.create(job, body)
         response.status_code = 201 if new else 200
-        return await service.shown(runtime.told)
+        return await service.shown(runtime.state)
 
-    @router.get("/jobs/{job}", responses=said(404, 409))
+    @router.get("/jobs/{job}", responses=errs(404, 409))
     async def read_job(job: Name) -> models.JobState:
-        """What a job and its workers are doing."""
-        return await service.shown(service.catalog.find(job).told)
+        """The state of a job and of its workers."""
+        return await service.shown(service.catalog.find(job).state)
 
-    @router.delete("/jobs/{job}", status_code=204, responses=said(404, 507))
+    @router.delete("/jobs/{job}", status_code=204, responses=errs(404, 507))
     async def delete_job(job: Name) -> None:
         """End a job; its record stays."""
         await service.delete(job)
@@ -176,25 +176,25 @@ def _jobs(service: Service) -> APIRouter:
 
 def _workers(service: Service) -> APIRouter:
     router = APIRouter(tags=["workers"])
-    waiting = {"model": models.Waiting, "description": "Not planned yet."}
-    planned = said(403, 404, 409, 410, 507) | {202: waiting}
+    waiting = {"model": models.Waiting, "description": "The part is not planned yet."}
+    planned = errs(403, 404, 409, 410, 507) | {202: waiting}
 
-    @router.post("", status_code=201, responses=said(404, 409, 507))
+    @router.post("", status_code=201, responses=errs(404, 409, 507))
     async def join(job: Name, body: models.Join) -> models.Joined:
         """Take part, from the next plan on."""
         place, secret = await service.join(job, body.name, body.secret, body.place)
         return models.Joined(name=body.name, place=place, secret=secret)
 
-    @router.post("/{worker}/reports", response_model=models.Reported, responses=said(403, 404, 409, 410, 507))
+    @router.post("/{worker}/reports", response_model=models.Reported, responses=errs(403, 404, 409, 410, 507))
     async def report(
         job: Name, worker: Name, body: models.WorkerReport, secret: Secret, wait: Wait | None = None
     ) -> JSONResponse:
-        """Report a round. With a wait, also ask for the next part: it comes along where it is planned by then."""
+        """Report a round. With a wait, also request the next part, which is returned if it is planned by then."""
         return await server.report(service, job, worker, secret or "", body, wait)
 
     @router.get("/{worker}/next", response_model=Part, responses=planned)
     async def next_part(job: Name, worker: Name, secret: Secret, wait: Wait = USUAL_WAIT) -> JSONResponse:
-        """The worker's part of its next round: the same one until it is reported."""
+        """The worker's part of its next round: the same part until it is reported."""
         return await server.next_part(service, job, worker, secret or "", wait)
 
     @router.post("/{worker}/next", response_model=Part, responses=planned)
@@ -204,9 +204,9 @@ def _workers(service: Service) -> APIRouter:
         """The worker's part of a round whose samples have these lengths, in a job with a cost."""
         return await server.next_part(service, job, worker, secret or "", wait, body)
 
-    @router.delete("/{worker}", status_code=204, responses=said(403, 404, 409, 410, 507))
+    @router.delete("/{worker}", status_code=204, responses=errs(403, 404, 409, 410, 507))
     async def leave(job: Name, worker: Name, secret: Secret) -> None:
-        """Take part no longer; nobody waits."""
+        """Leave the job; the other workers do not wait."""
         await service.leave(job, worker, secret or "")
 
     return router
@@ -217,12 +217,12 @@ async def _tick(service: Service) -> None:
         await asyncio.sleep(TICK)
         try:
             await service.tick()
-        except Exception:  # the next look comes, whatever this one came upon
-            _log.exception("the deadlines cannot be looked at")
+        except Exception:  # an error must not end the loop
+            _log.exception("the deadlines cannot be checked")
 
 
 def _timed(app: ASGIApp, answers: Histogram) -> ASGIApp:
-    """Measures how long answers take, by route."""
+    """Measures the seconds of answers, by route."""
 
     async def timed(scope: Scope, receive: Receive, send: Send) -> None:
         begin = time.perf_counter()
@@ -238,7 +238,7 @@ def _timed(app: ASGIApp, answers: Histogram) -> ASGIApp:
 
 
 class _Jobs(Collector):
-    """The figures of the jobs that there are, read when somebody asks."""
+    """The metrics of the present jobs, computed at each scrape."""
 
     def __init__(self, service: Service) -> None:
         self._catalog = service.catalog
@@ -271,23 +271,23 @@ class _Jobs(Collector):
 
 
 def _refused(request: Request, error: Exception) -> Response:
-    """One sentence, whatever went wrong."""
+    """The answer to a request that failed: one sentence, for any error."""
     status, headers = 500, {}
-    sentence = "the service failed at this request: its state is as before; see its log"
+    sentence = "the service failed at this request: its state is unchanged; see its log"
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
         status, sentence = 422, models.mistake(first)
         if first["type"] == "json_invalid":
             why = first.get("ctx", {}).get("error", first["msg"])
-            status, sentence = 400, f"the body is no JSON ({why}): send application/json"
+            status, sentence = 400, f"the body is not valid JSON ({why}): send application/json"
     elif isinstance(error, HTTPException):
         status, headers = error.status_code, dict(error.headers or {})
         if status == 405:
-            # All that can be done at a path; the routes know of one method each.
+            # All methods of the path; each route knows only one.
             paths, asked = request.app.openapi()["paths"], request.url.path
             here = [each for each in paths if re.fullmatch(re.sub(r"{\w+}", "[^/]+", each), asked)]
             headers["Allow"] = ", ".join(sorted({method.upper() for each in here for method in paths[each]}))
-        sentence = f"{str(error.detail).lower()}: see /openapi.json for what there is"
+        sentence = f"{str(error.detail).lower()}: see /openapi.json for the API"
     elif isinstance(error, PacelineError):
         status = status_of(error)
         sentence = str(error)

@@ -1,6 +1,6 @@
-"""The jobs there are: those that run, and those that cannot go on and are set aside.
+"""All jobs: the running ones, and those that cannot continue and are set aside.
 
-What is stored of a job that is set aside is kept; it is named in the log and in the API, and all others run.
+The stored state of a job that is set aside is kept. The log and the API name the job, and all other jobs run.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from paceline.serve.models import JobState, Settings, WorkerState
 from paceline.serve.store import Kept, Store
 
 MOST_JOBS = 100
-# Seconds by which metrics count answers and rounds.
+# Bucket edges, in seconds, of the histograms of answers and rounds.
 SPANS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-LATELY = 40  # rounds that the page of all jobs tells of
-DECIDE = (  # what turns reports into plans
+LATELY = 40  # recent rounds behind the rates on the page of all jobs
+DECIDE = (  # the code that turns reports into plans
     *("balance", "forecast", "samples", "balancer.py", "costs.py", "options.py", "policies.py", "rounds.py"),
     *("shares.py", "serve/jobs.py", "serve/places.py"),
 )
@@ -43,37 +43,37 @@ _log = logging.getLogger(__name__)
 
 
 class JobRuntime:
-    """A job and what a service needs around it, as the job is stored. Raises PacelineError, why it cannot go on,
-    where that cannot be carried out.
+    """A job as it is stored, and what the service needs around it. Raises PacelineError, with the reason, if the
+    stored job cannot continue.
     """
 
     def __init__(self, kept: Kept) -> None:
         self.name = kept.name
         self.record: Record | None = None
-        self.news = asyncio.Event()  # for those who wait for a plan
-        self.complaint = ""  # what was last said of it in the service's log
+        self.news = asyncio.Event()  # wakes requests that wait for a plan
+        self.complaint = ""  # the last complaint about the job in the service's log
         self.behind = self.go_back(kept)  # rounds that closed in the calls
         self.written_by = kept.rules or self.rules
         self.lately: deque[RoundResult] = deque(self.behind, LATELY)
-        # Rounds since the service began, by their seconds, and all of these seconds.
+        # Histogram of the seconds of rounds since the service started, and the sum of these seconds.
         self.spans, self.spent = np.zeros(len(SPANS) + 1, np.int64), 0.0
 
     def go_back(self, kept: Kept) -> list[RoundResult]:
-        """Become the job as it is stored; the rounds that closed in its calls."""
+        """Restore the job as it is stored; returns the rounds that closed in its logged calls."""
         if kept.wrong:
             raise PacelineError(kept.wrong)
         self.job = Job(Settings.stored(kept.settings))
         self.rules = rules(type(self.job.balancer.policy))
         self.newest = 0.0  # the time of the newest call
-        self.write: asyncio.Future[Any] | None = None  # of the newest call
-        self.logged = self.done = self.stored = kept.through  # newest call handled, on disk, in a state
+        self.write: asyncio.Future[Any] | None = None  # the write of the newest call
+        self.logged = self.done = self.stored = kept.through  # newest call handled, on disk, in the state
         behind: list[RoundResult] = []
         if kept.state is not None:
             try:
                 self.newest = float(kept.state["now"])
                 self.job.load_state_dict(kept.state["job"])
             except Exception as error:
-                raise PacelineError(f"its state cannot be used ({_said(error)})") from error
+                raise PacelineError(f"its state cannot be used ({_in_words(error)})") from error
         self.first = next(iter(self.job.open), self.job.settled)  # round that closes next
         for number, call in enumerate(kept.calls, kept.through + 1):
             try:
@@ -82,19 +82,19 @@ class JobRuntime:
                 self.newest = float(event.now)
             except Exception as error:
                 raise PacelineError(
-                    f"call {number} of its log cannot be carried out ({_said(error)})"
+                    f"call {number} of its log cannot be replayed ({_in_words(error)})"
                 ) from error
             self.logged = self.done = number
             behind += [each for each in effects if isinstance(each, RoundResult)]
         return behind
 
     async def on_disk(self) -> None:
-        """Wait until all that the job has come to is stored. Raises NotStored if it never will be."""
+        """Wait until all changes of the job are stored. Raises NotStored if that failed."""
         if self.write is not None:
             await asyncio.shield(self.write)
 
-    def told(self) -> JobState:
-        """What the job and its workers are doing."""
+    def state(self) -> JobState:
+        """The state of the job and of its workers, for the API."""
         job = self.job
         never = dict.fromkeys(("round", "samples", "seconds"))
         workers = [
@@ -111,19 +111,19 @@ class JobRuntime:
             present=job.members.count,
             waiting=job.waiting_for(),
             deadline=job.limit(),
-            record="none is kept" if self.record is None else self.record.error or str(self.record.run_dir),
+            record="no record kept" if self.record is None else self.record.error or str(self.record.run_dir),
             workers=workers,
         )
 
     def wake(self) -> None:
-        """Let those who wait for a plan look again."""
+        """Let requests that wait for a plan check again."""
         self.news.set()
         self.news = asyncio.Event()
 
 
 class Record:
     """The rounds of a job as a run directory, which ``paceline report`` and the live page read; one thread at a time
-    appends to it. Trouble ends the record, not the job: see ``error``."""
+    appends to it. A failure ends the record, not the job: see ``error``."""
 
     def __init__(self, run_dir: Path, name: str, settings: Settings) -> None:
         self.run_dir, self.error = run_dir, ""
@@ -137,11 +137,11 @@ class Record:
         self._next = 0  # rounds before this one are written
 
     def open(self, first: int, settled: int) -> None:
-        """Start, or go on with what is there; what is another job's, or lacks rounds, is moved aside.
+        """Start or continue the record; an existing record of another job, or one that lacks rounds, is moved aside.
 
-        first: the round that will be written first. settled: rounds of the job.
+        first: the round that will be written first. settled: the job's number of settled rounds.
         """
-        with self._trying(), saying(f"cannot rename {self.run_dir}", "do it by hand"):
+        with self._trying(), saying(f"cannot rename {self.run_dir}", "rename it by hand"):
             resume = None
             if (self.run_dir / CONFIG).exists():
                 sweep(self.run_dir)
@@ -149,7 +149,7 @@ class Record:
                 written = int(before.round[-1]) + 1 if len(before.round) else 0
                 mine = before.config.get("settings") == self._config["settings"]
                 if written > settled or written < first or not mine:
-                    # No job has such a name.
+                    # No job's name contains "~".
                     aside = (self.run_dir.with_name(f"{self.run_dir.name}~{n}") for n in itertools.count(1))
                     self.run_dir.rename(next(path for path in aside if not path.exists()))
                 else:
@@ -157,7 +157,7 @@ class Record:
             self._recorder = runs.Recorder.create(self.run_dir, self._config, resume)
 
     def write(self, closed: RoundResult) -> None:
-        """One round; one that is there already (from before a restart) is left as it is."""
+        """Write one round, unless it was already written before a restart."""
         if self._recorder is None or closed.step < self._next:
             return
         if self._origin is None:
@@ -178,7 +178,7 @@ class Record:
             self._next = closed.step + 1
 
     def finish(self) -> None:
-        """Everybody is gone: leave a summary."""
+        """Write the summary, when no worker is left."""
         if self._recorder is not None and self._next:
             with self._trying():
                 self._recorder.finish()
@@ -204,19 +204,19 @@ class Record:
 class Catalog:
     """All jobs as they are on disk, by name.
 
-    runs: where each job leaves a run directory; None if none does.
+    runs: the folder of the jobs' run directories; None if no records are kept.
     """
 
     def __init__(self, store: Store, runs: Path | None) -> None:
         self._store, self._runs = store, runs
         self.running: dict[str, JobRuntime] = {}
-        self.aside: dict[str, str] = {}  # and why
-        self.unresumed: list[JobRuntime] = []  # that ran before this service was started
+        self.aside: dict[str, str] = {}  # jobs set aside, with the reason
+        self.unresumed: list[JobRuntime] = []  # jobs that ran before this service started
         for kept in store.read():
             try:
                 runtime = JobRuntime(kept)
             except PacelineError as error:
-                _log.debug("job %r cannot go on", kept.name, exc_info=error)
+                _log.debug("job %r cannot continue", kept.name, exc_info=error)
                 self.set_aside(kept.name, kept.rules, str(error))
                 continue
             self.running[kept.name] = runtime
@@ -226,33 +226,33 @@ class Catalog:
             self.open_record(runtime)
             if other:
                 _log.warning(
-                    "job %r was written by rules %s, and these are %s: the rounds that were handed out stand, and "
-                    "the next plans are made by these",
+                    "job %r was written by rules %s, and this service has rules %s: rounds that were handed out keep "
+                    "their plans, and the next plans follow the rules of this service",
                     kept.name,
                     kept.rules,
                     runtime.rules,
                 )
 
     def read_again(self, runtime: JobRuntime) -> None:
-        """What this job has come to could not be stored: it is as before."""
+        """Restore the job from the disk, after its latest changes could not be stored."""
         try:
             (kept,) = self._store.read(runtime.name)
             runtime.go_back(kept)
         except (PacelineError, ValueError) as error:
-            self.set_aside(runtime.name, runtime.rules, f"it cannot be read again ({error})")
+            self.set_aside(runtime.name, runtime.rules, f"it could not be read again ({error})")
 
     def find(self, name: str) -> JobRuntime:
-        """The job of this name; raises NotFound, or SetAside."""
+        """The running job of this name. Raises NotFound or SetAside."""
         if name in self.aside:
             raise SetAside(self.aside[name])
         if name not in self.running:
             known = ", ".join(list(self.running)[:5]) or "none"
-            raise NotFound(f"job {name!r} is unknown here: create it first (there are: {known})")
+            raise NotFound(f"job {name!r} is unknown here: create it first (known jobs: {known})")
         return self.running[name]
 
     def present(self, name: str, settings: Settings) -> JobRuntime | None:
-        """The job of this name where there is one. Raises Conflict if it has other settings, or there is no room
-        for one more."""
+        """The job of this name, or None. Raises Conflict if it has other settings, or if there is none and no further
+        job is allowed."""
         if name not in self.aside and name not in self.running:
             if len(self.running) + len(self.aside) >= MOST_JOBS:
                 raise Conflict(f"there are {MOST_JOBS} jobs: delete one first")
@@ -265,7 +265,7 @@ class Catalog:
         return present
 
     def open_record(self, runtime: JobRuntime) -> None:
-        """Begin a job's record, or go on with it."""
+        """Start or continue a job's record."""
         if self._runs is None:
             return
         runtime.record = Record(self._runs / runtime.name, runtime.name, runtime.job.settings)
@@ -275,7 +275,7 @@ class Catalog:
         runtime.behind = []
 
     def forget(self, name: str) -> None:
-        """A job has been deleted."""
+        """Remove a deleted job, and finish its record."""
         self.aside.pop(name, None)
         runtime = self.running.pop(name, None)
         if runtime is not None:
@@ -285,9 +285,9 @@ class Catalog:
                 self._store.aside(runtime.record.close)
 
     def set_aside(self, name: str, rules: str, why: str) -> None:
-        """A job cannot go on. rules: that wrote it."""
+        """Set aside a job that cannot continue. rules: the rules that wrote it."""
         self.aside[name] = (
-            f"job {name!r} is set aside: {why}; it was written by rules {rules}, and what is stored of it is kept: "
+            f"job {name!r} is set aside: {why}; it was written by rules {rules}, and its stored state is kept: "
             "start the service with these rules or restore its state, or delete the job"
         )
         _log.error("%s", self.aside[name])
@@ -298,10 +298,10 @@ class Catalog:
 
 @cache
 def rules(kind: type[Any]) -> str:
-    """Which rules decide: the package's version, and a digest of the code that turns reports into plans. It is the
-    same only where the same reports give the same plans.
+    """An identifier of the rules: the package's version, and a digest of the code that turns reports into plans.
+    Equal rules make equal plans from the same reports.
 
-    kind: the job's policy; its own code counts, wherever it is.
+    kind: the class of the job's policy, whose code also counts, wherever it is.
     """
     here = Path(paceline.__file__).parent
     hashed = hashlib.blake2b(digest_size=6)
@@ -310,10 +310,10 @@ def rules(kind: type[Any]) -> str:
             hashed.update(file.read_bytes() if file.exists() else b"")
     try:
         hashed.update(inspect.getsource(kind).encode())
-    except (OSError, TypeError):  # made at run time
+    except (OSError, TypeError):  # a class that was made at run time
         hashed.update(kind.__qualname__.encode())
     return f"{paceline.__version__}+{hashed.hexdigest()}"
 
 
-def _said(error: Exception) -> str:
+def _in_words(error: Exception) -> str:
     return str(error) if isinstance(error, PacelineError) else f"{type(error).__name__}: {error}"

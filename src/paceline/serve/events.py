@@ -1,7 +1,7 @@
-"""What happens to a job, what comes of it, and what it refuses.
+"""The events of a job, their effects, and the job's refusals.
 
-An event enters by ``Job.handle``, and stands in the log as a list: its name, when it happened, and the rest of what
-it says. Effects are what follows from it. A refusal is one sentence, and changes nothing.
+``Job.handle`` takes an event. The log stores it as a list: its name, its time, and its other fields. Effects are the
+consequences of an event. A refusal is one sentence, and changes nothing.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from paceline.rounds import RoundResult
 
 
 class Report(NamedTuple):
-    """What a worker did in a round. seconds: its own, without waiting; overhead: the part that does not grow
-    with the samples. cpu, memory: portions of its machine that it can have; None if not read.
+    """A worker's report on a round. seconds: its own, without waiting; overhead: the part that does not grow
+    with the samples. cpu, memory: portions of its machine that are available to it; None if unknown.
     """
 
     round: int
@@ -27,7 +27,7 @@ class Report(NamedTuple):
 
 
 class Join(NamedTuple):
-    """A worker takes a place that ``members.place`` gave. secret: its digest."""
+    """A worker takes a place that ``Members.place`` returned. secret: the digest of its secret."""
 
     now: float
     name: str
@@ -36,24 +36,24 @@ class Join(NamedTuple):
 
 
 class Leave(NamedTuple):
-    """A worker goes; nobody waits for it."""
+    """A worker leaves; the others do not wait for it."""
 
     now: float
     name: str
 
 
 class Drop(NamedTuple):
-    """A worker that has been silent for too long goes; its part is the others' from the next plan on."""
+    """A worker that has been silent for too long is removed; from the next plan on the others run its part."""
 
     now: float
     name: str
 
 
 class Dealt(NamedTuple):
-    """A round whose samples cost differently.
+    """The deal of a round whose samples cost differently.
 
-    lengths: of its samples. order: places among them, one worker's after the other's. sizes: samples of each
-    micro-batch, by worker's place.
+    lengths: the samples' lengths. order: indices into them, one worker's after another's. sizes: samples of each
+    micro-batch, by the worker's place.
     """
 
     lengths: list[float]
@@ -62,8 +62,8 @@ class Dealt(NamedTuple):
 
 
 class Settle(NamedTuple):
-    """The next round is handed out, by a plan that ``Job.plan`` made for those who are present: samples by place, and
-    which of them if they cost differently."""
+    """The next round is handed out, with a plan for the workers present. loads: samples by place. dealt: which
+    samples these are, if they cost differently."""
 
     now: float
     round: int
@@ -72,7 +72,7 @@ class Settle(NamedTuple):
 
 
 class Reported(NamedTuple):
-    """A worker has done its part. The same report again changes nothing."""
+    """A worker has finished its part. Repeating the same report changes nothing."""
 
     now: float
     name: str
@@ -80,7 +80,7 @@ class Reported(NamedTuple):
 
 
 class Resume(NamedTuple):
-    """The service is back: whatever time it was away counts against nobody."""
+    """The service has restarted: the time while it was down counts as no worker's silence."""
 
     now: float
 
@@ -90,21 +90,21 @@ NAMES: dict[str, type[Any]] = {kind.__name__.lower(): kind for kind in get_args(
 
 
 def logged(event: Event) -> list[Any]:
-    """The event as it stands in the log."""
+    """The event as it is stored in the log."""
     return [type(event).__name__.lower(), *event]
 
 
 def read(call: Sequence[Any]) -> Event:
-    """The event that stands so in the log. Raises KeyError, TypeError or ValueError where none does."""
-    name, *said = call
-    event: Event = NAMES[name](*said)
+    """The event of an entry of the log. Raises KeyError, TypeError or ValueError if it is not an event."""
+    name, *fields = call
+    event: Event = NAMES[name](*fields)
     if isinstance(event, Settle) and event.dealt is not None:
         return event._replace(dealt=Dealt(*event.dealt))
     return event._replace(report=Report(*event.report)) if isinstance(event, Reported) else event
 
 
 class Left(NamedTuple):
-    """A worker is no longer there. why: what it has done, or what was done with it, in the words of a sentence."""
+    """A worker is no longer present. why: a clause after its name, such as "has left" or "was dropped"."""
 
     now: float
     name: str
@@ -112,19 +112,19 @@ class Left(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """From now on, whoever asks is given the next round."""
+    """From now on, the next worker that asks gets the next round."""
 
     now: float
     round: int
 
 
 class Unlearned(NamedTuple):
-    """The policy failed at a round that is over and learned nothing from it: its plans are those of before."""
+    """The policy failed at a completed round and learned nothing from it: its plans do not change."""
 
     error: Exception
 
 
-Effect = Join | Left | Settle | Ready | RoundResult | Unlearned  # what was done is told as it was asked for
+Effect = Join | Left | Settle | Ready | RoundResult | Unlearned  # Join and Settle confirm these events
 
 
 class NotFound(PacelineError):
@@ -132,11 +132,11 @@ class NotFound(PacelineError):
 
 
 class Forbidden(PacelineError):
-    """It is not the worker's secret."""
+    """The secret is not this worker's."""
 
 
 class Conflict(PacelineError):
-    """It does not fit the job's state."""
+    """The request does not fit the job's state."""
 
 
 class Gone(PacelineError):
@@ -148,12 +148,12 @@ class NotStored(PacelineError):
 
 
 class SetAside(Conflict):
-    """The job cannot go on: what was stored of it is kept as it is, and no other job is concerned."""
+    """The job cannot continue: its stored state is kept unchanged, and no other job is affected."""
 
 
 STATUS = {NotFound: 404, Forbidden: 403, Conflict: 409, Gone: 410, NotStored: 507}
 
 
 def status_of(error: PacelineError) -> int:
-    """The HTTP status of an answer that refuses."""
+    """The HTTP status of the answer for this error."""
     return next((code for kind, code in STATUS.items() if isinstance(error, kind)), 422)

@@ -1,13 +1,13 @@
-"""One job as a state machine: workers come, report and go; out come plans.
+"""One job as a state machine: workers join, report and leave, and the job makes plans.
 
-It reads no clock and knows no network. Whatever happens enters by ``handle``, as an event with its time, and what
-follows from it comes back as effects; the same events in the same order give the same plans, so that a log of them is
-all that a restart needs. Everything else that is public only tells: ``next`` what a worker that asks is to do.
+The job reads no clock and uses no network. ``handle`` takes an event with its time and returns the effects. The same
+events in the same order give the same plans, so a restart needs only the log of events. All other public
+methods only read: ``next``, for instance, returns what a worker that asks should do.
 
-A round is settled when the first worker asks for it: planned, in whole samples that sum to the batch, for the
-workers that are then present. From then on its plan stands, whatever happens: the call that settles it brings the
-plan along, so that no other rules can make another one of it. It closes when everybody in it has
-reported or is gone, and the balancer learns from it. (One that everybody left without a report has not been.)
+A round is settled when the first worker asks for it: it is planned, in whole samples that sum to the batch, for the
+workers that are present then. Afterwards its plan does not change: the event that settles the round contains the
+plan, so that a version with other rules replays the same one. The round closes when all its workers have
+reported or left, and the balancer learns from it. A round that all workers left without a report is cancelled.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ from paceline.serve.models import Lengths, Settings, Waiting
 from paceline.serve.places import MEMBERS, ROUNDS, Member, Members, OpenRound
 
 _log = logging.getLogger(__name__)
-QUICKEST = 1e-9  # seconds of a round with samples
-RECENT = 8  # rounds from which deadlines are made
+QUICKEST = 1e-9  # least seconds that a report with samples may have
+RECENT = 8  # recent rounds from which deadlines are computed
 
 
 class Job:
-    """Starts without workers."""
+    """A job, which starts without workers."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.members = Members(settings.workers)
         self.balancer = settings.balancer()
-        self.settled = 0  # rounds; the number of the next one
+        self.settled = 0  # number of settled rounds, and so the number of the next round
         self.closed = 0
-        self.samples = 0  # reported, in all
+        self.samples = 0  # reported in all rounds
         self.reports = 0
         self.drops = 0
-        self.open: dict[int, OpenRound] = {}  # settled and not closed, in their order
-        self._recent: deque[float] = deque(maxlen=RECENT)  # longest turnarounds
-        self._unit: list[float] | None = None  # lengths of the first round, in which costs are counted
-        self._mark: float | None = None  # when the last round closed; None if nobody has been there since
-        self._planned: tuple[Any, list[int] | str] = None, ""  # for what, and the plan: asked for often
+        self.open: dict[int, OpenRound] = {}  # settled rounds that are not closed, in their order
+        self._recent: deque[float] = deque(maxlen=RECENT)  # longest turnarounds of recent rounds
+        self._unit: list[float] | None = None  # lengths of the first round, which are the unit of costs
+        self._mark: float | None = None  # when the last round closed; None if no worker was present since
+        self._planned: tuple[Any, list[int] | str] = None, ""  # cache: the key, and the plan
 
     def handle(self, event: events.Event) -> list[Effect]:
-        """Take in what happened; what follows from it.
+        """Apply an event; returns its effects.
 
-        Raises a PacelineError for what is refused, and changes nothing then.
+        Raises a PacelineError if the event is refused, and then changes nothing.
         """
         before = self.ready
         match event:
@@ -72,7 +72,7 @@ class Job:
         return effects if before or not self.ready else [*effects, events.Ready(event.now, self.settled)]
 
     def _join(self, event: events.Join) -> list[Effect]:
-        """The worker is in every round settled from now on. One that is in its place already keeps its part."""
+        """Add the worker to all rounds settled from now on; if it has this place already, it keeps its part."""
         now, name, secret, place = event
         self.members.place(name, secret, place)
         effects: list[Effect] = []
@@ -89,48 +89,48 @@ class Job:
         waits = [each for each in self.open.values() if member.place in each.awaited]
         silent = now - max([member.heard, *(each.opened for each in waits[:1])])
         where = f" in round {waits[0].number}" if waits else ""
-        sentence = f"was dropped{where} after {silent:.1f} s of silence, and its share given to the others"
+        sentence = f"was dropped{where} after {silent:.1f} s of silence; the other workers take its share"
         self.drops += 1
         return self._leave(now, member, sentence)
 
     def next(self, now: float, name: str, lengths: Lengths | None = None) -> Part | events.Settle | Waiting:
-        """What a worker that asks is to do: run its part of a round; or have the next round handed out by this event,
-        and ask again; or wait.
+        """The answer to a worker that asks: its part of a round, an event that hands out the next round (the worker
+        asks again afterwards), or the reason why it must wait.
 
-        lengths: of the samples of the round that it asks for, if they cost differently. Raises what is refused.
+        lengths: of the requested round's samples, if they cost differently. Raises PacelineError for a refusal.
         """
         member = self.members.here(name)
         if lengths is not None:
             if self.settings.cost is None:
                 raise PacelineError(
-                    "the job has no cost, so that it takes no lengths: make it with cost='sum' or 'padded'"
+                    "the job has no cost, so it takes no lengths: create it with cost='sum' or 'padded'"
                 )
             SampleCosts.checked(lengths.lengths, self.settings.batch, "lengths")
         if (current := self._current(member)) is not None:
             if lengths is not None and lengths.round != current.number:
                 raise Conflict(
-                    f"worker {name!r} has not reported round {current.number}: expected its lengths"
+                    f"worker {name!r} has not reported round {current.number}: expected the lengths of that round"
                 )
             if lengths is not None and current.dealt is not None and lengths.lengths != current.dealt.lengths:
                 raise Conflict(
-                    f"the lengths of round {current.number} are others than those that it was handed out by; "
+                    f"these lengths differ from those with which round {current.number} was handed out; "
                     "expected the same samples, in the same order, from every worker"
                 )
             return current.part(member.place)
         if self._may_settle and self.settings.cost is not None:
-            # Another round may have been handed out, or taken back, since lengths were wanted.
+            # Another round may have been handed out, or cancelled, since lengths were requested.
             if lengths is not None and lengths.round == self.settled:
                 return self._deal(now, lengths.lengths)
-            wanted = f"the lengths of round {self.settled}'s samples are wanted"
+            wanted = f"the lengths of round {self.settled}'s samples are needed"
             return Waiting(waiting=wanted, round=self.settled)
         if self._may_settle and not isinstance(loads := self._plan(), str):
             return events.Settle(now, self.settled, loads)
         return Waiting(waiting=self.waiting_for())
 
     def _deal(self, now: float, lengths: list[float]) -> events.Settle | Waiting:
-        """The next round of these lengths for those present, or why there is none."""
+        """The next round, of samples of these lengths, for the workers present; or why there is none."""
         balancer = self.balancer
-        if balancer.learner is None:  # nothing has been handed out
+        if balancer.learner is None:  # no round was handed out yet
             balancer = self.settings.balancer()
             balancer.learn(self.settings.learner(lengths), 0)
         try:
@@ -142,7 +142,7 @@ class Job:
 
     @property
     def ready(self) -> bool:
-        """Whether whoever asks next is given a new round."""
+        """Whether the next worker that asks gets a new round."""
         return self._may_settle and not self._no_plan
 
     @property
@@ -152,14 +152,14 @@ class Job:
 
     @property
     def _no_plan(self) -> str:
-        """Why there is no plan for those present; "" if there is one, or nobody could ask for it."""
+        """Why there is no plan for the workers present; "" if there is one, or no worker could get it yet."""
         asked = self._may_settle and self.settings.cost is None
         return planned if asked and isinstance(planned := self._plan(), str) else ""
 
     def _plan(self) -> list[int] | str:
-        """Samples by place of the next round for those present, or why there is no plan."""
-        what = self.settled, self.closed, self.members.mask.tobytes()  # another one of these is another plan
-        if self._planned[0] == what:
+        """The next round's samples by place for the workers present, or why there is no plan; cached."""
+        key = self.settled, self.closed, self.members.mask.tobytes()  # all that the plan depends on
+        if self._planned[0] == key:
             return self._planned[1]
         plan: list[int] | str
         try:
@@ -167,9 +167,9 @@ class Job:
         except PacelineError as error:
             plan = f"the workers present cannot hold the batch: {error}"
         except Exception as error:
-            _log.exception("the policy %s makes no plan", self.settings.policy)
-            plan = f"the policy makes no plan for those present ({type(error).__name__}: {error})"
-        self._planned = what, plan
+            _log.exception("the policy %s failed to make a plan", self.settings.policy)
+            plan = f"the policy makes no plan for the workers present ({type(error).__name__}: {error})"
+        self._planned = key, plan
         return plan
 
     def _settle(self, event: events.Settle) -> list[Effect]:
@@ -180,7 +180,7 @@ class Job:
         planned = np.array(loads, np.int64)
         if planned.shape != mask.shape or planned.sum() != self.settings.batch or planned[~mask].any():
             raise Conflict(
-                f"the plan of round {round} is not one of {self.settings.batch} samples for those present"
+                f"the plan of round {round} is not for {self.settings.batch} samples and the workers present"
             )
         if self.settings.cost is not None and dealt is not None and self.balancer.learner is None:
             self._unit = dealt.lengths
@@ -195,7 +195,8 @@ class Job:
         return [event]
 
     def check(self, name: str, report: Report) -> OpenRound | None:
-        """The round that is reported; None if the worker has reported the same already. Raises what is refused."""
+        """The round that is reported; None if the worker has sent the same report already. Raises PacelineError for a
+        report that is refused."""
         member = self.members.here(name)
         if report.samples > 0 and not report.seconds >= QUICKEST:
             raise PacelineError(
@@ -203,7 +204,7 @@ class Job:
             )
         if not 0 <= report.overhead <= report.seconds:
             raise PacelineError(
-                f"overhead={report.overhead:g}: expected 0 to seconds={report.seconds:g}, which it is a part of"
+                f"overhead={report.overhead:g}: expected 0 to seconds={report.seconds:g}, since it is part of these"
             )
         if member.last is not None and report.round == member.last.round:
             if report == member.last:
@@ -212,12 +213,12 @@ class Job:
         current = self._current(member)
         if current is None:
             raise Conflict(
-                f"worker {name!r} reports round {report.round}, and has no part in a round: ask for the next one"
+                f"worker {name!r} reports round {report.round}, but has no part in a round: ask for the next part"
             )
         if report.round != current.number:
             past = "a past" if report.round < current.number else "a future"
             raise Conflict(
-                f"worker {name!r} reports round {report.round}, {past} one: expected round {current.number}"
+                f"worker {name!r} reports round {report.round}, {past} round: expected round {current.number}"
             )
         current.check(name, member.place, report.samples)
         return current
@@ -239,7 +240,7 @@ class Job:
         return list(dict.fromkeys(each.name for each in awaited if each is not None and each.heard < since))
 
     def limit(self) -> float:
-        """Seconds that a worker may be silent with a part of a round in its hands."""
+        """Seconds that a worker may be silent while it runs its part of a round."""
         asked = self.settings
         return asked.floor + asked.give_up * max(self._recent) if self._recent else asked.first
 
@@ -250,7 +251,7 @@ class Job:
         return []
 
     def waiting_for(self) -> str:
-        """One sentence on what the next round waits for."""
+        """One sentence on what the next round waits for; "" if it waits for nothing."""
         if no_plan := self._no_plan:
             return no_plan
         missing = (self.settings.to_start if self.settled == 0 else 1) - self.members.count
@@ -269,7 +270,7 @@ class Job:
         return bool(self.open) and len(next(iter(self.open.values())).awaited) == 1
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the settings, as plain values for JSON."""
+        """The whole state but the settings, as plain values for JSON."""
         return {
             "balancer": self.balancer.state_dict(),
             "unit": self._unit,
@@ -281,7 +282,7 @@ class Job:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what ``state_dict`` gave."""
+        """Restore what ``state_dict`` returned."""
         self.settled, self.closed, self.samples, self.reports, self.drops = state["counts"]
         self._unit = state["unit"]
         if self._unit is not None:
@@ -306,7 +307,7 @@ class Job:
         return effects
 
     def _close(self, now: float) -> list[Effect]:
-        """Close the rounds that wait for nobody, the oldest first; forget those that all have left untouched."""
+        """Close the rounds that wait for no worker, the oldest first; cancel newest rounds without any report."""
         effects: list[Effect] = []
         while self.open and not (last := self.open[self.settled - 1]).awaited and not last.reports:
             self.settled -= 1
@@ -316,14 +317,14 @@ class Job:
         return effects
 
     def _learn(self, now: float, round: OpenRound) -> list[Effect]:
-        """Let the balancer see a round that is over."""
+        """Report a completed round to the balancer."""
         effects: list[Effect] = []
         loads, seconds = round.reported("samples"), round.reported("seconds")
         overhead: Array = np.nan_to_num(round.reported("overhead"))
         shares = np.full(len(seconds), np.nan)
         samples = np.nan_to_num(loads).astype(np.int64)
         if samples.any():
-            # Who has come since had nothing to do, which is not the same as being absent.
+            # Workers that joined during the round had nothing to do; this differs from being absent.
             arrived = self.members.mask & np.isnan(seconds)
             reads = self.balancer.needs_readings
             try:
@@ -336,7 +337,7 @@ class Job:
                     round.reported("memory") if reads else None,
                     parts=round.parts(self.settings.cost == "padded"),
                 )
-            except Exception as error:  # a fault of the policy is none of the workers'
+            except Exception as error:  # a failure of the policy must not fail the workers' requests
                 effects.append(events.Unlearned(error))
         if round.reports:
             self._recent.append(round.longest)

@@ -1,4 +1,4 @@
-"""What the API takes and gives, as pydantic models: its OpenAPI description is made from them."""
+"""The bodies of the API's requests and answers as pydantic models, from which its OpenAPI description is made."""
 
 from __future__ import annotations
 
@@ -26,66 +26,66 @@ Pair = Annotated[list[Count | None], Field(min_length=2, max_length=2)]
 Portion = Annotated[float, Field(ge=0, le=1)]
 
 
-def _told(text: str, default: Any = ..., **limits: Any) -> Any:
+def _field(text: str, default: Any = ..., **limits: Any) -> Any:
     """A field with its description."""
     return Field(default, description=text, **limits)
 
 
 class Strict(BaseModel):
-    """Nothing is converted, nothing unknown passed over."""
+    """A model that converts no values and refuses unknown fields."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
 
 
 class Settings(Strict):
-    """A job, fixed for its life: who decides, how many samples, how many workers, how long to wait for the silent."""
+    """The settings of a job, which do not change: policy, batch, workers, and how long to wait for silent workers."""
 
-    batch: int = _told("Samples of a round, all workers together.", ge=1, le=MOST_BATCH)
-    workers: int = _told("Places: the most workers at once.", ge=1, le=MOST_WORKERS)
-    policy: str = _told("NAME or NAME:key=value,...", "level", max_length=200)
-    start: int | None = _told(
+    batch: int = _field("Samples of a round, over all workers.", ge=1, le=MOST_BATCH)
+    workers: int = _field("Number of places, the most workers at once.", ge=1, le=MOST_WORKERS)
+    policy: str = _field("NAME or NAME:key=value,...", "level", max_length=200)
+    start: int | None = _field(
         "Workers that the first round waits for; by default all.", None, ge=1, le=MOST_WORKERS
     )
-    limits: list[Pair] | None = _told(
-        "Least and most samples of each place; null if it has none.", None, max_length=MOST_WORKERS
+    limits: list[Pair] | None = _field(
+        "Least and most samples of each place; null for no limit.", None, max_length=MOST_WORKERS
     )
-    quantum: int = _told("Loads are multiples of it.", 1, ge=1, le=MOST_BATCH)
-    ahead: int = _told(
-        "0: a plan waits for all reports; 1: the newest plan is handed out at once.", 0, ge=0, le=8
+    quantum: int = _field("Loads are multiples of this number.", 1, ge=1, le=MOST_BATCH)
+    ahead: int = _field(
+        "Rounds handed out before earlier ones close; 0: a plan waits for all reports.", 0, ge=0, le=8
     )
-    give_up: float = _told(
-        "A worker may be silent this many times the longest recent round, and floor.", 4.0, ge=1, le=1e3
+    give_up: float = _field(
+        "A worker may be silent for this many times the longest recent round, plus floor.", 4.0, ge=1, le=1e3
     )
-    floor: float = _told(
-        "A silent worker is dropped after give_up times the longest recent round and these seconds.",
+    floor: float = _field(
+        "A silent worker is dropped after give_up times the longest recent round plus these seconds.",
         10.0,
         ge=0,
         le=1e5,
     )
-    first: float = _told("Seconds of silence while nothing has been measured.", 300.0, ge=1e-3, le=1e6)
-    cost: Literal["sum", "padded"] | None = _told(
+    first: float = _field("Seconds of allowed silence until a round is measured.", 300.0, ge=1e-3, le=1e6)
+    cost: Literal["sum", "padded"] | None = _field(
         "How a worker's samples add up, if they cost differently; left out if all cost the same.", None
     )
 
     @model_validator(mode="after")
     def _fits(self) -> Settings:
-        """Raises PacelineError for what does not fit together."""
+        """Raise PacelineError for settings that do not fit together."""
         if self.to_start > self.workers:
-            raise PacelineError(f"start={self.start}: expected 1 to {self.workers:,}, the workers")
+            raise PacelineError(f"start={self.start}: expected 1 to {self.workers:,}, the number of workers")
         if self.cost is not None and self.quantum > 1:
             raise PacelineError(
                 f"quantum={self.quantum} counts samples, and cost={self.cost!r} divides by cost; leave one out"
             )
         if self.limits is not None and len(self.limits) != self.workers:
             raise PacelineError(
-                f"limits for {len(self.limits)} of {self.workers} workers: expected one pair each"
+                f"limits for {len(self.limits)} of {self.workers} workers: expected one pair per worker"
             )
         self.balancer()
         return self
 
     @classmethod
     def of(cls, **values: Any) -> Settings:
-        """These settings. Raises PacelineError for whatever is unknown, out of range or does not fit together."""
+        """Settings from values. Raises PacelineError for values that are unknown, out of range or do not fit."""
         try:
             return cls.model_validate(values, strict=False)
         except ValidationError as error:
@@ -93,7 +93,7 @@ class Settings(Strict):
 
     @classmethod
     def stored(cls, values: Any) -> Settings:
-        """What ``model_dump`` gave. Raises PacelineError if it is anything else."""
+        """Settings from what ``model_dump`` returned. Raises PacelineError for anything else."""
         fields = cls.model_fields.keys()
         if not isinstance(values, dict):
             raise PacelineError(
@@ -111,7 +111,7 @@ class Settings(Strict):
 
     @property
     def to_start(self) -> int:
-        """How many must have joined before the first round."""
+        """Number of workers that must have joined before the first round."""
         return self.workers if self.start is None else self.start
 
     def balancer(self) -> Balancer:
@@ -123,35 +123,37 @@ class Settings(Strict):
         balancer = Balancer(policies.create(self.policy, cluster), quantum=self.quantum)
         if balancer.piece_plan(0) is not None:
             raise PacelineError(
-                f"policy {self.policy!r} moves work within a round, which a service cannot; choose another"
+                f"policy {self.policy!r} moves work within a round, which a service cannot do; choose another"
             )
         try:
             balancer.loads(0, self.batch)
         except PacelineError as error:
             raise PacelineError(
-                f"quantum={self.quantum} does not fit the limits: in whole multiples of it they hold less than the "
-                f"batch of {self.batch}; raise them or lower it"
+                f"quantum={self.quantum} does not fit the limits: its largest multiples within them sum to less than "
+                f"the batch of {self.batch}; raise the limits or lower the quantum"
             ) from error
         return balancer
 
     def learner(self, lengths: Sequence[float]) -> CostLearner:
-        """What learns the costs of a job whose first round has samples of these lengths. Raises PacelineError."""
+        """A cost learner for a job whose first round has samples of these lengths. Raises PacelineError."""
         costs = SampleCosts.checked(lengths, self.batch, "lengths")
         return CostLearner(costs, self.workers, self.batch, padded=self.cost == "padded")
 
 
 class Join(Strict):
-    """A worker that wants to take part."""
+    """A request of a worker to join."""
 
     name: str = Field(pattern=NAME)
-    place: int | None = _told("A place of its own, for limits; any free one.", None, ge=0, lt=MOST_WORKERS)
-    secret: str | None = _told(
-        "Of its own choice, so that a join can be repeated; else the service makes one.", None, pattern=SECRET
+    place: int | None = _field("The place to take; by default any free place.", None, ge=0, lt=MOST_WORKERS)
+    secret: str | None = _field(
+        "A secret that the worker chose, with which it can repeat the join; by default the service makes one.",
+        None,
+        pattern=SECRET,
     )
 
 
 class Joined(BaseModel):
-    """Keep the secret: each further call needs it in the header X-Worker-Secret."""
+    """The answer to a join. Keep the secret: all further calls need it in the header X-Worker-Secret."""
 
     name: str
     place: int
@@ -159,34 +161,34 @@ class Joined(BaseModel):
 
 
 class WorkerReport(Strict):
-    """What a worker did in a round."""
+    """A worker's report on a round."""
 
     round: int = Field(ge=0, le=2**53)
     samples: Count
-    seconds: Seconds = _told("Its own, its wait for others left out.")
-    overhead: Seconds = _told("The part of seconds that does not grow with samples.", 0.0)
-    cpu: Portion | None = _told("Portion of its machine's processors that it can have.", None)
-    memory: Portion | None = _told("Portion of its machine's memory that is free.", None)
+    seconds: Seconds = _field("Seconds of the worker's own work, without its wait for others.")
+    overhead: Seconds = _field("The part of seconds that does not grow with samples.", 0.0)
+    cpu: Portion | None = _field("Portion of its machine's processors that is available to it.", None)
+    memory: Portion | None = _field("Portion of its machine's memory that is free.", None)
 
 
 class Lengths(Strict):
-    """How long the samples of a round are."""
+    """The lengths of a round's samples."""
 
     round: int = Field(ge=0, le=2**53)
-    lengths: list[Annotated[float, Field(gt=0, le=1e100)]] = _told(
-        "Of each sample of the round, in the same order from every worker.", min_length=1
+    lengths: list[Annotated[float, Field(gt=0, le=1e100)]] = _field(
+        "The length of each sample of the round, in the same order from every worker.", min_length=1
     )
 
 
 class Waiting(BaseModel):
-    """No part yet: ask again."""
+    """The worker has no part yet and should ask again."""
 
-    waiting: str = _told("What for, in a sentence.")
-    round: int | None = _told("Whose samples' lengths are wanted, in a job with a cost.", None)
+    waiting: str = _field("What the worker waits for, in a sentence.")
+    round: int | None = _field("The round whose samples' lengths are needed, in a job with a cost.", None)
 
 
 class Reported(BaseModel):
-    """The report is stored. next: the worker's next part, where it was asked for and planned within the wait."""
+    """The report is stored. next: the worker's next part, if it was requested and planned within the wait."""
 
     round: int
     next: Part | None
@@ -194,30 +196,30 @@ class Reported(BaseModel):
 
 
 class WorkerState(BaseModel):
-    """One worker as the service sees it."""
+    """The state of one worker."""
 
     name: str
     place: int
     present: bool
     gone: str
-    round: int | None = _told("Of its newest report.")
+    round: int | None = _field("The round of its newest report.")
     samples: int | None
     seconds: float | None
 
 
 class JobState(BaseModel):
-    """One job."""
+    """The state of one job."""
 
     name: str
     settings: Settings
-    rounds: int = _told("Closed ones.")
+    rounds: int = _field("Number of completed rounds.")
     reports: int
     samples: int
-    dropped: int = _told("Workers dropped for their silence.")
+    dropped: int = _field("Number of workers dropped because of silence.")
     present: int
     waiting: str
-    deadline: float = _told("Seconds of silence after which a worker is dropped now.")
-    record: str = _told("The run directory, or why there is none.")
+    deadline: float = _field("Seconds of silence after which a worker is dropped at present.")
+    record: str = _field("The run directory, or why there is none.")
     workers: list[WorkerState]
 
 
@@ -225,17 +227,17 @@ class Jobs(BaseModel):
     """All jobs, by name."""
 
     jobs: list[str]
-    set_aside: dict[str, str] = _told("Jobs that cannot go on, and why.")
-    storing: str = _told("Why nothing can be stored just now; empty if it can.")
+    set_aside: dict[str, str] = _field("Jobs that cannot continue, and why.")
+    storing: str = _field("Why nothing can be stored at present; empty if storing works.")
 
 
 class Error(BaseModel):
-    """What was wrong, in a sentence."""
+    """A sentence on what was wrong."""
 
     error: str
 
 
-# What pydantic says in words of its own, by the kind of mistake.
+# The service's words for mistakes that pydantic describes in its own, by their kind.
 EXPECTED = {
     "missing": "it is missing",
     "extra_forbidden": "it is unknown; leave it out",
@@ -248,12 +250,12 @@ EXPECTED = {
 
 
 def mistake(error: Any, given: bool = False) -> str:
-    """What is wrong, in a sentence. error: one of pydantic's ``errors()``. given: repeat what was given."""
-    said = error.get("ctx", {}).get("error")
-    if isinstance(said, PacelineError):
-        return str(said)
+    """A sentence on what is wrong. error: one of pydantic's ``errors()``. given: repeat the given value."""
+    cause = error.get("ctx", {}).get("error")
+    if isinstance(cause, PacelineError):
+        return str(cause)
     parts = [str(part) for part in error["loc"] if part not in ("body", "query", "path")]
     where = (".".join(parts) or "the body") + (f"={error['input']}" if given else "")
-    if (told := EXPECTED.get(error["type"])) is not None:
-        return f"{where}: {told.format_map(error.get('ctx', {}))}"
+    if (expected := EXPECTED.get(error["type"])) is not None:
+        return f"{where}: {expected.format_map(error.get('ctx', {}))}"
     return f"{where}: {error['msg'][:1].lower()}{error['msg'][1:]}"

@@ -1,4 +1,4 @@
-"""The service's pages for people: what each job has done lately, and the one that asks for the token."""
+"""The service's pages for people: the overview of all jobs, and the page that asks for the token."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.runs.report import header, page, policy
 from paceline.runs.words import number, plural, seconds
 from paceline.serve.catalog import Catalog, JobRuntime
 
-QUIET, EXPECTED = 5.0, 8.0  # seconds, and times the longest recent round, without a round: longer is silence
+QUIET, EXPECTED = 5.0, 8.0  # a job is silent after these seconds and multiples of its longest recent round
 HEAD = ("job", "state", "workers", "rounds", "samples/s", "newest round")
 FORM = HEADERS | {
     "Content-Security-Policy": "default-src 'none'; base-uri 'none'; frame-ancestors 'none'; form-action 'self'"
@@ -20,7 +20,7 @@ PAGE = HEADERS | {"Content-Security-Policy": f"{policy()}; frame-ancestors 'none
 
 
 def render(catalog: Catalog, now: float, query: str) -> str:
-    """The page. now: the service's time; query: what follows "?" in its address, the token among it."""
+    """The overview. now: the service's time; query: the query string of its address, which includes the token."""
     after = f"?{escape(query)}" if query else ""
     rows = [_row(runtime, now, after) for _, runtime in sorted(catalog.running.items())]
     rows += [
@@ -33,9 +33,9 @@ def render(catalog: Catalog, now: float, query: str) -> str:
         '<div class="card scroll" tabindex="0" role="group" aria-label="The jobs in a table"><table class="jobs">'
         f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
         if rows
-        else '<p class="notice">There is no job yet: <code>PUT /v1/jobs/NAME</code> makes one.</p>'
+        else '<p class="notice">There is no job yet: <code>PUT /v1/jobs/NAME</code> creates one.</p>'
     )
-    under = "Rates are those of the last rounds. Load the page again for newer figures."
+    under = "Rates are those of the last rounds. Reload the page for newer figures."
     title = plural(len(rows), "job") if rows else "No job yet"
     links = '<p class="says"><a href="openapi.json">The API, for programs</a></p>'
     return page(f"{title} · Paceline", header(title, under), shown + links)
@@ -55,16 +55,16 @@ def _row(runtime: JobRuntime, now: float, after: str) -> str:
         seconds(lately[-1].seconds if lately else None),
     )
     link = f'<th scope="row"><a href="jobs/{name}/{after}">{name}</a></th>'
-    # On a narrow screen each cell has its head before it: page.css shows data-head there.
-    told = "".join(f'<td data-head="{head}">{cell}</td>' for head, cell in zip(HEAD[1:], cells, strict=True))
-    return f"<tr>{link}{told}</tr>"
+    # On a narrow screen page.css shows the column's head, data-head, before each cell.
+    row = "".join(f'<td data-head="{head}">{cell}</td>' for head, cell in zip(HEAD[1:], cells, strict=True))
+    return f"<tr>{link}{row}</tr>"
 
 
 def _state(runtime: JobRuntime, now: float) -> tuple[str, str]:
-    """A word, and a sentence or "" for what it waits for."""
+    """The job's state in a word, and a sentence on what it waits for, or ""."""
     job, lately = runtime.job, runtime.lately
     if not job.members.count:
-        return ("finished" if job.closed else "waiting"), "no worker is there"
+        return ("finished" if job.closed else "waiting"), "no worker is present"
     if not lately:
         return "waiting", str(job.waiting_for())
     silent = now - lately[-1].ended
@@ -74,12 +74,12 @@ def _state(runtime: JobRuntime, now: float) -> tuple[str, str]:
 
 
 def asks_token() -> str:
-    """HTML with a field for the token, for a browser that came without; it puts the token into the address."""
+    """HTML with a field for the token, for a browser without one; the form puts the token into the address."""
     return (
         "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
         "<meta name=referrer content=no-referrer><meta name=color-scheme content='light dark'><title>Paceline</title>"
         "<main><h1>This service asks for its token</h1><form method=get><p><label>Token "
         "<input type=password name=token required autofocus autocomplete=current-password></label> "
-        "<button>Open</button></p></form><p>It was printed when the service began, or is kept in its directory. "
+        "<button>Open</button></p></form><p>It was printed when the service started, or is stored in its directory. "
         "Programs send it as <code>Authorization: Bearer TOKEN</code>.</p></main></html>"
     )

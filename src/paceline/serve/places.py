@@ -1,5 +1,5 @@
-"""What a job knows of its places: who holds each of them, and what each has of a round between its plan and its last
-report.
+"""The places of a job: the worker that holds each of them, and each place's part of a round between its plan and its
+last report.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from paceline.serve.events import Conflict, Dealt, Forbidden, Gone, NotFound, Re
 
 @dataclass(kw_only=True)
 class Member:
-    """One worker. secret: the digest of it. heard: when it last joined or reported; gone: why it is not there."""
+    """One worker. secret: its secret's digest. heard: when it last joined or reported. gone: why it is absent."""
 
     name: str
     place: int
     secret: str
     heard: float
     gone: str = ""
-    since: float = 0.0  # when it went
+    since: float = 0.0  # when it left
     last: Report | None = None
 
     @property
@@ -39,19 +39,19 @@ class Member:
 
 
 class Members:
-    """All workers that hold or held a place; at most one name a place is remembered."""
+    """All workers that hold or held a place; for each place at most one name is remembered."""
 
     def __init__(self, places: int, kept: Sequence[Member] = ()) -> None:
         self.by_name: dict[str, Member] = {}
         self.holders: list[Member | None] = [None] * places
-        self.mask: NDArray[np.bool_] = np.zeros(places, bool)  # who is present
+        self.mask: NDArray[np.bool_] = np.zeros(places, bool)  # places whose worker is present
         for member in kept:
             self.by_name[member.name] = self.holders[member.place] = member
             self.mask[member.place] = member.present
         self.count = int(self.mask.sum())
 
     def known(self, name: str, secret: str) -> Member:
-        """The worker, if that is its secret; also one that is gone."""
+        """The worker of this name, present or not. Raises Forbidden if the secret is not its own."""
         member = self.by_name.get(name)
         if member is None:
             raise NotFound(f"worker {name!r} is unknown here: join first")
@@ -60,7 +60,7 @@ class Members:
         return member
 
     def here(self, name: str) -> Member:
-        """The worker, if it is present."""
+        """The worker of this name. Raises NotFound or Gone if it is not present."""
         member = self.by_name.get(name)
         if member is None:
             raise NotFound(f"worker {name!r} is unknown here: join first")
@@ -69,7 +69,7 @@ class Members:
         return member
 
     def join(self, now: float, name: str, secret: str, place: int) -> None:
-        """Take a place that ``place`` gave."""
+        """Take a place that ``place`` returned."""
         before = self.holders[place]
         if before is not None:
             del self.by_name[before.name]
@@ -82,21 +82,21 @@ class Members:
         self.count += 1
 
     def leave(self, member: Member, now: float, sentence: str) -> None:
-        """No longer there; the name and the place are kept until somebody needs them."""
+        """Mark the worker as gone; its name and place are kept until another worker needs them."""
         member.gone, member.since = sentence, now
         self.mask[member.place] = False
         self.count -= 1
 
     def place(self, name: str, secret: str, asked: int | None = None) -> int:
-        """A worker's place: the one asked for, its own of before, a new one, or that of whom is gone longest.
+        """A worker's place: the requested one, its former one, an unused one, or that of the worker gone longest.
 
-        secret: its digest; a name that is taken can be taken over with its own alone.
+        secret: its digest; the name of a present worker can be taken over only with that worker's secret.
         """
         mine = self.by_name.get(name)
         if mine is not None and mine.present and secret != mine.secret:
             raise Conflict(
-                f"worker {name!r} is here already: choose another name; if it died, it will be dropped when it "
-                "is missed"
+                f"worker {name!r} is present already: choose another name; if that worker died, it will be dropped "
+                "after its deadline"
             )
         if asked is not None:
             if not 0 <= asked < len(self.holders):
@@ -112,18 +112,18 @@ class Members:
         gone = [each for each in self.holders if each is not None and each.gone]
         if not gone:
             raise Conflict(
-                f"all {len(self.holders)} places are taken: wait until somebody leaves, or make a job with more"
+                f"all {len(self.holders)} places are taken: wait until a worker leaves, or create a job with more"
             )
         return min(gone, key=lambda holder: (holder.since, holder.place)).place
 
 
 @dataclass(kw_only=True)
 class OpenRound:
-    """What was planned, who is still awaited, and what was reported.
+    """A round's plan, the workers that it still waits for, and their reports.
 
-    loads: samples by place. present: how many workers were given a part. awaited: places. longest: seconds of the
-    longest turnaround, from the plan or the worker's last report to its report. dealt: which samples those are, where
-    they cost differently. reports: by place.
+    loads: samples by place. present: number of workers with a part. awaited: places that still have to report.
+    longest: seconds of the longest turnaround, from the plan or the worker's last report to its report. dealt: which
+    samples these are, if they cost differently. reports: by place.
     """
 
     number: int
@@ -140,7 +140,7 @@ class OpenRound:
         self.offsets = list(accumulate(self.loads, initial=0))
 
     def part(self, place: int) -> Part:
-        """The part of the worker in a place."""
+        """The part of the worker in this place."""
         samples, start = self.loads[place], self.offsets[place]
         weight = samples / self.batch
         indices = sizes = None
@@ -150,26 +150,26 @@ class OpenRound:
         return Part(self.number, samples, start, self.batch, self.present, weight, mean, indices, sizes)
 
     def check(self, name: str, place: int, samples: int) -> None:
-        """Raises PacelineError if the worker in this place cannot have run this many samples."""
+        """Raise PacelineError if the worker in this place cannot have run this many samples."""
         planned = self.loads[place]
         if samples > planned:
             raise PacelineError(
-                f"samples={samples}: expected at most {planned}, what round {self.number} planned for worker {name!r}"
+                f"samples={samples}: expected at most {planned}, the plan of round {self.number} for worker {name!r}"
             )
         if self.dealt is not None and samples not in (0, planned):
             raise PacelineError(
-                f"samples={samples}: expected {planned}, all that round {self.number} planned for worker {name!r}, "
-                "or 0: the samples cost differently, and nobody knows which of them were run"
+                f"samples={samples}: expected {planned}, the plan of round {self.number} for worker {name!r}, "
+                "or 0: the samples cost differently, and it is unknown which of them were run"
             )
 
     def report(self, place: int, report: Report, turnaround: float) -> None:
-        """Take in what was done in a place."""
+        """Store the report of the worker in a place."""
         self.awaited.discard(place)
         self.longest = max(self.longest, turnaround)
         self.reports[place] = report
 
     def reported(self, name: str) -> Array:
-        """One figure of the reports by place; NaN if there is none."""
+        """One field of the reports by place; NaN if there is no report."""
         figures: Array = np.full(len(self.loads), np.nan)
         for place, report in self.reports.items():
             value = getattr(report, name)
@@ -178,7 +178,7 @@ class OpenRound:
         return figures
 
     def parts(self, padded: bool) -> Array | None:
-        """What each worker ran adds up to, (n, 3), see ``Deal.parts``; None if all samples cost the same."""
+        """The sums over each worker's samples, (n, 3), see ``Deal.parts``; None if all samples cost the same."""
         if self.dealt is None:
             return None
         lengths = np.array(self.dealt.lengths)[self.dealt.order]
@@ -190,5 +190,5 @@ class OpenRound:
         return parts
 
 
-# What of it is kept: ``dump_python`` gives plain values for JSON, which ``validate_python`` reads again.
+# For the stored state: ``dump_python`` returns plain values for JSON, which ``validate_python`` reads again.
 MEMBERS, ROUNDS = TypeAdapter(list[Member]), TypeAdapter(list[OpenRound])

@@ -1,10 +1,10 @@
-"""What stands before the API: connections that send nothing are cut off, a client's requests are bounded and carry
-the token, and two of them go a short way; and what runs the service in this process until it is told to stop.
+"""The server in front of the API: it cuts off connections that send nothing, limits requests, checks the token,
+answers two requests on a fast path, and runs the service in this process until it is told to stop.
 
-``Bounded`` lets bodies in that are small and arrive in time; whoever exceeds that is answered, and nothing more is
-kept. It answers the two requests of which workers send one in every round without FastAPI's routing and injection:
-that is half of the time of an answer, and 1,000 workers may ask in the same instant. Whatever is not plainly one of
-the two, or has a mistake in it, goes on to FastAPI, which says what is wrong and describes both.
+``Bounded`` admits bodies that are small and arrive in time; others are refused, and nothing of them is kept. It
+answers the two requests that workers send in every round without FastAPI's routing and injection, which take half
+of the time of an answer: 1,000 workers may ask at the same moment. A request that is not clearly one of the two, or
+has a mistake, goes on to FastAPI, which reports the mistake and describes both requests.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from paceline.serve.service import Service
 
 BODY_BYTES = 256 * 1024
 BODY_SECONDS = 10.0
-LINGER_SECONDS = 2.0  # for which a client that was refused may go on sending
-MOST_WAIT = 60.0  # seconds that one request may wait for a plan
-USUAL_WAIT = 30.0  # of a worker that asks for its part and says nothing of it
+LINGER_SECONDS = 2.0  # seconds that a refused client may continue to send
+MOST_WAIT = 60.0  # most seconds that one request may wait for a plan
+USUAL_WAIT = 30.0  # the default of a request for a part
 HEALTH = "/v1/health"
-OPEN = ("/openapi.json", HEALTH)  # without the token: they name no job
+OPEN = ("/openapi.json", HEALTH)  # need no token, since they name no job
 JSON = b"application/json"
 _NAME = models.NAME.strip("^$")
 _PATH = re.compile(rf"/v1/jobs/(?P<job>{_NAME})/workers/(?P<worker>{_NAME})/(?P<what>reports|next)")
@@ -52,7 +52,7 @@ _WAIT = re.compile(rb"(?:wait=([0-9]{1,9}(?:\.[0-9]{1,9})?))?")
 
 
 class _Refused(Exception):
-    """The answer to a request that goes no further. form: with a page for people. read: its whole body is here."""
+    """A request is refused. form: answer with a page for people. read: whether its whole body was read."""
 
     def __init__(self, status: int, sentence: str, form: bool = False, read: bool = False) -> None:
         super().__init__(sentence)
@@ -60,9 +60,9 @@ class _Refused(Exception):
 
 
 class Bounded:
-    """ASGI middleware: the app behind it gets whole bodies, and requests that may be made and go no short way.
+    """ASGI middleware: the app behind it gets only permitted requests, with whole bodies, off the fast path.
 
-    token: the digest of the service's; None lets everybody in.
+    token: the digest of the service's token; None admits all.
     """
 
     def __init__(
@@ -86,26 +86,26 @@ class Bounded:
             await self.app(scope, _before(body, receive), send)
             return
         try:
-            said = await answer
+            response = await answer
         except PacelineError as error:
-            said = JSONResponse({"error": str(error)}, status_of(error))
-        await said(scope, receive, send)
+            response = JSONResponse({"error": str(error)}, status_of(error))
+        await response(scope, receive, send)
 
     def _admit(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
-        """Raises _Refused for a request that may not be made."""
+        """Raise _Refused for a request that is not permitted."""
         if self.token is None:
             host = headers.get(b"host", b"")
             name = host.rsplit(b":", 1)[0] if not host.endswith(b"]") else host
             if name.lower() not in (b"localhost", b"127.0.0.1", b"[::1]"):
-                # A page in a browser could reach this address under a name of its own.
-                raise _Refused(403, "without a token the service answers to localhost alone: use that name")
+                # A web page in a browser could reach this address under a name that it controls (DNS rebinding).
+                raise _Refused(403, "without a token the service answers only to localhost: use that name")
             return
         if scope["path"] in OPEN:
             return
         scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
         if scheme.lower() == b"bearer" and tokens.matches(given.strip().decode("latin-1"), self.token):
             return
-        # A browser sends no such header: for the pages for people the token stands in their address.
+        # A browser sends no such header, so the pages for people have the token in their address.
         page = scope["path"] == "/" or scope["path"].startswith("/jobs/")
         query = urllib.parse.parse_qs(scope["query_string"].decode("latin-1")) if page else {}
         if page and tokens.matches(query.get("token", [""])[0], self.token):
@@ -116,7 +116,7 @@ class Bounded:
         )
 
     async def _whole(self, receive: Receive, headers: dict[bytes, bytes]) -> bytes:
-        """The body. Raises _Refused if it is not as it should be."""
+        """The body. Raises _Refused if it is late, too large or of another type than JSON."""
         length = headers.get(b"content-length", b"0")
         if length == b"0" and b"transfer-encoding" not in headers:
             return b""
@@ -124,17 +124,17 @@ class Bounded:
             async with asyncio.timeout(self.seconds):
                 body = await _body(receive, length)
         except TimeoutError:
-            sentence = f"the body did not arrive within {self.seconds:g} s: send it at once"
+            sentence = f"the body did not arrive within {self.seconds:g} s: send it without delay"
             raise _Refused(408, sentence) from None
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         if body and kind != JSON:
-            # Nor can a page elsewhere send this type without asking first.
-            sentence = "the body is of another type: send the header Content-Type: application/json"
+            # A web page of another origin cannot send this type without a preflight request.
+            sentence = "the body's type is not JSON: send the header Content-Type: application/json"
             raise _Refused(415, sentence, read=True)
         return body
 
     def _quick(self, scope: Scope, body: bytes) -> Coroutine[Any, Any, JSONResponse] | None:
-        """What answers one of the two requests; None for all others, and where there may be a mistake."""
+        """The answer to one of the two requests; None for all others, and if there may be a mistake."""
         asked, found = _PATH.fullmatch(scope["path"]), _WAIT.fullmatch(scope["query_string"])
         wait = float(found[1]) if found and found[1] else None
         if asked is None or found is None or (wait or 0.0) > MOST_WAIT:
@@ -145,14 +145,14 @@ class Bounded:
             return next_part(self.service, *whose, USUAL_WAIT if wait is None else wait)
         if (scope["method"], asked["what"]) == ("POST", "reports"):
             with contextlib.suppress(ValidationError):
-                told = models.WorkerReport.model_validate_json(body)
+                content = models.WorkerReport.model_validate_json(body)
                 scope["endpoint"] = report
-                return report(self.service, *whose, told, wait)
+                return report(self.service, *whose, content, wait)
         return None
 
 
 async def _body(receive: Receive, length: bytes) -> bytes:
-    """The whole body. Raises _Refused if it is too large, or its header says so, or its sender has gone."""
+    """The whole body. Raises _Refused if it, or its declared length, is too large, or the sender disconnects."""
     parts: list[bytes] = []
     left, more = (BODY_BYTES if length.isdigit() and int(length[:20]) <= BODY_BYTES else -1), True
     while more and left >= 0:
@@ -166,7 +166,7 @@ async def _body(receive: Receive, length: bytes) -> bytes:
 
 
 def _before(body: bytes, receive: Receive) -> Receive:
-    """Gives the body, which was read already, in one message, then what follows."""
+    """A receive function that returns the body, which was read already, in one message, and then what follows."""
     messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:
@@ -176,7 +176,7 @@ def _before(body: bytes, receive: Receive) -> Receive:
 
 
 async def _refuse(refusal: _Refused, receive: Receive, send: Send) -> None:
-    """Answer with an error, and close the connection: what the client may still be sending is not kept."""
+    """Answer with an error, and close the connection; what the client still sends is discarded."""
     headers = {"connection": "close"} | ({"www-authenticate": "Bearer"} if refusal.status == 401 else {})
     answer: Response = JSONResponse({"error": str(refusal)}, refusal.status, headers)
     if refusal.form:
@@ -185,8 +185,8 @@ async def _refuse(refusal: _Refused, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.start", "status": refusal.status, "headers": answer.raw_headers})
     await send({"type": "http.response.body", "body": answer.body, "more_body": unread})
     if unread:
-        # For a while the rest is thrown away: a client whose connection is closed while it sends sees that, and not
-        # the answer.
+        # For a while the rest is read and discarded: a client whose connection is closed while it sends would see
+        # that error instead of the answer.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LINGER_SECONDS):
                 while (await receive()).get("more_body", False):
@@ -197,32 +197,32 @@ async def _refuse(refusal: _Refused, receive: Receive, send: Send) -> None:
 async def report(
     service: Service, job: str, worker: str, secret: str, body: models.WorkerReport, wait: float | None
 ) -> JSONResponse:
-    """A worker reports a round; with a wait, it also asks for its next part."""
+    """Answer a worker's report of a round; with a wait, the worker also requests its next part."""
     await service.report(job, worker, secret, Report(**vars(body)))
     part: Part | models.Waiting = models.Waiting(waiting="")
     try:
         if wait is not None:
             part = await service.next(job, worker, secret, wait)
     except PacelineError as error:
-        # The worker may have left meanwhile, say: the report counts all the same.
+        # For instance, the worker may have left meanwhile; its report is still valid.
         part = models.Waiting(waiting=str(error))
     if isinstance(part, Part):
-        return JSONResponse({"round": body.round, "next": _said(part), "waiting": ""})
+        return JSONResponse({"round": body.round, "next": _content(part), "waiting": ""})
     return JSONResponse({"round": body.round, "next": None, "waiting": part.waiting})
 
 
 async def next_part(
     service: Service, job: str, worker: str, secret: str, wait: float, lengths: models.Lengths | None = None
 ) -> JSONResponse:
-    """A worker asks for its part of its next round."""
+    """Answer a worker that requests its part of its next round."""
     part = await service.next(job, worker, secret, wait, lengths)
     if isinstance(part, Part):
-        return JSONResponse(_said(part))
+        return JSONResponse(_content(part))
     return JSONResponse(part.model_dump(exclude_none=True), 202)
 
 
-def _said(part: Part) -> dict[str, Any]:
-    """The part for the answer: which samples those are is only said if they cost differently."""
+def _content(part: Part) -> dict[str, Any]:
+    """The part as the answer's content, without the fields that only jobs with a cost have."""
     return {name: value for name in Part.__slots__ if (value := getattr(part, name)) is not None}
 
 
@@ -232,16 +232,16 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def url(listening: socket.socket) -> str:
-    """Where a client on this machine finds it."""
+    """The address of the service for a client on this machine."""
     host, port = listening.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def run(app: FastAPI, service: Service, listening: socket.socket, ended: Callable[[], bool]) -> None:
-    """Serve until SIGINT, SIGTERM or SIGHUP, as far as they are not ignored.
+    """Serve until SIGINT, SIGTERM or SIGHUP, unless the signal is ignored.
 
-    ended: whether one came before. Its exception is lost if Python was just then destroying an object.
+    ended: whether one of them came before; its exception is lost if it was raised in a destructor.
     """
     config = uvicorn.Config(
         app,
@@ -250,13 +250,13 @@ def run(app: FastAPI, service: Service, listening: socket.socket, ended: Callabl
         lifespan="on",
         log_level="warning",
         access_log=False,
-        timeout_keep_alive=75,  # seconds that a worker's connection may rest between two rounds
-        timeout_graceful_shutdown=3,  # seconds that requests under way have when the service stops
+        timeout_keep_alive=75,  # seconds that a worker's connection may be idle between two rounds
+        timeout_graceful_shutdown=3,  # seconds for running requests when the service stops
         server_header=False,
     )
     allow_open(0, "the service")
-    # Requests come by the thousand: no thread may keep them waiting for long, nor a search for cyclic garbage
-    # among all that was imported.
+    # Thousands of requests may come at once: neither another thread nor a garbage collection over all imported
+    # objects may delay them for long.
     sys.setswitchinterval(1e-3)
     gc.collect()
     gc.freeze()
@@ -265,7 +265,7 @@ def run(app: FastAPI, service: Service, listening: socket.socket, ended: Callabl
 
 
 class _Server(uvicorn.Server):
-    """Lets go of those who wait for a plan as soon as it is told to stop."""
+    """Answers the requests that wait for a plan as soon as it is told to stop."""
 
     def __init__(self, config: uvicorn.Config, service: Service, ended: Callable[[], bool]) -> None:
         super().__init__(config)
@@ -273,9 +273,9 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Ends in order at the first of these signals, and then passes it on; one that is ignored stays so."""
-        heard = [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
-        before = {number: signal.signal(number, self.handle_exit) for number in heard}
+        """Shut down in order at the first of these signals, and then raise it again; ignored ones stay ignored."""
+        handled = [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, self.handle_exit) for number in handled}
         self.should_exit = self._ended()
         try:
             yield
@@ -291,7 +291,7 @@ class _Server(uvicorn.Server):
 
 
 class _Impatient(HttpToolsProtocol):
-    """A connection that is cut off when its request's head takes too long or grows too large."""
+    """A connection that is closed if the head of a request takes too long or grows too large."""
 
     _patience: asyncio.TimerHandle
     _head = 0  # bytes of the head so far; -1 while none is awaited
@@ -322,7 +322,7 @@ class _Impatient(HttpToolsProtocol):
         super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """In the API's terms."""
+        """Send the error in the API's format."""
         answer = JSONResponse({"error": msg.rstrip(".")}, 400, {"connection": "close"})
         head = b"".join(name + b": " + value + b"\r\n" for name, value in answer.raw_headers)
         self.transport.write(b"HTTP/1.1 400 Bad Request\r\n" + head + b"\r\n" + bytes(answer.body))

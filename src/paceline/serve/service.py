@@ -1,8 +1,9 @@
-"""What may be asked of a service: to make and end jobs, to join, report, go on and leave, and to drop the silent.
+"""The operations of a service: create and delete jobs; join, report, get a part and leave; drop silent workers.
 
-What changes a job is made in memory and written to its log in the same order, and nobody is answered before all that
-the job has come to is on disk: neither by a plan, nor by a refusal, nor by figures. Should the log fail, all who wait
-are told, and the job is read again from the disk: then nothing of it has happened. So a restart goes on there.
+Changes of a job are made in memory and written to its log in the same order. Every answer (a plan, a refusal or
+figures) waits until all changes of the job so far are on disk. If writing the log fails, all waiting requests
+get an error and the job is read again from the disk, as if none of these changes had happened. So a restart
+continues from a state that agrees with all answers.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ from paceline.serve.models import Lengths, Settings, Waiting
 from paceline.serve.store import Kept, Store
 
 STATE, RUNS = "service.sqlite", "runs"
-TICK = 0.2  # seconds between two looks at the deadlines
-PAUSE = 1.0  # seconds for which a store that failed is left alone
-CALLS = 1000  # calls after which a job's whole state is stored, and
+TICK = 0.2  # seconds between two checks of the deadlines
+PAUSE = 1.0  # seconds without writes after the store failed
+CALLS = 1000  # calls after which a job's whole state is stored, if these are more than
 CALLS_PER_WORKER = 8
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
 class Service:
-    """Opens the state in a directory. Call ``start`` and ``stop`` in the event loop, ``tick`` now and then.
+    """A service on the state in a directory. Call ``start`` and ``stop`` in the event loop, and ``tick`` regularly.
 
-    record: whether each job leaves a run directory. sync: whether a commit is forced to the disk.
-    clock: seconds that never go back.
+    record: whether each job writes a run directory. sync: whether a commit is forced to the disk.
+    clock: monotonic seconds.
     """
 
     def __init__(
@@ -54,26 +55,26 @@ class Service:
         self.runs = directory / RUNS
         self.store = Store(directory / STATE, sync, self.failed)
         self.catalog = Catalog(self.store, self.runs if record else None)
-        self.trouble = ""  # why nothing can be stored just now
+        self.trouble = ""  # why nothing can be stored at present
         self._refuse_until = 0.0
         self.stopping = False
         self._clock = clock
-        self._changing = asyncio.Lock()  # jobs are made and ended one at a time
+        self._changing = asyncio.Lock()  # jobs are created and deleted one at a time
         self._wanted: tuple[str, Settings] | None = None
-        # The jobs' time stands still while the service is away.
+        # The jobs' time does not advance while the service is down.
         self._offset = max((each.newest for each in self.catalog.running.values()), default=0.0) - clock()
 
     def now(self) -> float:
-        """Seconds that services on this state have run."""
+        """The jobs' time: the seconds that all services on this state have run."""
         return self._clock() + self._offset
 
     def check_open(self) -> None:
-        """Raises NotStored while the store has just failed, and is left alone."""
+        """Raise NotStored during the pause after a failure of the store."""
         if self._clock() < self._refuse_until:
             raise events.NotStored(self.trouble)
 
     def failed(self, sentence: str) -> None:
-        """The log could not be written: what was on its way has not happened."""
+        """Handle a failed write of the log: restore all jobs with changes that were not stored."""
         if not self.trouble:
             _log.error("%s", sentence)
         self._refuse_until, self.trouble = self._clock() + PAUSE, sentence
@@ -82,18 +83,18 @@ class Service:
                 self.catalog.read_again(runtime)
 
     def change(self, *statements: stored.Statement, act: Callable[[], Any]) -> asyncio.Future[Any]:
-        """Write what makes or ends a job; ``act`` when it is on disk."""
+        """Write the creation or deletion of a job; ``act`` is called when it is on disk."""
         self.check_open()
         return asyncio.shield(self.store.write(*statements, act=act))
 
     def enter(self, runtime: JobRuntime, event: events.Event) -> asyncio.Future[list[events.Effect]]:
-        """Have the job handle an event and log it; what follows from it once it is on disk. Raises what is refused,
-        and SetAside if the job has failed at it."""
+        """Let the job handle an event, and log it; the future returns the effects when the event is on disk. Raises
+        PacelineError if the job refuses it, and SetAside if the job failed."""
         self.check_open()
         most = max(CALLS, CALLS_PER_WORKER * runtime.job.settings.workers)
         if runtime.job.closing and runtime.logged - runtime.stored >= most:
-            # Now and then, so that the log does not grow: just before a round closes, since a decision that is made
-            # aside is ready by then, and nothing waits for it.
+            # Stored from time to time to bound the log, and just before a round closes: then a policy's decision in
+            # the background is ready, and nothing waits for it.
             self.write_state(runtime)
         try:
             effects = runtime.job.handle(event)
@@ -109,7 +110,7 @@ class Service:
             stored.called(runtime.name, runtime.logged, events.logged(event)),
             act=functools.partial(self._act, runtime, runtime.logged, effects),
         )
-        return asyncio.shield(runtime.write)  # whoever waits may go; the call is made all the same
+        return asyncio.shield(runtime.write)  # a request may be cancelled, the call may not
 
     def write_state(self, runtime: JobRuntime) -> None:
         """Store a job's whole state; the calls before are no longer needed."""
@@ -120,7 +121,7 @@ class Service:
         self.store.write(*reached, act=lambda: None)
 
     def complain(self, runtime: JobRuntime, what: str, error: Exception) -> None:
-        """Say it once in the log, not at every look."""
+        """Log a complaint once, not at every check."""
         if isinstance(error, events.NotStored):
             raise error
         complaint = f"{what} ({type(error).__name__}: {error})"
@@ -129,10 +130,10 @@ class Service:
             _log.error("%s", complaint, exc_info=error)
 
     def _act(self, runtime: JobRuntime, number: int, effects: list[events.Effect]) -> list[events.Effect]:
-        """A call is in the log: tell whom it concerns."""
+        """Apply the effects of a call that is in the log: logs, records, and waiting requests."""
         self.trouble = ""
         if self.catalog.running.get(runtime.name) is not runtime:
-            self.catalog.find(runtime.name)  # says why
+            self.catalog.find(runtime.name)  # raises with the reason
             raise events.NotFound(f"job {runtime.name!r} has been deleted")
         runtime.done = number
         for effect in effects:
@@ -155,16 +156,16 @@ class Service:
             if runtime.record is not None:
                 self.store.aside(functools.partial(runtime.record.write, effect))
         elif isinstance(effect, events.Unlearned):
-            what = f"the policy of job {runtime.name!r} failed at a round: its plans are those of before"
+            what = f"the policy of job {runtime.name!r} failed at a round: its plans do not change"
             self.complain(runtime, what, effect.error)
 
     async def start(self, job: tuple[str, Settings] | None = None) -> None:
-        """Take the jobs up again, and make this one where it is not there yet."""
+        """Resume the jobs, and create this one if it does not exist yet."""
         self._wanted = job
-        await self.tick()  # with a full disk it is tried again, and requests are told
+        await self.tick()  # on a full disk later ticks try again, and requests get an error
 
     async def stop(self) -> None:
-        """Let go of all who wait, and of the files."""
+        """Answer all waiting requests, and close the files."""
         self.release()
         await self.store.close()
         for runtime in self.catalog.running.values():
@@ -172,7 +173,7 @@ class Service:
                 runtime.record.close()
 
     def release(self) -> None:
-        """Answer all who wait that the service stops. Safe in a signal handler of the event loop's thread."""
+        """Answer all waiting requests that the service stops. Safe in a signal handler of the event loop's thread."""
         self.stopping = True
         for runtime in self.catalog.running.values():
             runtime.wake()
@@ -190,14 +191,14 @@ class Service:
             return runtime, True
 
     async def delete(self, name: str) -> None:
-        """End a job; its record stays."""
+        """Delete a job; its record stays."""
         async with self._changing:
             if name not in self.catalog.aside:
                 self.catalog.find(name)
             await self.change(*stored.deleted(name), act=lambda: self.catalog.forget(name))
 
     async def join(self, job: str, name: str, secret: str | None, place: int | None) -> tuple[int, str]:
-        """A worker joins; returns its place and its secret."""
+        """Let a worker join; returns its place and its secret."""
         chosen = tokens.fresh() if secret is None else secret
         digest = tokens.digest(chosen)
         async with self._found(job) as runtime:
@@ -206,7 +207,7 @@ class Service:
         return found, chosen
 
     async def report(self, job: str, name: str, secret: str, report: events.Report) -> None:
-        """A worker reports."""
+        """Take a worker's report."""
         async with self._found(job) as runtime:
             runtime.job.members.known(name, secret)
             if runtime.job.check(name, report) is None:
@@ -215,7 +216,7 @@ class Service:
                 await self.enter(runtime, events.Reported(self.now(), name, report))
 
     async def leave(self, job: str, name: str, secret: str) -> None:
-        """A worker leaves."""
+        """Let a worker leave."""
         async with self._found(job) as runtime:
             runtime.job.members.known(name, secret)
             await self.enter(runtime, events.Leave(self.now(), name))
@@ -223,9 +224,9 @@ class Service:
     async def next(
         self, job: str, name: str, secret: str, wait: float, lengths: Lengths | None = None
     ) -> Part | Waiting:
-        """The worker's part of its next round, after at most ``wait`` seconds; else what it waits for.
+        """The worker's part of its next round, after at most ``wait`` seconds; otherwise what it waits for.
 
-        lengths: of that round's samples, if they cost differently.
+        lengths: the lengths of that round's samples, if they cost differently.
         """
         until = self._clock() + wait
         while True:
@@ -235,7 +236,7 @@ class Service:
                 if isinstance(answer, events.Settle):
                     await self.enter(runtime, answer)
                     continue
-                await runtime.on_disk()  # there may be news before it returns
+                await runtime.on_disk()  # ``news`` may be set before this returns
             if isinstance(answer, Part) or answer.round is not None:
                 return answer
             left = until - self._clock()
@@ -246,7 +247,7 @@ class Service:
                     await news.wait()
 
     async def tick(self) -> None:
-        """Drop the silent, and do what could not be stored before. Whatever goes wrong in a job stays with it."""
+        """Drop silent workers, and retry what could not be stored. A failure in one job affects no other job."""
         try:
             self.check_open()
             await self._resume()
@@ -258,13 +259,13 @@ class Service:
                     silent = [events.Drop(now, each) for each in runtime.job.silent(now)]
                     await asyncio.gather(*[self.enter(runtime, drop) for drop in silent])
                 except Exception as error:
-                    what = f"the deadlines of job {runtime.name!r} cannot be looked at"
+                    what = f"the deadlines of job {runtime.name!r} cannot be checked"
                     self.complain(runtime, what, error)
         except events.NotStored:
-            pass  # said already; the next look comes
+            pass  # logged already; the next tick tries again
 
     async def _resume(self) -> None:
-        """Say that the service is back, and make the job that is wanted."""
+        """Enter Resume into all jobs from before the start, and create the job that ``start`` was given."""
         while self.catalog.unresumed:
             runtime = self.catalog.unresumed[0]
             if self.catalog.running.get(runtime.name) is runtime:
@@ -279,7 +280,7 @@ class Service:
 
     @contextlib.asynccontextmanager
     async def _found(self, job: str) -> AsyncIterator[JobRuntime]:
-        """The job of this name; what is refused within is told when all that it rests on is on disk."""
+        """The job of this name; a refusal within the block is raised when all changes behind it are on disk."""
         runtime = self.catalog.find(job)
         try:
             yield runtime
@@ -287,11 +288,11 @@ class Service:
             await runtime.on_disk()
             raise
 
-    async def shown(self, tell: Callable[[], T]) -> T:
-        """What ``tell`` says of the jobs, once all of it is on disk."""
-        said = tell()
+    async def shown(self, view: Callable[[], T]) -> T:
+        """The result of ``view`` on the jobs, returned when all of their changes are on disk."""
+        result = view()
         writes = [each.write for each in self.catalog.running.values() if each.write is not None]
         if writes:
             await asyncio.wait(writes)
-        # After a failure the jobs are as they are on disk, and for a while nothing else is written.
-        return tell() if any(each.exception() for each in writes) else said
+        # After a failure the jobs are restored from the disk, and nothing else is written during the pause.
+        return view() if any(each.exception() for each in writes) else result

@@ -1,11 +1,11 @@
-"""What happened, on disk before it acts: a log of each job's calls, and now and then its whole state.
+"""The stored state: a log of each job's calls, on disk before they take effect, and at times its whole state.
 
-``write`` is the one way in: the change that goes with it is made once it is on disk, in the order in which it was
-asked for, or never. So memory is what is stored, whatever fails.
+``write`` is the only way to change it: its ``act`` is called when the statements are on disk, in the order of the
+writes, or never. So the memory agrees with the disk after any failure.
 
-One thread writes. What comes in while it does is written together with the next commit, so that the cost of a
-commit is shared and nobody waits for more than two. SQLite's write-ahead log lets a commit survive the death of
-the process; with ``sync`` it is forced to the disk as well, and survives a power cut.
+One thread writes. Statements that arrive during a commit are written together in the next one, so that writers share
+the cost of a commit and none waits for more than two. With SQLite's write-ahead log, a commit survives the death of
+the process; with ``sync`` it is also forced to the disk, and survives a power cut.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ create table calls (
 create table held (open integer not null);
 insert into held values (0);
 """
-GATHER = 0.002  # seconds in which calls gather for a commit
-CHECKPOINT = 1000  # statements after which all commits are brought from the -wal into the file
+GATHER = 0.002  # seconds in which calls are collected for a commit
+CHECKPOINT = 1000  # statements after which all commits are copied from the -wal into the file
 Statement = tuple[str, tuple[Any, ...]]
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
 class Kept(NamedTuple):
-    """A job as it was stored: its settings, the rules that wrote it, its state after call ``through`` (None: at the
-    start), and the calls since. wrong: why none of that can be used; "" where it can.
+    """A job as it was stored: its settings, the rules that wrote it, its state after call ``through`` (None: the
+    initial state), and the calls since. wrong: why this cannot be used; "" if it can.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Kept(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """Statements for one commit, what follows from it, and who waits for that."""
+    """Statements for one commit, the action after it, and the future of that action's result."""
 
     statements: tuple[Statement, ...]
     act: Callable[[], Any]
@@ -72,7 +72,7 @@ class Entry(NamedTuple):
 class Store:
     """One SQLite file. Only one process may hold it.
 
-    on_failure: called with a sentence, in the event loop, when a commit has failed, before anybody hears of it.
+    on_failure: called with a sentence, in the event loop, when a commit has failed, before writers get the error.
     """
 
     def __init__(
@@ -80,15 +80,15 @@ class Store:
     ) -> None:
         self.path, self.on_failure = path, on_failure
         self._db = opened(path, sync)
-        # However this process ends, short of being killed: it must not look as if the -wal had been lost.
+        # Called at any end of this process but a kill: the file must not look as if the -wal had been lost.
         self._closing = weakref.finalize(self, close, self._db)
-        self._waiting: list[Entry] = []  # for the next commit
-        self._since = 0  # statements in the -wal
+        self._waiting: list[Entry] = []  # entries of the next commit
+        self._since = 0  # number of statements in the -wal
         self._drain: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="paceline-store")
 
     def read(self, name: str | None = None) -> list[Kept]:
-        """All jobs, the damaged ones among them; or the one of this name, while nothing is being written."""
+        """All jobs, including damaged ones, or the one of this name; call it while nothing is being written."""
         try:
             rows = self._db.execute("select * from jobs order by name").fetchall()
             return [self._kept(*row) for row in rows if name in (None, row[0])]
@@ -98,8 +98,8 @@ class Store:
             raise PacelineError(sentence(self.path, error)) from error
 
     def write(self, *statements: Statement, act: Callable[[], T]) -> asyncio.Future[T]:
-        """Commit these, then ``act``, in the event loop. The future gives what that returned or raised;
-        NotStored where nothing was committed and nothing done.
+        """Commit these statements, then call ``act`` in the event loop. The future holds the result or error of
+        ``act``, or NotStored if nothing was committed; then ``act`` is not called.
         """
         outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._waiting.append(Entry(statements, act, outcome))
@@ -108,11 +108,11 @@ class Store:
         return outcome
 
     def aside(self, action: Callable[[], None]) -> asyncio.Future[None]:
-        """Do this in the writing thread, after what was handed to it before."""
+        """Run an action in the writing thread, after all that was passed to it before."""
         return asyncio.get_running_loop().run_in_executor(self._thread, action)
 
     async def close(self) -> None:
-        """Write what is left, and give the file free."""
+        """Write what is left, and release the file."""
         while self._drain is not None:
             await asyncio.wait([self._drain])
         await self.aside(lambda: None)
@@ -120,7 +120,7 @@ class Store:
         self._closing()
 
     async def _write_all(self) -> None:
-        """Commit by commit until nothing is left; whatever happens, everybody who waits hears of it."""
+        """Commit until no entry is left; in any case, the future of every entry gets a result or an error."""
         batch: list[Entry] = []
         try:
             while self._waiting:
@@ -137,10 +137,10 @@ class Store:
         finally:
             self._drain = None
             if batch or self._waiting:
-                self._failed(RuntimeError("the writing was broken off"), batch)
+                self._failed(RuntimeError("writing was interrupted"), batch)
 
     def _failed(self, error: Exception, batch: list[Entry]) -> None:
-        """Nothing of it is on disk; nor is what came after it written, which may rest on it."""
+        """Fail a batch, of which nothing is on disk, and all later entries, since they may depend on it."""
         batch, self._waiting = batch + self._waiting, []
         refusal = NotStored(sentence(self.path, error))
         if not isinstance(error, sqlite3.Error):
@@ -149,7 +149,7 @@ class Store:
             self.on_failure(str(refusal))
         finally:
             for entry in batch:
-                _tell(entry.outcome, refusal)
+                _fail(entry.outcome, refusal)
 
     def _commit(self, batch: list[Entry]) -> None:
         execute = self._db.execute
@@ -165,14 +165,14 @@ class Store:
             raise
         self._since += sum(len(entry.statements) for entry in batch)
         if self._since >= CHECKPOINT:
-            with contextlib.suppress(sqlite3.Error):  # it is committed all the same
+            with contextlib.suppress(sqlite3.Error):  # the commit itself succeeded
                 checkpoint(self._db)
                 self._since = 0
 
     def _kept(
         self, name: str, settings: str, rules: str, state: str | None, through: int, digest: int
     ) -> Kept:
-        """One job, or what is wrong with it."""
+        """One job as it was stored; ``wrong`` says if it cannot be used."""
         rows = self._db.execute(
             "select number, call, digest from calls where job = ? and number > ? order by number",
             (name, through),
@@ -193,18 +193,18 @@ class Store:
 
 
 def created(name: str, settings: dict[str, Any], rules: str) -> Statement:
-    """A new job."""
+    """The statement for a new job."""
     row = (name, json.dumps(settings), rules, None, 0)
     return "insert into jobs values (?, ?, ?, ?, ?, ?)", (*row, _digest(*row))
 
 
 def deleted(name: str) -> tuple[Statement, Statement]:
-    """A job is forgotten."""
+    """The statements that delete a job."""
     return ("delete from jobs where name = ?", (name,)), ("delete from calls where job = ?", (name,))
 
 
 def called(name: str, number: int, call: list[Any]) -> Statement:
-    """A job is called; nothing if it has just been deleted."""
+    """The statement that logs a call of a job; it does nothing if the job was just deleted."""
     row = (name, number, json.dumps(call))
     return (
         "insert into calls select ?, ?, ?, ? where exists (select 1 from jobs where name = ?)",
@@ -215,7 +215,7 @@ def called(name: str, number: int, call: list[Any]) -> Statement:
 def reached(
     name: str, settings: dict[str, Any], rules: str, through: int, state: dict[str, Any]
 ) -> tuple[Statement, Statement]:
-    """A job's whole state after call ``through``; those up to there are no longer needed."""
+    """The statements that store a job's state after call ``through`` and delete the calls up to it."""
     row = (name, json.dumps(settings), rules, json.dumps(state), through)
     update = "update jobs set settings = ?, rules = ?, state = ?, through = ?, digest = ? where name = ?"
     delete = "delete from calls where job = ? and number <= ?"
@@ -226,38 +226,38 @@ def _carry_out(entry: Entry) -> None:
     try:
         result = entry.act()
     except Exception as error:
-        _tell(entry.outcome, error)
+        _fail(entry.outcome, error)
     else:
         if not entry.outcome.done():
             entry.outcome.set_result(result)
 
 
-def _tell(outcome: asyncio.Future[Any], error: Exception) -> None:
+def _fail(outcome: asyncio.Future[Any], error: Exception) -> None:
     if not outcome.done():
         outcome.set_exception(error)
-        outcome.exception()  # known, even if nobody waits
+        outcome.exception()  # marks it as retrieved, in case no request waits for it
 
 
 def _digest(*row: Any) -> int:
-    """Tells flipped bytes, which SQLite does not notice."""
+    """A checksum that detects flipped bytes, which SQLite does not notice."""
     return zlib.crc32("\n".join(map(str, row)).encode("utf-8", "replace"))
 
 
 def opened(path: Path, sync: bool) -> sqlite3.Connection:
-    """The file, made where there is none, for this process alone. Raises PacelineError, one sentence, for whatever
-    cannot be gone on from.
+    """Open the file for this process alone, or create it. Raises PacelineError, with one sentence, if the state in it
+    cannot be used.
     """
     log = path.with_name(f"{path.name}-wal")
     try:
         if not path.exists():
             if log.exists():
                 raise PacelineError(
-                    f"{path} is missing, and {log.name} beside it is not: restore it, or choose another directory"
+                    f"{path} is missing, but {log.name} is not: restore it, or choose another directory"
                 )
             _make(path)
         if path.stat().st_size == 0:
             raise PacelineError(
-                f"{path} is empty, which no state is: restore it from a backup, or remove it to begin without jobs"
+                f"{path} is empty, so it holds no state: restore it from a backup, or delete it to start without jobs"
             )
         logged = log.exists() and log.stat().st_size > 0
         database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=0.5)
@@ -271,7 +271,7 @@ def opened(path: Path, sync: bool) -> sqlite3.Connection:
             checkpoint(database)
         except sqlite3.OperationalError as error:
             if not logged or "full" not in str(error):
-                raise  # else the file says already that there is more, and it can be read
+                raise  # otherwise the file already records that the -wal holds more, and can be read
     except BaseException as error:
         database.close()
         if isinstance(error, sqlite3.Error):
@@ -281,14 +281,14 @@ def opened(path: Path, sync: bool) -> sqlite3.Connection:
 
 
 def checkpoint(database: sqlite3.Connection) -> None:
-    """Bring all commits into the file itself. Raises sqlite3.Error where the disk is full; nothing is lost then."""
+    """Copy all commits into the file itself. Raises sqlite3.Error if the disk is full; nothing is lost then."""
     database.execute(f"update held set open = {MORE}")
     database.execute("pragma wal_checkpoint(full)")
     database.execute(f"update held set open = {THAT_IS_IT}")
 
 
 def close(database: sqlite3.Connection) -> None:
-    """All of it is in the file itself from now on, unless the disk is full."""
+    """Copy all commits into the file itself, unless the disk is full, and close it."""
     with contextlib.suppress(sqlite3.Error):
         database.execute(f"update held set open = {CLOSED}")
         database.execute("pragma wal_checkpoint(truncate)")
@@ -296,17 +296,17 @@ def close(database: sqlite3.Connection) -> None:
 
 
 def sentence(path: Path, error: Exception) -> str:
-    """What is wrong with the file, and what to do."""
-    said = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    if "full" in said or "No space" in said:
-        return f"the disk is full, nothing was changed: make room for {path}"
-    if "locked" in said:
-        return f"{path} is in use by another service: choose another directory, or end that one"
-    return f"{path} cannot be used ({said}): choose another directory, or restore it from a backup"
+    """A sentence on what is wrong with the file, and what to do."""
+    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    if "full" in reason or "No space" in reason:
+        return f"the disk is full, nothing was changed: free some disk space for {path}"
+    if "locked" in reason:
+        return f"{path} is in use by another service: choose another directory, or stop that service"
+    return f"{path} cannot be used ({reason}): choose another directory, or restore it from a backup"
 
 
 def _make(path: Path) -> None:
-    """A new file, there with everything in it or not at all."""
+    """Create the file with its tables, either completely or not at all."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.", suffix=".new")
     os.close(handle)
     try:
@@ -318,7 +318,7 @@ def _make(path: Path) -> None:
         try:
             os.link(name, path)
         except FileExistsError:
-            pass  # another service was quicker
+            pass  # another service was faster
         except OSError:  # a file system without links
             os.rename(name, path)
     finally:
@@ -335,13 +335,13 @@ def _check(database: sqlite3.Connection, path: Path, logged: bool) -> None:
         raise PacelineError(f"{path} is a database of another program: choose another directory")
     if found != FORMAT:
         raise PacelineError(
-            f"{path} has format {found}, expected {FORMAT}: it is another version's; choose another directory, or "
-            "start that version"
+            f"{path} has format {found}, expected {FORMAT}: it was written by another version; choose another "
+            "directory, or start that version"
         )
     if one("select open from held") == MORE and not logged:
         raise PacelineError(
-            f"{path} was not closed in order, and {path.name}-wal, which holds the newest rounds, is missing: put it "
-            "back, restore both from a backup, or choose another directory"
+            f"{path} was not closed properly, and {path.name}-wal, with the newest rounds, is missing: restore it, "
+            "restore both from a backup, or choose another directory"
         )
     for table in ("jobs", "calls"):
         database.execute(f"select * from {table} limit 1").fetchone()

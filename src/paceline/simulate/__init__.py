@@ -1,4 +1,4 @@
-"""A virtual cluster: what every policy would cost, thousands of rounds a second, without any machine."""
+"""A virtual cluster: the time that every policy would take, thousands of rounds per second, without real machines."""
 
 from paceline.simulate.rounds import Outcome, Played, run
 from paceline.simulate.scenario import Event, Link, Scenario, WorkerClass, from_trace

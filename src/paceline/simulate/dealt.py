@@ -1,7 +1,7 @@
 """Rounds of samples that cost differently, on a virtual clock: each policy by count, and by cost.
 
-By count a worker runs the next so many samples of the epoch's order, as everywhere else; by cost the round's
-samples are dealt by what they cost, which is learned on the way from the seconds alone, exactly as in training.
+By count, a worker runs the next samples of the epoch's order, as elsewhere. By cost, the round's samples are dealt
+by their costs, which are learned during the run from the seconds alone, exactly as in training.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from paceline.simulate.scenario import DIE, FREEZE, Samples, Scenario
 class Claimed(NamedTuple):
     """What each of n workers ran in a round.
 
-    loads: samples, (n,). parts: what its micro-batches add up to, (n, 3). seconds: until it was done, (n,); NaN for
-    who is absent. Where a part of the round was claimed, first: parts and seconds of what each ran before it claimed
-    anything, NaN where nothing; times: what the pieces' seconds tell.
+    loads: samples, (n,). parts: sums over its micro-batches, (n, 3). seconds: until it was done, (n,); NaN for
+    absent workers. If a part of the round was claimed, first: parts and seconds of what each worker ran before its
+    first claim, NaN if nothing; times: figures from the pieces' seconds.
     """
 
     loads: Counts
@@ -54,20 +54,20 @@ def play(
     most: Counts,
     present: NDArray[np.bool_],
 ) -> Claimed:
-    """Run a round in pieces, in which who is free first claims next; all arrays have shape (n,).
+    """Run a round in pieces, in which the worker that is free first claims next; all arrays have shape (n,).
 
-    slope: seconds of each worker for a cost of 1. overhead: before its first sample. costs: seconds of a piece beyond
-    its samples, as measured so far, changed in place. micro_batch: samples of a micro-batch at most; most: of each
-    worker in the round. present: who takes part.
+    slope: seconds of each worker for a cost of 1. overhead: seconds before its first sample. costs: seconds of a
+    piece beyond its samples, as measured so far, changed in place. micro_batch: most samples of a micro-batch; most:
+    most samples of each worker in the round. present: the workers that take part.
     """
     own, pool, n = dealt.own, dealt.pool, len(slope)
     here = np.flatnonzero(present).tolist()
     free, parts, loads = overhead.astype(float), np.zeros((n, 3)), np.zeros(n, np.int64)
-    # Of each worker's micro-batches: their cost as believed, without launches, and their seconds.
+    # The estimated costs of each worker's micro-batches, without launches, and their seconds.
     amounts, times = ([list[float]() for _ in range(n)] for _ in range(2))
 
     def run(w: int, lengths: Array, sizes: list[int], asking: float = 0.0) -> None:
-        """Micro-batches of these samples, after so long for their claim."""
+        """Run micro-batches of these samples, after ``asking`` seconds for their claim."""
         free[w] += asking
         start = 0
         for size in sizes:
@@ -80,7 +80,7 @@ def play(
         loads[w] += start
 
     def speed(w: int) -> float:
-        """Cost a second in this round, as measured so far; 0 before that."""
+        """Cost per second in this round, as measured so far; 0 before the first measurement."""
         busy = sum(times[w]) - float(costs[w]) * len(times[w])
         return sum(amounts[w]) / busy if busy > 0 else 0.0
 
@@ -118,8 +118,8 @@ def play(
             run(w, own.lengths[stop - kept : stop], [kept])
         costs[w] = piece_cost(amounts[w][:-1], times[w][:-1], float(costs[w]))
     strays = [against_the_first(amounts[w], times[w], float(costs[w])) for w in range(n)]
-    told = PieceTimes(costs.copy(), *np.array(strays, float).T)
-    return Claimed(loads, parts, np.where(present, free, np.nan), first, told)
+    piece_times = PieceTimes(costs.copy(), *np.array(strays, float).T)
+    return Claimed(loads, parts, np.where(present, free, np.nan), first, piece_times)
 
 
 COUNT, COST = WAYS = ("by count", "by cost")
@@ -128,8 +128,8 @@ COUNT, COST = WAYS = ("by count", "by cost")
 class Dealt(NamedTuple):
     """One policy's rounds, divided in one way; R realizations.
 
-    latency: seconds of each round, (T, R). wait: part of the workers' time that they waited, (R,). micro_batches:
-    of a worker in a round, in the mean.
+    latency: seconds of each round, (T, R). wait: portion of the workers' time spent waiting, (R,). micro_batches:
+    mean number per worker and round.
     """
 
     latency: Array
@@ -138,30 +138,29 @@ class Dealt(NamedTuple):
 
 
 class DealtOutcome(NamedTuple):
-    """Every policy in both ways; bound: seconds of each round without padding, launches and waiting, (T, R)."""
+    """All policies in both ways; bound: seconds of each round without padding, launches and waiting, (T, R)."""
 
     scenario: Scenario
     ways: dict[tuple[str, str], Dealt]
     bound: Array
 
     def of_bound(self, name: str, way: str) -> float:
-        """The bound's seconds of all rounds as a part of what the policy took."""
+        """The bound's total seconds as a portion of the policy's total seconds."""
         return float(self.bound.sum() / self.ways[name, way].latency.sum())
 
 
 def run(
     scenario: Scenario, names: Sequence[str], progress: Callable[[int, int], None] | None = None
 ) -> DealtOutcome:
-    """Play a scenario with ``[samples]`` under each policy named, by count and by cost.
+    """Simulate a scenario with ``[samples]`` under each named policy, by count and by cost.
 
-    Raises PacelineError for what such rounds cannot have: workers that stop without notice, knees, fractions.
+    Raises PacelineError for features that these rounds do not support: workers that stop without notice, knees,
+    random draws of workers, fractions.
     """
     if scenario.fractional or scenario.draw or any(each.knee for each in scenario.workers):
-        raise PacelineError("[samples] goes with whole samples, given workers and no knee; leave these out")
+        raise PacelineError("[samples] does not go with fractional, draw or a knee; leave these out")
     if any(event.kind in (DIE, FREEZE) for event in scenario.events):
-        raise PacelineError(
-            "[samples] goes with workers that leave and join; leave out those that die or freeze"
-        )
+        raise PacelineError("[samples] does not go with events die and freeze; use only leave and join")
     shape = (scenario.rounds, scenario.realizations)
     bound, ways = np.empty(shape), {}
     players = {
@@ -200,7 +199,7 @@ class _Player:
         self._rng = rng
         learner = CostLearner(self._costs, cluster.workers, cluster.global_batch, padded=samples.padded)
         policy = policies.create(name, cluster)
-        self._knows = policy.needs_upcoming  # an oracle is told the speeds and the costs, and learns nothing
+        self._knows = policy.needs_upcoming  # an oracle knows the speeds and the costs, and learns nothing
         if self._knows:
             policy = policies.create("equal", cluster)
         self._balancer = Balancer(policy, learner=learner if self._by_cost else None)
@@ -213,7 +212,7 @@ class _Player:
         self.launches = 0
 
     def round(self, t: int, slope: Array, overhead: Array, present: NDArray[np.bool_]) -> float:
-        """Seconds of the round; the policy hears of it."""
+        """Run round t and report it to the policy; returns its seconds."""
         batch = self._scenario.batch(t)
         while len(self._queue) < batch:
             self._queue = np.concatenate([self._queue, self._rng.permutation(len(self._costs.lengths))])
@@ -223,8 +222,8 @@ class _Player:
         loads, parts, seconds, first, times = self._ran(t, lengths, slope, overhead, present)
         self.launches += int(parts[:, 2].sum())
         known = overhead if self._scenario.known_overhead else None
-        told = parts if self._by_cost else None
-        self._balancer.report(t, loads, seconds, known, pieces=times, parts=told, first=first)
+        sums = parts if self._by_cost else None
+        self._balancer.report(t, loads, seconds, known, pieces=times, parts=sums, first=first)
         latency = float(np.nanmax(seconds))
         self.waited += latency * present.sum() - float(np.nansum(seconds))
         self.time += latency * present.sum()
@@ -233,7 +232,7 @@ class _Player:
     def _ran(
         self, t: int, lengths: Array, slope: Array, overhead: Array, present: NDArray[np.bool_]
     ) -> Claimed:
-        """What each worker ran: by count the next so many samples; by cost what it was dealt, and what it claimed."""
+        """What each worker ran: by count the next samples of the order; by cost those it was dealt and claimed."""
         balancer, samples, room = self._balancer, self._samples, self._room
         cluster, pace = balancer.policy.cluster, np.where(present, slope, np.inf)
         if not self._by_cost:
@@ -263,7 +262,7 @@ class _Player:
 
 
 def _sizes(lengths: Array, samples: Samples) -> Indices:
-    """Sizes of the micro-batches of samples that stand as they are: the fewest even ones within the limits."""
+    """Sizes of the micro-batches of samples in their given order: the fewest even ones within the limits."""
     count = -(-len(lengths) // (samples.micro_batch or max(len(lengths), 1)))
     while True:
         cuts = np.array_split(lengths, max(count, 1))

@@ -1,4 +1,4 @@
-"""``paceline simulate --learn``: a scenario's cluster with a parameter server that really learns."""
+"""``paceline simulate --learn``: a scenario's cluster with a parameter server that trains a real model."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from paceline.simulate.timing import assemble
 
 
 def server_config(scenario: Scenario, **options: Any) -> ServerConfig:
-    """What the scenario's workers are coordinated by; options as in ``ServerConfig``.
+    """The configuration of the server of the scenario's workers; options as in ``ServerConfig``.
 
-    Raises PacelineError for what is unknown or excludes something else."""
+    Raises PacelineError for options that are unknown or exclude each other."""
     kinds = [scenario.workers[kind] for kind in np.atleast_2d(scenario.classes())[0]]
     return ServerConfig(
         scenario.size,
         scenario.global_batch,
-        # At least a sample each, as a parameter server has it.
+        # A parameter server gives each worker at least one sample.
         limits=tuple((each.least or None, each.most) for each in kinds),
         machines=scenario.cluster().machines,
         **options,
@@ -38,7 +38,7 @@ def server_config(scenario: Scenario, **options: Any) -> ServerConfig:
 
 @dataclass
 class Learnt:
-    """One run: its updates, and the model's loss and accuracy on the test set at its end."""
+    """One run: its updates, and the final loss and accuracy on the test set."""
 
     updates: list[Update]
     test_loss: float
@@ -46,7 +46,7 @@ class Learnt:
     settings: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """All figures."""
+        """All figures, ready for JSON."""
         columns = {"now": "ended", "loss": "loss", "quorum": "quorum", "rate": "rate", "samples": "batch"}
         return self.settings | {
             "seconds": self.updates[-1].ended,
@@ -70,17 +70,17 @@ def learn(
     every: str | None = None,
     outer: str = "mean",
 ) -> Learnt:
-    """Train on the scenario's first realization, ``scenario.rounds`` updates at most.
+    """Train on the scenario's first realization for at most ``scenario.rounds`` updates.
 
-    by: ``server_config`` for this scenario. data, model: as for ``paceline train``. loss: stop when the mean of the
+    by: ``server_config`` of this scenario. data, model: as for ``paceline train``. loss: stop when the mean of the
     last 5 updates' losses is below it.
 
     A worker's j-th task takes as long as its round j in the scenario: overhead and link plus pace times load.
-    What happens to a worker in round r happens once r - 1 updates are made; what it has begun by then is dropped
-    when it leaves, and waited for ``give_up_seconds`` from its beginning when it dies or freezes.
+    An event of round r takes place when r - 1 updates are made. A task in progress is then dropped if the worker
+    leaves, and waited for until ``give_up_seconds`` after its start if the worker dies or freezes.
 
-    every, outer: instead of a server, steps of each worker's own between merges (``LocalSteps``); an update is a
-    merge, a task is a step, and a link carries its megabytes once a merge.
+    every, outer: instead of a server, local steps of each worker between merges (``LocalSteps``); an update is a
+    merge, a task is a step, and a link carries its megabytes once per merge.
     """
     try:
         from paceline.learners.images import Images
@@ -88,7 +88,7 @@ def learn(
         raise PacelineError(f"{error.name} is not installed; install paceline[torch]") from error
     samples = datasets.load(data)
     learner = Images(samples, model, scenario.seed)
-    of = np.atleast_2d(scenario.classes())[0]  # of the first realization, as a simulation's rounds have it
+    of = np.atleast_2d(scenario.classes())[0]  # each worker's class in the first realization
 
     def links(number: int) -> Array:
         return np.array([each.link.seconds(number) if each.link else 0.0 for each in scenario.workers])[of]
@@ -139,11 +139,11 @@ def learn(
 
 
 def _members(events: Sequence[Event]) -> list[Member]:
-    """A scenario's events, by the updates made before each."""
+    """A scenario's events, as events by the number of updates made before each."""
     found = []
     for event in events:
         made = event.round - 1
-        if made or event.kind != JOIN:  # else it is absent from the beginning
+        if made or event.kind != JOIN:  # otherwise it is absent from the start
             kind = event.kind if event.kind in (LEAVE, JOIN) else "freeze"
             found.append(Member(made, event.worker, kind))
         if event.kind == FREEZE:

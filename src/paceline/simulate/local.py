@@ -1,9 +1,9 @@
-"""``paceline simulate --learn --every``: steps of each worker's own between merges, on a virtual clock.
+"""``paceline simulate --learn --every``: local steps of each worker between merges, on a virtual clock.
 
-Gradients are real. As with loop="local" of ``paceline.torch``, an interval between two merges has samples that the
-policy divides, each worker takes them in plain SGD steps of about B/n samples from the parameters of the last merge,
-and the mean of what the workers changed, weighted by samples, is a step of the outer optimizer. Links are used by
-merges alone.
+Gradients are real. As with loop="local" of ``paceline.torch``, the policy divides the samples of an interval between
+two merges, each worker runs its samples in plain SGD steps of about B/n samples from the parameters of the last
+merge, and the mean of the workers' changes, weighted by samples, is a step of the outer optimizer. Only merges use
+the links.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from paceline.sync import intervals
 
 
 class LocalSteps:
-    """One run; ``run`` plays it, and ``parameters`` then holds the model that all share.
+    """One run; ``run`` plays it, and ``parameters`` then holds the shared model.
 
-    by: lr, policy and the batch B of a step of every worker; its gate and backup policy are those of a server, and
-        have no part here. trips: what each step takes, without links. links: seconds that each worker's link takes
-        for a merge, by the merge's index, of which the longest count. members: who is there in an interval, and who
-        of them stops without notice before its end, each (n,). give_up: seconds until the others go on without.
+    by: lr, policy and the batch B of one step of all workers; its gate and backup policy belong to a server and must
+        be the defaults. trips: seconds of each step, without links. links: seconds that each worker's link takes
+        for a merge, by the merge's index; the longest counts. members: the workers present in an interval, and those
+        of them that stop without notice before its end, each (n,). give_up: seconds until the others stop waiting.
     """
 
     def __init__(
@@ -50,14 +50,14 @@ class LocalSteps:
         for name, usual in (BULK | {"rate": "fixed"}).items():
             if (given := getattr(by, name)) != usual:
                 raise PacelineError(
-                    f"--{name} {given} is of a parameter server, and with --every there is none; leave one out"
+                    f"--{name} {given} is for a parameter server, which --every does not use; leave one of them out"
                 )
         self._every, self._outer = intervals.interval(every), intervals.outer(outer)
-        everybody = np.ones(by.workers, bool)
-        self._members = members or (lambda index: (everybody, ~everybody))
+        everyone = np.ones(by.workers, bool)
+        self._members = members or (lambda index: (everyone, ~everyone))
         self._learner, self._by, self._trips, self._pool = learner, by, trips, pool
         self._links, self._give_up = links, give_up
-        self._step = -(-by.global_batch // by.workers)  # samples
+        self._step = -(-by.global_batch // by.workers)  # samples of a worker's step
         fixed = isinstance(self._every, int)
         self._size = by.global_batch * (int(self._every) if fixed else 1)
         most = self._size if fixed else by.global_batch * intervals.MOST_STEPS
@@ -66,12 +66,12 @@ class LocalSteps:
             most if limit is None else limit for _, limit in by.limits or ((None, None),) * by.workers
         ]
         self.parameters = Parameters(learner.start())
-        self.now, self.linked = 0.0, 0.0  # seconds: in all, and of links
-        self.steps = np.zeros(by.workers, np.int64)  # that each worker has taken
+        self.now, self.linked = 0.0, 0.0  # seconds: total, and of links
+        self.steps = np.zeros(by.workers, np.int64)  # steps taken by each worker
         self._velocity: Vector | float = 0.0
 
     def run(self, merges: int, stop: Callable[[Update], bool]) -> list[Update]:
-        """Play until so many merges are made, or ``stop`` says so."""
+        """Play until ``merges`` merges are made, or ``stop`` returns True."""
         updates: list[Update] = []
         while len(updates) < merges and not (updates and stop(updates[-1])):
             updates.append(self._interval(len(updates)))
@@ -84,7 +84,7 @@ class LocalSteps:
         parts, tasks, lost = list[Part](), list[Task](), 0
         for worker in np.flatnonzero(present & (loads > 0)).tolist():
             load, most = int(loads[worker]), self._most[worker]
-            # Steps of about as many samples as a step has, and no more than fit into the worker.
+            # Steps of about the usual number of samples, and no more than fit into the worker's memory.
             count = max(round(load / min(self._step, most)), -(-load // most), 1)
             cuts = [load // count + (each < load % count) for each in range(count)]
             took = 0.0
@@ -107,7 +107,7 @@ class LocalSteps:
             parts.append(Part(self.parameters.values - values, loss, int(loads[worker])))
         found, outer = aggregate(parts), self._outer
         change = found.step
-        if outer.nesterov:  # as torch.optim.SGD has it
+        if outer.nesterov:  # as in torch.optim.SGD
             self._velocity = outer.momentum * self._velocity + change
             change = change + outer.momentum * self._velocity
         self.parameters.move(change, outer.lr)

@@ -1,4 +1,4 @@
-"""A simulation in figures: totals, ratios to the oracle, regret and its bound, with confidence intervals."""
+"""The figures of a simulation: totals, ratios to the oracle, regret and its bound, with confidence intervals."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Estimate(NamedTuple):
 
 
 def estimate(values: Array) -> Estimate:
-    """From values (R,), by Student's t."""
+    """The estimate from values (R,), by Student's t."""
     return Estimate(*map(float, band(values)))
 
 
 def band(values: Array) -> tuple[Array, Array]:
-    """Mean and half width of the 95 % interval, from values (..., R); each (...)."""
+    """Mean and half width of the 95 % interval, each (...), from values (..., R)."""
     mean, count = values.mean(-1), values.shape[-1]
     half = np.zeros_like(mean)
     if count > 1:
@@ -37,20 +37,20 @@ def band(values: Array) -> tuple[Array, Array]:
 
 
 def oracle_ratio(played: Played, outcome: Outcome, start: int = 1) -> Array:
-    """Total seconds over the oracle's, from round ``start`` on (counted from 1), (R,)."""
+    """Total seconds divided by the oracle's, from round ``start`` on (counted from 1), (R,)."""
     return played.latency[start - 1 :].sum(0) / outcome.oracle[start - 1 :].sum(0)
 
 
 def regret(played: Played, outcome: Outcome) -> Array:
-    """Dynamic regret after each round: seconds beyond the oracle's, summed, (T, R)."""
+    """Dynamic regret after each round: the sum of seconds beyond the oracle's, (T, R)."""
     return np.cumsum(played.latency - outcome.oracle, axis=0)
 
 
 def regret_bound(played: Played, outcome: Outcome) -> Array | None:
-    """DOLBIE, Theorem 1 on these rounds, (R,); None where it says nothing.
+    """The bound of DOLBIE, Theorem 1, on these rounds, (R,); None if the theorem does not apply.
 
-    It holds for DOLBIE as printed, on fractions, with everybody there and plans in force at once. The text's
-    constants are put right: L sqrt(T [(1 + P_T) / alpha_T + T min((N-1)/4, 1) + N(N-1)/2 sum_t alpha_t]).
+    It holds for DOLBIE as printed, on fractions, with all workers present and plans that take effect at once. The
+    paper's constants are corrected: L sqrt(T [(1 + P_T) / alpha_T + T min((N-1)/4, 1) + N(N-1)/2 sum_t alpha_t]).
     """
     scenario = outcome.scenario
     applies = (
@@ -69,7 +69,7 @@ def regret_bound(played: Played, outcome: Outcome) -> Array | None:
 
 
 def idle_share(played: Played) -> Array:
-    """Portion of the workers' time that went into waiting for the slowest, (R,)."""
+    """Portion of the workers' time spent waiting for the slowest, (R,)."""
     paid = played.compute + played.overhead + played.wait
     return played.wait / np.where(paid > 0, paid, 1.0)
 
@@ -80,7 +80,7 @@ def seconds_at(played: Played) -> dict[int, Estimate]:
 
 
 def to_json(outcome: Outcome) -> dict[str, Any]:
-    """Everything for JSON: every policy's figures, latency and shares, and what made them."""
+    """The whole outcome for JSON: every policy's figures, latency and shares, and the scenario."""
     scenario = outcome.scenario
     return {
         "policies": {name: _policy(played, outcome) for name, played in outcome.policies.items()},
@@ -115,7 +115,7 @@ def _policy(played: Played, outcome: Outcome) -> dict[str, Any]:
         "confidence_95": halves,
         "latency": played.latency[:, 0].tolist(),
         "mean_latency": played.latency.mean(-1).tolist(),
-        "shares": [  # JSON knows no NaN
+        "shares": [  # JSON has no NaN
             [None if np.isnan(item) else item for item in row] for row in played.first_shares.tolist()
         ],
         "mean_shares": played.shares.tolist(),
@@ -123,7 +123,7 @@ def _policy(played: Played, outcome: Outcome) -> dict[str, Any]:
 
 
 def describe(value: Any) -> Any:
-    """A scenario's fields as plain values; of a trace, its size."""
+    """A scenario's fields as plain values; a trace is described by its size."""
     if isinstance(value, np.ndarray):
         return {"rounds": len(value), "workers": value.shape[1]}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -1,7 +1,7 @@
-"""A round in pieces on the virtual clock: who is free first claims next, all realizations at once.
+"""A round in pieces on the virtual clock: the worker that is free first claims next, in all realizations at once.
 
-The claims follow each other in time, so the loop is over claims: about n times the pieces of a worker, whatever
-the number of realizations.
+The claims follow each other in time, so the loop is over claims: about n times the pieces of a worker, for any
+number of realizations.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from paceline.pieces.rule import Counts
 from paceline.rounds import Array, PiecePlan
 
 CLAIM_SECONDS = 2e-4  # two round trips to a store, as measured between processes of one machine
-CLAIMS = 20_000  # of a round, at most: they follow each other in time, so a million would take minutes
+CLAIMS = 20_000  # most claims of a round: they are played one after another, so a million would take minutes
 
 
 class PlayedRound(NamedTuple):
     """The outcome of a round in pieces; all of shape (R, n).
 
-    loads: samples run. seconds: until each was done, its overhead included. pieces: how many each ran. idle:
-    seconds before each knew that somebody was missed, with nothing left to claim; they are in its seconds.
-    expected: seconds that its claims would have taken at the pace of its first piece; strayed: how far from it; pace:
-    seconds per sample behind its first piece, NaN if nothing was run there.
+    loads: samples run. seconds: until each worker was done, its overhead included. pieces: number that each ran.
+    idle: seconds with nothing left to claim before a lost worker's samples could be claimed; included in seconds.
+    expected: seconds that its claims would have taken at the pace of its first piece; strayed: the absolute
+    difference from that; pace: seconds per sample after its first piece, NaN if it ran nothing then.
     """
 
     loads: Counts
@@ -55,12 +55,12 @@ def play(
     """Run planned ``loads``, shape (R, n), in pieces.
 
     slope: seconds per sample in this round. overhead: seconds of the round that do not grow with its load.
-    piece_seconds: what each piece costs beyond its samples. knee: samples below which a piece takes no less.
-    present: who claims. What the others were to run at once or last of all is claimed in its turn, ``missed``
-    seconds after the round began. most: samples of a piece at most.
+    piece_seconds: what each piece costs beyond its samples. knee: samples below which a piece takes no less time.
+    present: the workers that claim. What the others should have run first or last can be claimed ``missed`` seconds
+    after the round began. most: most samples of a piece.
     unsteady: sd of the logarithm of each piece's own pace.
 
-    Raises PacelineError where the pieces are so small that a round would need more than ``CLAIMS``, and 20 a worker.
+    Raises PacelineError if a round would need more than ``CLAIMS`` claims plus 20 per worker.
     """
     shape = loads.shape
     present = np.ones(shape, bool) if present is None else present
@@ -88,7 +88,7 @@ def play(
             number += 1
             if number > CLAIMS + 20 * shape[-1]:
                 raise PacelineError(
-                    f"a round of {loads.sum(-1).max():,} samples comes to more than {number - 1:,} pieces; choose "
+                    f"a round of {loads.sum(-1).max():,} samples would have more than {number - 1:,} pieces; choose "
                     "larger pieces, or a policy that plans whole rounds"
                 )
             at = np.arange(shape[0]), np.argmin(free, axis=-1)
@@ -123,7 +123,7 @@ def play(
     done, pieces = done + kept, pieces + (kept > 0)
     idle = np.where(present & (orphaned > 0)[:, None], np.maximum(missed - free, 0.0), 0.0)
     free = free + idle
-    # With the wait in it, the time that a worker took is no measure of its speed.
+    # The worker's time now includes a wait, so its speed is no longer measured from it.
     claim(orphaned, loads.sum(-1), False)
     expected_seconds = pace * claimed
     strayed = np.where(pace > 0, np.abs(took_claims - expected_seconds), 0.0)

@@ -1,4 +1,4 @@
-"""Pictures of a simulation: seconds of each round, the oracle's lead, where the time goes, and the shares."""
+"""Pictures of a simulation: seconds of each round, regret, how the time is spent, and the shares."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 def draw(outcome: Outcome, folder: Path) -> list[Path]:
-    """latency.png, regret.png, total.png and shares.png in ``folder``; their paths."""
+    """Write latency.png, regret.png, total.png and shares.png into ``folder``; returns their paths."""
     with saying(f"cannot make the folder {folder}", "choose another"):
         folder.mkdir(parents=True, exist_ok=True)
     makers = (("latency", latency), ("regret", cumulative_regret), ("total", total), ("shares", shares))
     paths = []
     for name, make in makers:
-        # Workers' shares of four policies at most stand side by side.
+        # At most four policies have their shares drawn, side by side.
         picture = figure(min(4, len(outcome.policies))) if name == "shares" else figure()
         make(outcome, picture)
         paths.append(folder / f"{name}.png")
@@ -33,9 +33,9 @@ def draw(outcome: Outcome, folder: Path) -> list[Path]:
 
 
 def bands(axes: Any, curves: Mapping[str, Array]) -> dict[str, tuple[Array, Array]]:
-    """Draw each curve's mean over the realizations and its 95 % interval; gives their (mean, half width).
+    """Draw each curve's mean over the realizations and its 95 % interval; returns their (mean, half width).
 
-    curves: by name, (T, R).
+    curves: values by name, (T, R).
     """
     found = {name: band(values) for name, values in curves.items()}
     for name, (mean, half) in found.items():
@@ -47,19 +47,19 @@ def bands(axes: Any, curves: Mapping[str, Array]) -> dict[str, tuple[Array, Arra
 
 
 def latency(outcome: Outcome, picture: Figure) -> None:
-    """Mean seconds of each round, with the 95 % interval of the mean."""
+    """Draw the mean seconds of each round, with the 95 % interval of the mean."""
     bands(picture.axes[0], {name: played.latency for name, played in outcome.policies.items()})
     picture.axes[0].set(xlabel="round", ylabel="seconds", ylim=(0, None), title="seconds of each round")
 
 
 def cumulative_regret(outcome: Outcome, picture: Figure) -> None:
-    """Seconds beyond the oracle's, summed."""
+    """Draw the sum of seconds beyond the oracle's."""
     bands(picture.axes[0], {name: regret(played, outcome) for name, played in outcome.policies.items()})
     picture.axes[0].set(xlabel="round", ylabel="seconds beyond the oracle's", title="dynamic regret")
 
 
 def total(outcome: Outcome, picture: Figure) -> None:
-    """Where the workers' time goes: computing, overhead, waiting."""
+    """Draw how the workers' time is spent: computing, overhead, waiting."""
     axes = picture.axes[0]
     names = list(outcome.policies)
     workers = outcome.scenario.size
@@ -70,13 +70,13 @@ def total(outcome: Outcome, picture: Figure) -> None:
         left += width
     halves = [estimate(p.latency.sum(0)).half for p in outcome.policies.values()]
     axes.errorbar(left, np.arange(len(names)), xerr=halves, fmt="none", ecolor="black", capsize=2)
-    axes.set(xlabel="seconds of a worker, all rounds", title="where the time goes")
+    axes.set(xlabel="seconds of a worker, all rounds", title="how the time is spent")
     axes.invert_yaxis()
     axes.legend(fontsize="small")
 
 
 def shares(outcome: Outcome, picture: Figure) -> None:
-    """Each worker's samples in the first realization, under the first few policies."""
+    """Draw each worker's samples in the first realization, under the first few policies."""
     rounds = np.arange(1, outcome.scenario.rounds + 1)
     for axes, (name, played) in zip(picture.axes, outcome.policies.items(), strict=False):
         axes.plot(rounds, played.first_shares * outcome.scenario.global_batch, linewidth=0.8)

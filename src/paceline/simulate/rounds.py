@@ -1,7 +1,7 @@
 """Bulk-synchronous rounds on a virtual clock: every policy on the same rounds, all realizations at once.
 
-Each round, every policy's plan is played, the slowest worker sets the time, and the policy hears what happened.
-What is kept grows with n x R and with T x R, never with T x R x n.
+In each round, every policy's plan is played, the slowest worker sets the time, and the result is reported to the
+policy. Memory grows with n x R and with T x R, never with T x R x n.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from paceline.simulate.timing import assemble
 class Moment(NamedTuple):
     """One round of the cluster; arrays of shape (R, n).
 
-    costs: seconds of any load; impossible for who is not there.
+    costs: seconds of any load; any load is impossible for absent workers.
     overhead: the part that does not grow with the load. slope: seconds per sample; both finite.
     knee: samples below which a load takes no less time.
-    present: who is there when the round begins. stopped: who of them stops without notice before its end; here: the
-    others.
+    present: the workers present when the round begins. stopped: those of them that stop without notice before its
+    end; here: those that do not.
     """
 
     costs: Cost
@@ -49,9 +49,9 @@ class Moment(NamedTuple):
 
 
 def moments(scenario: Scenario) -> Iterator[Moment]:
-    """Every round of every realization, all realizations of a round at once.
+    """All rounds, each with all of its realizations at once.
 
-    Raises PacelineError where the timing models draw what no clock tells (``costs.SPAN``).
+    Raises PacelineError if the timing models draw seconds out of range (``costs.SPAN``).
     """
     _, pacing, noising, waiting = np.random.default_rng(scenario.seed).spawn(4)
     shape = (scenario.realizations, scenario.size)
@@ -64,7 +64,7 @@ def moments(scenario: Scenario) -> Iterator[Moment]:
     most = np.broadcast_to(np.array(limits, float)[of], shape)
     saturating = bool(knee.any())
     for index in range(scenario.rounds):
-        with np.errstate(over="ignore", invalid="ignore"):  # said below
+        with np.errstate(over="ignore", invalid="ignore"):  # checked below
             slope, overhead = next(slopes), next(overheads)
             if noise.any():
                 slope = slope * np.exp(noise * noising.standard_normal(shape))
@@ -83,7 +83,7 @@ def moments(scenario: Scenario) -> Iterator[Moment]:
 
 
 def _check(seconds: Array, index: int, name: str, least: float) -> None:
-    """Raise PacelineError for drawn seconds that no clock tells; NaN, an absent worker, may be."""
+    """Raise PacelineError for drawn seconds out of range; NaN, for an absent worker, is allowed."""
     wrong = (seconds < least) | (seconds > costs.MOST)
     if wrong.any():
         worker = int(np.argwhere(wrong)[0][-1])
@@ -95,15 +95,15 @@ def _check(seconds: Array, index: int, name: str, least: float) -> None:
 
 
 class Played(NamedTuple):
-    """What one policy made of the rounds; T rounds, R realizations, n workers.
+    """The rounds under one policy; T rounds, R realizations, n workers.
 
     latency: seconds of each round, (T, R).
-    compute, overhead, wait: seconds of all workers and rounds together, (R,): at work on samples, on what does
+    compute, overhead, wait: seconds over all workers and rounds, (R,): on samples, on overhead that does
         not grow with them, and waiting for the slowest.
     shares: mean over the realizations, (T, n). first_shares, first_seconds: of the first realization, (T, n),
-        NaN where a worker was absent.
-    decide_seconds: spent in the policy, all realizations together.
-    steps: DOLBIE's alpha_t, (T, R), where it decided; None otherwise.
+        NaN if a worker was absent.
+    decide_seconds: seconds spent in the policy, over all realizations.
+    steps: DOLBIE's alpha_t, (T, R); None for other policies.
     """
 
     latency: Array
@@ -118,12 +118,13 @@ class Played(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Every policy's rounds, and what the oracle would have needed for the same.
+    """All policies' rounds, and the oracle's seconds for the same rounds.
 
-    oracle: seconds of each round at best, (T, R): of fractions where these were played, else of whole samples.
-    path: P_T, how far the fractional optimum moved in all, (R,). steepest: the largest seconds of a full batch
+    oracle: least possible seconds of each round, (T, R), with fractions if the scenario has them, otherwise with
+        whole samples.
+    path: P_T, the length of the fractional optimum's path, (R,). steepest: the largest seconds of a full batch
         on one worker beyond its overhead, (R,): a Lipschitz constant of every round's time in the shares.
-    whole_cluster: everybody was there in all rounds.
+    whole_cluster: whether all workers were present in all rounds.
     """
 
     scenario: Scenario
@@ -137,16 +138,16 @@ class Outcome(NamedTuple):
 def run(
     scenario: Scenario, names: Sequence[str], progress: Callable[[int, int], None] | None = None
 ) -> Outcome:
-    """Play the scenario under each policy named (``name:key=value,...``): DOLBIE, eqs. (1) to (3).
+    """Simulate the scenario under each named policy (``name:key=value,...``): DOLBIE, eqs. (1) to (3).
 
-    progress: called with the rounds done and their number, after each.
-    Raises PacelineError on a name or option that does not exist.
+    progress: called after each round with the number of rounds done and of all rounds.
+    Raises PacelineError for a name or option that does not exist.
     """
     if not names:
-        raise PacelineError(f"no policy named; expected some of {', '.join(policies.names())}")
+        raise PacelineError(f"no policy named; expected one or more of {', '.join(policies.names())}")
     if scenario.samples is not None:
         raise PacelineError(
-            "the scenario has [samples], which paceline.simulate.dealt.run plays; leave them out"
+            "the scenario has [samples], which only paceline.simulate.dealt.run supports; leave them out"
         )
     cluster = scenario.cluster()
     players = {
@@ -155,7 +156,7 @@ def run(
     oracle = np.empty((scenario.rounds, scenario.realizations))
     path, steepest = np.zeros(scenario.realizations), np.zeros(scenario.realizations)
     whole_cluster = True
-    best: Array | None = None  # fractions of the round before
+    best: Array | None = None  # best fractions of the previous round
     stream = moments(scenario)
     coming: Moment | None = next(stream)
     for t in range(scenario.rounds):
@@ -178,35 +179,35 @@ def run(
 
 
 def _optimum(scenario: Scenario, cluster: Cluster, moment: Moment, batch: int) -> tuple[Array, Array]:
-    """Seconds of the round at best, (R,), and the best fractions, (R, n)."""
+    """Least possible seconds of the round, (R,), and the best fractions, (R, n)."""
     least, most = bounds(cluster, moment.here)
     loads = water_level(moment.costs, batch, least * batch, most * cluster.global_batch).loads
     shares = loads / batch
     if not scenario.fractional:
         loads = _whole(moment.costs, cluster, moment.here, batch)
-    # Not the water's level: an idle worker still has its overhead, which no division can avoid.
+    # Not the water level: an idle worker still has its overhead, which no division can avoid.
     return _latency(scenario, moment, _seconds(moment, loads)), shares
 
 
 def _whole(expected: Plan | Cost, cluster: Cluster, here: NDArray[np.bool_], batch: int) -> Array:
-    """Whole samples of each worker, as floats, within the limits of those that are here."""
+    """Whole samples of each worker, as floats, within the limits of the workers that are here."""
     least, most = (share * cluster.global_batch for share in bounds(cluster, here))
     return whole_samples(expected, batch, np.ceil(least - 1e-9), np.floor(most + 1e-9)).astype(float)
 
 
 def _seconds(moment: Moment, loads: Array) -> Array:
-    """Seconds of each worker, NaN for the absent and for who stopped."""
+    """Seconds of each worker; NaN if it is absent or stopped."""
     return np.where(moment.here, moment.costs.seconds(loads), np.nan)
 
 
 def _latency(scenario: Scenario, moment: Moment, seconds: Array) -> Array:
     """Seconds of the round, (R,), from those of each worker."""
-    slowest = np.nanmax(seconds, axis=-1)  # nobody is told who stops, so nobody can avoid the wait
+    slowest = np.nanmax(seconds, axis=-1)  # no policy knows which worker stops, so none can avoid the wait
     return np.where(moment.stopped.any(-1), np.maximum(slowest, scenario.give_up_seconds), slowest)
 
 
 class _Player:
-    """One policy in the middle of a simulation."""
+    """One policy and its state in a simulation."""
 
     def __init__(self, scenario: Scenario, cluster: Cluster, policy: Policy[Any]) -> None:
         rounds, realizations, workers = scenario.rounds, scenario.realizations, scenario.size
@@ -214,7 +215,7 @@ class _Player:
         began = time.perf_counter()
         plan, self._state = policy.init()
         self.decide_seconds = time.perf_counter() - began
-        delay = min(scenario.decision_delay, rounds)  # later than the last round is never
+        delay = min(scenario.decision_delay, rounds)  # a plan after the last round is never used
         self._plans = deque([plan] * (1 + (0 if policy.needs_upcoming else delay)))
         self._fit = None if scenario.known_overhead else overheads.start(cluster.shape)
         compute, overhead, wait = np.zeros((3, realizations))
@@ -224,7 +225,7 @@ class _Player:
         self.played = Played(latency, *parts, 0.0, steps if isinstance(policy, Dolbie) else None)
 
     def round(self, t: int, moment: Moment, coming: Moment | None) -> None:
-        """Play round t, and let the policy decide on the next."""
+        """Play round t, and let the policy plan the next."""
         plan, batch = self._plans.popleft(), self._scenario.batch(t)
         if self._policy.needs_upcoming and t == 0:
             plan = self._policy.plan(moment.costs, moment.here)  # type: ignore[attr-defined]
@@ -237,14 +238,14 @@ class _Player:
             if self._fit is not None:
                 self._fit = overheads.update(self._fit, shares * batch, seconds)
                 overhead = overheads.certain(self._fit)
-        else:  # loads that follow the speeds within the round tell nothing of overhead
+        else:  # overhead cannot be estimated from loads that follow the speeds within the round
             shares, seconds, further, times = self._in_pieces(plan.piece_plan, moment, shares, batch)
             overhead, costs = further if self._fit is not None else overhead + further, None
         self._record(t, moment, shares, seconds)
         if self.played.steps is not None:
             self.played.steps[t] = self._state.alpha[..., 0]
         if coming is not None:
-            # Who knows what comes knows who comes, too.
+            # A policy that knows the coming costs also knows the coming workers.
             here, upcoming = (coming.here, coming.costs) if self._policy.needs_upcoming else (None, None)
             happened = Round(shares, seconds, batch, overhead, here, costs, upcoming, pieces=times)  # type: ignore[arg-type]
             began = time.perf_counter()
@@ -253,7 +254,7 @@ class _Player:
             self._plans.append(plan)
 
     def _ran(self, plan: Plan, moment: Moment, batch: int) -> Array:
-        """Shares that are really run: among those there, in whole samples where asked for."""
+        """The shares to run: among the present workers, and in whole samples unless the scenario has fractions."""
         if not moment.present.all():
             costs = None if plan.costs is None else Only(plan.costs, moment.present)
             shares = among_present(self._cluster, moment.present, plan.shares)
@@ -265,14 +266,14 @@ class _Player:
     def _in_pieces(
         self, piece_plan: PiecePlan, moment: Moment, shares: Array, batch: int
     ) -> tuple[Array, Array, Array, PieceTimes]:
-        """(shares run, seconds, those beyond the samples, what its pieces tell) of a round whose work moves."""
+        """(shares run, seconds, seconds beyond the samples, times of its pieces) of a round whose work moves."""
         loads = np.rint(shares * batch).astype(np.int64)
-        piece = self._scenario.piece_seconds  # what it does cost, whatever the policy believes
+        piece = self._scenario.piece_seconds  # the real cost of a piece, which the policy only estimates
         missed = self._scenario.give_up_seconds
         ran = play(
             piece_plan, loads, moment.slope, moment.overhead, piece, moment.knee, moment.here, missed=missed
         )
-        # What a single piece costs is in the round's overhead, for this policy as for the others.
+        # The cost of the first piece is in the round's overhead, for this policy as for the others.
         further = np.maximum(ran.pieces - 1, 0) * piece + ran.idle
         seconds: Array = ran.seconds - np.where(ran.pieces > 0, piece, 0.0)
         times = PieceTimes(np.full_like(seconds, piece), ran.expected, ran.strayed, ran.pace)

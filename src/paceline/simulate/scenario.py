@@ -1,6 +1,6 @@
-"""What to simulate: a cluster, how its workers' times vary, what happens to them, and for how long.
+"""A scenario to simulate: a cluster, how its workers' times vary, events, and the number of rounds.
 
-Usually read from a TOML file (``toml.read``); every field below is one there.
+It is usually read from a TOML file (``toml.read``), which has the same fields as the classes below.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from paceline.rounds import Array, Cluster, Machines
 from paceline.samples import SampleCosts
 from paceline.simulate.timing import Checked, Constant, Replay, TimingModel
 
-SAMPLES = 10**9  # of a round
-SIZES = 1e15  # of a machine, or of a link, in whatever unit; and one over it at least
-SPREAD = 1e3  # standard deviation of a logarithm: more than any float can hold anyway
-ROUNDS = 10**8  # rounds times realizations: 8 bytes each and policy
-CELLS = 10**7  # workers times realizations: what a round's arrays hold
-SHARES = 10**8  # rounds times workers: 24 bytes each and policy
-LENGTH = 1e12  # of a sample
+SAMPLES = 10**9  # most samples of a round
+SIZES = 1e15  # the largest size of a machine or of a link, in any unit; the least is 1 over it
+SPREAD = 1e3  # the largest standard deviation of a logarithm: beyond it, values do not fit into a float
+ROUNDS = 10**8  # most rounds times realizations: 8 bytes each per policy
+CELLS = 10**7  # most workers times realizations: the size of a round's arrays
+SHARES = 10**8  # most rounds times workers: 24 bytes each per policy
+LENGTH = 1e12  # the largest length of a sample
 
 
-# What fields of several classes may be, as in ``timing``.
+# The ranges of fields of several classes, as in ``timing``.
 Rounds = Annotated[int, 1, ROUNDS, f"1 to {ROUNDS:,}"]
 Size = Annotated[float, 1 / SIZES, SIZES, f"{1 / SIZES:g} to {SIZES:g}"]
 
-PIECE_SECONDS = 1e-3  # about what the torch engine takes for a piece beyond its samples
+PIECE_SECONDS = 1e-3  # about the seconds that a piece takes beyond its samples in the torch engine
 LOGNORMAL, UNIFORM = DISTRIBUTIONS = ("lognormal", "uniform")
 LEAVE, DIE, FREEZE, JOIN = KINDS = ("leave", "die", "freeze", "join")
 
 
 @dataclass(frozen=True)
 class Change(Checked):
-    """A link's bandwidth from a round on.
+    """A change of a link's bandwidth.
 
-    round: counted from 1. mbps: megabits per second.
+    round: the first round with it, counted from 1. mbps: megabits per second.
     """
 
     round: Rounds
@@ -53,7 +53,7 @@ class Change(Checked):
 
 @dataclass(frozen=True)
 class Link(Checked):
-    """A worker's own link, whose time joins its overhead.
+    """A worker's own link, whose time is added to its overhead.
 
     megabytes: moved in each round, both ways together. mbps: megabits per second at the start.
     changes: other bandwidths from given rounds on.
@@ -64,7 +64,7 @@ class Link(Checked):
     changes: tuple[Change, ...] = ()
 
     def seconds(self, index: int) -> float:
-        """What the transfer takes in the round of that index, counted from 0."""
+        """Seconds of the transfer in the round of this index, counted from 0."""
         changes = sorted(self.changes, key=lambda change: change.round)
         mbps = [self.mbps, *(change.mbps for change in changes if change.round <= index + 1)]
         return 8 * self.megabytes / mbps[-1]
@@ -74,15 +74,15 @@ class Link(Checked):
 class WorkerClass(Checked):
     """Workers of one kind.
 
-    seconds_per_sample: how their pace varies: a number, or a table with the name of a timing model.
-    overhead: seconds a round that do not grow with the load, likewise.
-    name: what the reports call them. count: how many there are.
-    weight: where workers are drawn at random (the scenario's ``draw``), how often this class comes up.
+    seconds_per_sample: their pace: a number, or a table with the name of a timing model.
+    overhead: seconds per round that do not grow with the load, in the same form.
+    name: their name in reports. count: number of workers.
+    weight: if workers are drawn at random (the scenario's ``draw``), the relative frequency of this class.
     noise: additional random variation of the pace in each round: standard deviation of its logarithm.
     knee: samples below which a round takes as long as with that many (a GPU's saturation, x^s).
-    least, most: whole samples each must and can take in a round; above ``most`` (x^o) memory ends.
+    least, most: whole samples that each must and can take in a round; above ``most`` (x^o) memory is exceeded.
     link: a link with a bandwidth of its own.
-    cpus, cores, memory: what the machine is, for policies that begin with that (WLBS).
+    cpus, cores, memory: sizes of the machine, for policies that start from them (WLBS).
     """
 
     seconds_per_sample: TimingModel
@@ -110,8 +110,8 @@ class WorkerClass(Checked):
             source = getattr(self, name)
             if isinstance(source, Replay) and source.table.shape[1] != self.count:
                 raise PacelineError(
-                    f"count={self.count}: the trace for {name} is of {source.table.shape[1]} workers; expected "
-                    "as many (choose some with its field workers)"
+                    f"count={self.count}: the trace for {name} has {source.table.shape[1]} workers; expected the "
+                    "same number (choose some with its field workers)"
                 )
         if self.most is not None and not max(self.least, self.knee) <= self.most:
             raise PacelineError(
@@ -121,13 +121,13 @@ class WorkerClass(Checked):
 
 @dataclass(frozen=True)
 class Event(Checked):
-    """Something happens to a worker at the start of a round.
+    """A change of one worker's membership at the start of a round.
 
     round: counted from 1. worker: its rank, in the order of the classes.
     kind: "leave" is known before the round is divided; "die" is not: the others wait ``give_up_seconds`` for
-        it, and its samples of that round are lost; "freeze" is a death from which it is back after ``rounds``
-        rounds; "join" brings a worker that was not there before.
-    rounds: how long a freeze lasts.
+        the worker, and its samples of that round are lost; "freeze" is the same, but the worker returns after
+        ``rounds`` rounds; "join" adds a worker that was absent before.
+    rounds: the number of rounds that a freeze lasts.
     """
 
     round: Rounds
@@ -143,13 +143,13 @@ class Event(Checked):
 
 @dataclass(frozen=True)
 class Samples(Checked):
-    """Samples of unlike lengths; a worker's ``seconds_per_sample`` is then that of a mean sample.
+    """Samples of different lengths; a worker's ``seconds_per_sample`` is then that of a mean sample.
 
-    distribution: "lognormal", of which ``mu`` and ``sigma`` are mean and deviation of the logarithm, or "uniform".
-    least, most: lengths are whole numbers cut to these. file: a text file with a length on each line instead.
-    alpha: a sample of length L costs in proportion to L + alpha L^2, which Paceline is not told.
-    padded: a micro-batch costs its size times its longest sample. launch: what each costs beyond that, in mean
-    samples. micro_batch, micro_batch_cost: samples of a micro-batch at most, and their length (padded where so).
+    distribution: "lognormal", with the logarithm's mean ``mu`` and standard deviation ``sigma``, or "uniform".
+    least, most: lengths are whole numbers clipped to these. file: a text file with a length on each line instead.
+    alpha: a sample of length L costs in proportion to L + alpha L^2; policies do not know alpha.
+    padded: a micro-batch costs its size times its longest sample. launch: the cost of a micro-batch beyond that, in
+    mean samples. micro_batch, micro_batch_cost: most samples of a micro-batch, and most length (padded if so).
     """
 
     distribution: str = LOGNORMAL
@@ -178,7 +178,7 @@ class Samples(Checked):
             )
 
     def costs(self, samples: int, rng: Generator) -> SampleCosts:
-        """The lengths of a data set; of so many ``samples`` where they are drawn."""
+        """The lengths of the data set: those of the file, or ``samples`` drawn ones."""
         if self.file is not None:
             with saying(f"cannot read the lengths {self.file}"):
                 written = files.read(self.file)
@@ -204,18 +204,18 @@ class Scenario(Checked):
     """A simulation of bulk-synchronous rounds.
 
     workers: the classes of workers. global_batch: samples in each round.
-    rounds: how many. realizations: how many times, with other draws of everything random. seed: of all draws.
-    batches: samples of each round where they differ, as the last of an epoch; at most ``global_batch`` each.
-    draw: this many workers, each of a class drawn at random for each realization; 0 takes each class's count.
-    fractional: divide the batch into fractions of samples; otherwise whole samples are played.
-    decision_delay: rounds by which a plan takes effect later than in the very next round.
+    rounds: number of rounds. realizations: number of repetitions with other random draws. seed: of all draws.
+    batches: samples of each round, if they differ (an epoch's last is often smaller); each at most ``global_batch``.
+    draw: number of workers, each of a class drawn at random for each realization; 0 takes each class's count.
+    fractional: divide the batch into fractions of samples instead of whole samples.
+    decision_delay: rounds by which a plan takes effect later than in the next round.
     known_overhead: whether workers know their overhead (they time their communication); otherwise it is fitted
         from seconds and loads, as in real training.
     give_up_seconds: how long the others wait for a worker that stopped without notice.
-    piece_seconds: what a piece costs beyond its samples, for policies that run a round in pieces; what they
-        believe of it themselves is theirs to find out.
-    events: what happens to workers. samples: what they cost, where they cost differently. policies: which to try
-    where none are named. name: for titles.
+    piece_seconds: seconds of a piece beyond its samples, for policies that run a round in pieces; the policies
+        have to estimate it.
+    events: workers that leave, die, freeze or join. samples: the samples' costs, if they differ. policies: those to
+    simulate if none are named. name: for titles.
     """
 
     workers: tuple[WorkerClass, ...]
@@ -248,7 +248,7 @@ class Scenario(Checked):
             if cells > most:
                 raise PacelineError(
                     f"rounds={self.rounds:,}, realizations={self.realizations:,} and {self.size:,} workers: "
-                    f"{cells:,} {what} together, more than memory is meant for; expected at most {most:,}"
+                    f"{cells:,} {what} together, which would need too much memory; expected at most {most:,}"
                 )
         if self.draw:
             for each in self.workers:
@@ -261,7 +261,7 @@ class Scenario(Checked):
             for source in (each.seconds_per_sample, each.overhead):
                 if isinstance(source, Replay) and len(source.table) < self.rounds:
                     raise PacelineError(
-                        f"rounds={self.rounds}: the trace has {len(source.table)}; ask for no more"
+                        f"rounds={self.rounds}: the trace has {len(source.table)}; expected at most as many"
                     )
         if self.batches and len(self.batches) < self.rounds:
             raise PacelineError(
@@ -278,7 +278,7 @@ class Scenario(Checked):
                     f"event in round {event.round}: there is no worker {event.worker}; expected 0 to "
                     f"{self.size - 1}"
                 )
-        self.cluster()  # limits that cannot hold the batch are said now
+        self.cluster()  # raises now if the limits cannot hold the batch
         for index in sorted({event.round - 1 for event in self.events if event.round <= self.rounds}):
             here, stopped = self.members(index)
             if not (here & ~stopped).any():
@@ -287,7 +287,7 @@ class Scenario(Checked):
                 )
 
     def batch(self, index: int) -> int:
-        """Samples in the round of that index, from 0."""
+        """Samples in the round of this index, counted from 0."""
         return self.batches[index] if self.batches else self.global_batch
 
     @property
@@ -296,7 +296,7 @@ class Scenario(Checked):
         return self.draw or sum(each.count for each in self.workers)
 
     def cluster(self) -> Cluster:
-        """Who takes part, for the policies."""
+        """The workers and their limits, for the policies."""
         if self.draw:
             return Cluster(self.draw, self.global_batch, realizations=(self.realizations,))
         counts = [each.count for each in self.workers]
@@ -317,7 +317,7 @@ class Scenario(Checked):
         )
 
     def classes(self) -> NDArray[np.int64]:
-        """Each worker's class, an index into ``workers``: shape (n,), or (R, n) where they are drawn."""
+        """Each worker's class, an index into ``workers``: shape (n,), or (R, n) if they are drawn."""
         if not self.draw:
             return np.repeat(np.arange(len(self.workers)), [each.count for each in self.workers])
         weights = np.array([each.weight for each in self.workers])
@@ -325,10 +325,10 @@ class Scenario(Checked):
         return rng.choice(len(weights), (self.realizations, self.draw), p=weights / weights.sum())
 
     def members(self, index: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Who is in the round of that index (from 0), and who of them stops without notice; each (n,)."""
+        """Masks of the workers in the round of this index (from 0), and of those that stop without notice, (n,)."""
         here = np.ones(self.size, bool)
         stopped = np.zeros(self.size, bool)
-        known: set[int] = set()  # whose place in the cluster an earlier event settled
+        known: set[int] = set()  # workers with an earlier event
         for event in sorted(self.events, key=lambda event: event.round):
             begins = event.round - 1
             if event.kind == JOIN:
@@ -344,14 +344,14 @@ class Scenario(Checked):
 
 
 def from_trace(trace: Trace, **fields: object) -> Scenario:
-    """The scenario that plays a trace, all its rounds where ``rounds`` does not say otherwise."""
+    """The scenario that plays a trace, with all its rounds unless ``rounds`` is given."""
     rounds, workers = trace.seconds_per_sample.shape
     if workers < 2:
-        raise PacelineError("the trace has 1 worker only; expected at least 2 to divide a batch between")
-    nobody = np.isnan(trace.seconds_per_sample).all(-1)
-    if nobody.any():
+        raise PacelineError("the trace has only 1 worker; expected at least 2 to divide a batch between")
+    empty = np.isnan(trace.seconds_per_sample).all(-1)
+    if empty.any():
         raise PacelineError(
-            f"round {int(np.argmax(nobody))} of the trace has no worker; leave at least one in every round"
+            f"round {int(np.argmax(empty))} of the trace has no worker; leave at least one in every round"
         )
     played = WorkerClass(Replay(trace.seconds_per_sample), Replay(trace.overhead), count=workers)
     return dataclasses.replace(Scenario((played,), rounds=rounds), **fields)  # type: ignore[arg-type]

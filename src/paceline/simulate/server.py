@@ -1,7 +1,7 @@
 """A parameter server on a virtual clock, with real gradients.
 
-Virtual time decides which gradients are used and when parameters move; the gradients themselves are computed
-when, and only if, an update needs them. Everything is deterministic for a seed.
+Virtual time decides which gradients are used and when parameters move; a gradient is computed only when an update
+uses it. A run is deterministic for a seed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from paceline.simulate.timing import Constant, TimingModel
 
 
 class Change(NamedTuple):
-    """From ``at`` seconds on these workers' round trips take ``factor`` times as long."""
+    """A change of speed: from ``at`` seconds on, these workers' round trips take ``factor`` times as long."""
 
     at: float
     workers: tuple[int, ...]
@@ -35,14 +35,14 @@ class Change(NamedTuple):
 
 
 class RoundTrips:
-    """Seconds of each worker's j-th task: overhead plus load times seconds a sample, each from its own timing model.
+    """Seconds of each worker's j-th task: overhead plus load times seconds per sample, from one timing model each.
 
-    What a worker's j-th task takes depends on the seed, the worker and j only: policies that order the tasks
-    differently meet the same cluster.
+    The seconds of a worker's j-th task depend only on the seed, the worker and j, so policies that order the tasks
+    differently run on the same cluster.
 
-    changes: slower or faster from given times on. noise: further spread of each task's pace, the standard deviation
-    of its logarithm. knee: samples below which a task takes as long as with that many. transfer: seconds that each
-    worker's link takes for its j-th task, by j. noise and knee: one for all, or of shape (n,).
+    changes: changes of speed at given times. noise: further spread of each task's pace, the standard deviation of
+    its logarithm. knee: samples below which a task takes as long as with that many. transfer: seconds that each
+    worker's link takes for its j-th task, by j. noise and knee: one for all workers, or of shape (n,).
     """
 
     def __init__(
@@ -65,8 +65,8 @@ class RoundTrips:
         self._transfer = transfer or (lambda number: np.zeros(workers))
 
     def seconds(self, worker: int, number: int, load: int, now: float) -> float:
-        """What the worker's ``number``-th task (from 0) with ``load`` samples takes if begun at ``now``."""
-        with np.errstate(over="ignore", invalid="ignore"):  # said below
+        """Seconds of the worker's ``number``-th task (from 0) with ``load`` samples if it starts at ``now``."""
+        with np.errstate(over="ignore", invalid="ignore"):  # checked below
             pace = self._pace(number)[worker]
             if self._noise[worker]:
                 pace = pace * np.exp(self._noise[worker] * self._further(number)[worker])
@@ -88,15 +88,15 @@ class RoundTrips:
 
 
 def _rows(stream: Iterator[Array]) -> Callable[[int], Array]:
-    """A stream's rows by their numbers, drawn as far as they are asked for."""
+    """A function from a number to that row of a stream, which is drawn only as far as needed."""
     rows: list[Array] = []
 
     def row(number: int) -> Array:
         while len(rows) <= number:
             if (drawn := next(stream, None)) is None:
                 raise PacelineError(
-                    f"the trace has {len(rows)} rounds and a worker begins its task {number + 1}; give a "
-                    "longer trace, or ask for fewer updates"
+                    f"the trace has {len(rows)} rounds, but a worker starts its task {number + 1}; give a "
+                    "longer trace, or fewer updates"
                 )
             rows.append(np.array(drawn))
         return rows[number]
@@ -104,11 +104,11 @@ def _rows(stream: Iterator[Array]) -> Callable[[int], Array]:
     return row
 
 
-FINISH, MEMBERS = 0, 1  # what ends at a moment counts before who comes or goes then
+FINISH, MEMBERS = 0, 1  # at equal times, tasks finish before workers join or leave
 
 
 class Learner(Protocol):
-    """Computes what moves a model."""
+    """Computes the gradients that train a model."""
 
     def start(self) -> Vector:
         """The first parameters."""
@@ -120,10 +120,10 @@ class Learner(Protocol):
 
 
 class Member(NamedTuple):
-    """At ``at`` seconds a worker joins, leaves ("leave": says so), stops without a word ("freeze"), or works again
-    ("thaw").
+    """At ``at`` seconds a worker joins ("join"), leaves with notice ("leave"), stops without notice ("freeze"), or
+    works again ("thaw").
 
-    A frozen worker is given up when its deadline has passed. Given as ``by_update`` of a server, ``at`` counts
+    A frozen worker is given up when its deadline has passed. In ``by_update`` of a server, ``at`` is the number of
     updates made.
     """
 
@@ -135,10 +135,10 @@ class Member(NamedTuple):
 class Server:
     """One run. ``run`` plays it to its end; ``parameters`` then holds the model.
 
-    members: what happens to workers at given times; by_update: after given numbers of updates.
-    absent: who is not there at the beginning.
+    members: events of workers at given times; by_update: after given numbers of updates.
+    absent: workers that are absent at the start.
     give_up, floor: as for ``Coordinator.deadlines``; with give_up = 0 a frozen worker is given up ``floor``
-        seconds after it began.
+        seconds after its task started.
     """
 
     def __init__(
@@ -161,11 +161,11 @@ class Server:
         self._coordinator = Coordinator(self, config, pool, self.updates.append)
         self._heap: list[tuple[float, int, int, Callable[[], None]]] = []
         self._sequence = count()
-        self._reading: dict[int, Vector] = {}  # by task: the parameters it is computed at
+        self._reading: dict[int, Vector] = {}  # by task: the parameters at which its gradient is computed
         self._counts: dict[int, int] = {}
         self._ends: dict[int, Array] = {}  # by task: when each of its pieces is done
         self._frozen: set[int] = set()
-        # By worker: a task, the seconds left of it once it thaws.
+        # By frozen worker: its task, and the task's seconds left after it thaws.
         self._stuck: dict[int, tuple[Task, float]] = {}
         self._upcoming = deque(sorted(by_update, key=lambda member: (member.at, member.kind == "thaw")))
         self._absent = set(absent)
@@ -178,7 +178,7 @@ class Server:
         seconds: float | None = None,
         stop: Callable[[Update], bool] | None = None,
     ) -> list[Update]:
-        """Play until so many updates, or seconds of virtual time, or ``stop`` says so, or all samples are used."""
+        """Play up to a number of updates or of virtual seconds, or until ``stop`` is True or all samples are used."""
         coordinator = self._coordinator
         coordinator.handle(Start(0.0, frozenset(range(coordinator.workers)) - self._absent))
         seen = 0
@@ -199,7 +199,7 @@ class Server:
         return self.updates
 
     def compute(self, task: Task) -> None:
-        """Note when the task will be done, and what it reads."""
+        """Store the task's end and the parameters that it reads."""
         number = self._counts.get(task.worker, 0)
         self._counts[task.worker] = number + 1
         self._reading[task.number] = self.parameters.values
@@ -211,7 +211,7 @@ class Server:
             self._push(self.now + took, FINISH, partial(self._finish, task))
 
     def _seconds(self, task: Task, number: int) -> float:
-        """What the worker's ``number``-th task takes, up to the piece in which its time is over."""
+        """Seconds of the worker's ``number``-th task, up to the end of the piece in which its time is over."""
         if not task.pieces:
             return self._trips.seconds(task.worker, number, task.load, self.now)
         loads = task.ends().tolist()
@@ -220,7 +220,7 @@ class Server:
         return float(ends[-1])
 
     def cancel(self, tasks: list[Task]) -> None:
-        """Forget what they read; their end will find that nobody waits for it."""
+        """Discard what these tasks read; their ends are then ignored."""
         for task in tasks:
             self._reading.pop(task.number, None)
             self._ends.pop(task.number, None)
@@ -237,7 +237,7 @@ class Server:
 
     def _finish(self, task: Task) -> None:
         worker = task.worker
-        if worker in self._frozen:  # it was at work when it froze
+        if worker in self._frozen:  # it froze during this task
             self._stuck[worker] = task, 0.0
             self._watch(task)
             return
@@ -262,12 +262,12 @@ class Server:
                 self._push(self.now + rest, FINISH, partial(self._finish, task))
 
     def _catch_up(self) -> None:
-        """What is due after as many updates as have been made; one of these may make the next."""
+        """Apply the events that are due after the updates made so far; one of them may cause the next update."""
         while self._upcoming and self._upcoming[0].at <= len(self.updates):
             self._member(self._upcoming.popleft())
 
     def _watch(self, task: Task) -> None:
-        """Look again at a frozen worker's deadline."""
+        """Schedule the check of a frozen worker's deadline."""
         deadline = self._coordinator.due(self._give_up, self._floor).get(task.worker)
         if deadline is not None:
             self._push(max(deadline, self.now), MEMBERS, partial(self._check, task.worker))

@@ -1,8 +1,8 @@
-"""How long a worker takes, round after round: the timing models of a scenario.
+"""The timing models of a scenario: the seconds that workers take, round after round.
 
-A model is a frozen set of parameters, numbers for one class of workers, or arrays (..., n) for all of them at
-once. ``stream`` yields one array of seconds a round, without end (a trace's ends with it); memory is that of
-one round.
+A model is a frozen set of parameters: numbers for one class of workers, or arrays (..., n) for all workers.
+``stream`` yields one array of seconds per round, without end (a trace's stream ends with the trace), and keeps
+only one round in memory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from paceline.rounds import Array
 
 Numbers = float | Array
 MANY = float(np.finfo(float).max)
-# What the fields of models may be: from, to, and in words.
+# The range of the models' fields: from, to, and in words.
 Seconds = Annotated[Numbers, costs.LEAST, costs.MOST, f"{costs.SPAN} seconds"]
 SecondsOrNone = Annotated[Numbers, 0.0, costs.MOST, f"{costs.SPAN_0} seconds"]
 Chance = Annotated[Numbers, 0.0, 1.0, "a probability"]
@@ -33,10 +33,10 @@ Positive = Annotated[Numbers, float(np.nextafter(0, 1)), MANY, "more than 0"]
 
 
 class TimingModel(Protocol):
-    """Where the seconds of every worker come from, round after round."""
+    """A source of the seconds of all workers, round after round."""
 
     def stream(self, shape: tuple[int, ...], rng: Generator) -> Iterator[Array]:
-        """One array of ``shape`` (..., n) a round; NaN where a worker is absent."""
+        """Yield one array of ``shape`` (..., n) per round; NaN if a worker is absent."""
         ...
 
 
@@ -44,9 +44,9 @@ _hints: Callable[[Any], dict[str, Any]] = cache(partial(get_type_hints, include_
 
 
 class Checked:
-    """Refuses numbers that their fields may not hold; a field's annotation says from where to where, and in words.
+    """Checks that numbers are in the range of their field's annotation (from, to, and in words).
 
-    None may be, where a field allows it. Raises PacelineError for the first that may not be, as NaN."""
+    None is allowed if the field allows it. Raises PacelineError for the first number out of range, NaN included."""
 
     def __post_init__(self) -> None:
         for name, hint in _hints(type(self)).items():
@@ -63,10 +63,7 @@ class Checked:
 
 @dataclass(frozen=True)
 class Constant(Checked):
-    """The same in every round.
-
-    seconds: what it takes.
-    """
+    """The same seconds in every round."""
 
     seconds: SecondsOrNone
 
@@ -78,8 +75,8 @@ class Constant(Checked):
 class Ar1(Checked):
     """Slow drift: an autoregression of order 1 of the logarithm, in its stationary state from the start.
 
-    mean: the median, about which it drifts. rho: correlation of one round with the next.
-    sd: standard deviation of the logarithm, about the relative spread over time.
+    mean: the median, around which it drifts. rho: correlation of one round with the next.
+    sd: standard deviation of the logarithm, which is about the relative spread over time.
     """
 
     mean: Seconds
@@ -101,8 +98,8 @@ class Ar1(Checked):
 class OnOff(Checked):
     """Competing load that comes and goes (a Markov chain of two states).
 
-    seconds: without it. factor: with it, this many times as long.
-    on, off: probability that it starts, and that it ends, between two rounds.
+    seconds: without the load. factor: with it, this many times as long.
+    on, off: probability that the load starts, and that it ends, between two rounds.
     """
 
     seconds: Seconds
@@ -123,7 +120,7 @@ class OnOff(Checked):
 class Exponential(Checked):
     """Exponentially distributed, drawn independently in each round.
 
-    mean: its mean, beyond the shift. shift: seconds that it always takes.
+    mean: the mean beyond the shift. shift: the least seconds.
     """
 
     mean: Seconds
@@ -136,10 +133,7 @@ class Exponential(Checked):
 
 @dataclass(frozen=True)
 class Uniform(Checked):
-    """Uniformly distributed, drawn independently in each round.
-
-    low, high: between these.
-    """
+    """Uniformly distributed between ``low`` and ``high``, drawn independently in each round."""
 
     low: SecondsOrNone
     high: SecondsOrNone
@@ -158,7 +152,7 @@ class Uniform(Checked):
 class Pareto(Checked):
     """Heavy-tailed, drawn independently in each round: sometimes very long.
 
-    least: the shortest. shape: the smaller, the heavier the tail; the mean is infinite at 1 and below.
+    least: the least seconds. shape: the smaller, the heavier the tail; the mean is infinite at 1 and below.
     """
 
     least: Seconds
@@ -173,7 +167,7 @@ class Pareto(Checked):
 class Lognormal(Checked):
     """Lognormally distributed, drawn independently in each round, and sometimes much longer.
 
-    median: the middle one. sd: standard deviation of the logarithm.
+    median: the median seconds. sd: standard deviation of the logarithm.
     tail: probability of a straggling round, which takes ``factor`` times as long.
     """
 
@@ -192,7 +186,7 @@ class Lognormal(Checked):
 class Replay:
     """Recorded seconds, played once.
 
-    table: shape (T, n), NaN where a worker was absent.
+    table: shape (T, n), NaN if a worker was absent.
     """
 
     table: Array
@@ -209,7 +203,7 @@ MODELS: dict[str, type[Any]] = {kind.__name__.lower(): kind for kind in KINDS}
 class Mixture:
     """Different models for different workers.
 
-    parts: each a model of all workers and who goes by it, bool (..., n).
+    parts: pairs of a model of all workers and a mask of the workers that use it, bool (..., n).
     """
 
     parts: tuple[tuple[TimingModel, NDArray[np.bool_]], ...]
@@ -223,10 +217,10 @@ class Mixture:
 
 
 def assemble(models: Sequence[TimingModel], of: NDArray[np.int64]) -> TimingModel:
-    """One model of all workers from one a class.
+    """One model of all workers, from one model per class.
 
-    of: each worker's class, shape (..., n). A class's Replay must have a column for each of its workers; these
-    are given by rank.
+    of: each worker's class, shape (..., n). A class's Replay must have a column for each of its workers, in the
+    order of their ranks.
     """
     kinds = list(dict.fromkeys(type(model) for model in models))
     parts: list[tuple[TimingModel, NDArray[np.bool_]]] = []

@@ -1,4 +1,4 @@
-"""Reading a scenario from TOML: every field checked, the place of a mistake named."""
+"""Reads a scenario from TOML: checks every field, and names the place of a mistake."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from paceline.errors import PacelineError, among, saying
 from paceline.simulate.scenario import Scenario, from_trace
 from paceline.simulate.timing import MODELS, Constant, Replay, TimingModel
 
-LARGEST = 2**63 - 1  # of a whole number
+LARGEST = 2**63 - 1  # the largest whole number
 
 
 def read(path: str | os.PathLike[str]) -> Scenario:
-    """Read a scenario. Raises PacelineError, naming the file and the table, for whatever is wrong in it."""
+    """Read a scenario. Raises PacelineError, naming the file and the table, for any mistake in it."""
     path = Path(path)
     with saying(f"cannot read the scenario {path}", "expected a TOML file"):
         written = files.read(path, files.SMALL)
     try:
         content = tomllib.loads(written.decode())
     except (ValueError, RecursionError) as error:
-        raise PacelineError(f"{path} is no TOML: {error}") from error
+        raise PacelineError(f"{path} is not valid TOML: {error}") from error
     try:
         if "workers" not in content:
             raise PacelineError("no workers: expected at least one [[workers]] table")
@@ -47,14 +47,14 @@ def of_trace(path: str | os.PathLike[str], **fields: object) -> Scenario:
 
 @dataclasses.dataclass(frozen=True)
 class _Trace:
-    """Columns of a trace file; all of them by default."""
+    """Columns (workers) of a trace file; all of them by default."""
 
     file: Path
     workers: tuple[int, ...] | None = None
 
 
 class _Reader:
-    """folder: what the names of trace files are relative to."""
+    """Builds a scenario from TOML values. folder: trace files are relative to it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -96,7 +96,7 @@ class _Reader:
             return self._folder / self._value(str, value, name, where)
         if dataclasses.is_dataclass(hint):
             return self.table(hint, value, path)  # type: ignore[arg-type]
-        words = {int: "a whole number", float: "a number", str: "a text in quotes", bool: "true or false"}
+        words = {int: "a whole number", float: "a number", str: "a string in quotes", bool: "true or false"}
         kinds = (int, float) if hint is float else (hint,)
         if not isinstance(value, kinds) or (isinstance(value, bool) and hint is not bool):
             raise PacelineError(f"{path}={value!r}: expected {words[hint]}")

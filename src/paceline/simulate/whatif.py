@@ -1,8 +1,8 @@
-"""What would I have gained? Other policies on the rounds of a recorded run.
+"""Other policies on the rounds of a recorded run: what would they have gained?
 
-A run's record says how long each worker took for its load in every round; its own pace in that round follows,
-and with it what any other load would have cost. What the rounds took beyond their slowest worker (exchange,
-optimizer, logging) is added to every policy's rounds as it was.
+A run's record has the seconds of each worker for its load in every round. From these follow its pace in that round,
+and the seconds of any other load. The recorded seconds of a round beyond its slowest worker (exchange, optimizer,
+logging) are added unchanged to every policy's round.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from paceline.simulate.timing import Replay
 if TYPE_CHECKING:
     from rich.table import Table
 
-WORTHWHILE = 0.98  # of the recorded seconds: less gained is not worth another policy
+WORTHWHILE = 0.98  # portion of the recorded seconds below which another policy is worth a change
 
 
 class Predicted(NamedTuple):
     """One policy's rounds on the recorded paces; T rounds, n workers.
 
-    seconds: of all rounds together. idle: portion of the workers' time spent waiting (``paceline.runs.run``).
-    rounds: seconds of each, (T,). loads: samples, (T, n).
+    seconds: total of all rounds. idle: portion of the workers' time spent waiting (``paceline.runs.run``).
+    rounds: seconds of each round, (T,). loads: samples, (T, n).
     """
 
     seconds: float
@@ -47,13 +47,13 @@ class Predicted(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What was, and what would have been.
+    """The recorded rounds, and the same rounds under other policies.
 
-    recorded: the run's policy, "" for a trace. seconds, idle: as recorded (for a trace, equal shares').
-    lost: seconds of that idleness, all workers together.
-    blame: seconds that the others together waited for each worker, (n,), in the rounds that it was slowest in.
-    policies: what each would have cost.
-    notes: what was odd about the record. causes: what the waiting is due to, where the record tells.
+    recorded: the run's policy, "" for a trace. seconds, idle: as recorded (for a trace, with equal shares).
+    lost: seconds of waiting, over all workers.
+    blame: seconds that the others together waited for each worker, (n,), in the rounds in which it was slowest.
+    policies: the prediction for each policy.
+    notes: irregularities of the record. causes: what the waiting is due to, if the record shows it.
     """
 
     recorded: str
@@ -67,15 +67,15 @@ class Answer(NamedTuple):
 
     @property
     def best(self) -> str:
-        """The quickest policy, or "" where none is worth changing for."""
+        """The fastest policy, or "" if none is worth a change."""
         name = min(self.policies, key=lambda each: self.policies[each].seconds)
         return name if self.policies[name].seconds < WORTHWHILE * self.seconds else ""
 
 
 def of_run(record: Run, names: Sequence[str], progress: Callable[[int, int], None] | None = None) -> Answer:
-    """What each policy would have cost in a recorded run.
+    """The prediction of each policy for a recorded run.
 
-    Raises PacelineError for a record that tells nothing of it: see ``recorded.usable``.
+    Raises PacelineError for a record that does not allow it: see ``usable``.
     """
     record = usable(record)
     scenario = of_record(record)
@@ -98,7 +98,7 @@ def of_run(record: Run, names: Sequence[str], progress: Callable[[int, int], Non
 def of_trace(
     scenario: Scenario, names: Sequence[str], progress: Callable[[int, int], None] | None = None
 ) -> Answer:
-    """The same for a trace's scenario, compared with equal shares; played as training would play it."""
+    """The same for a trace's scenario, compared with equal shares; simulated as in training."""
     single = min(1, scenario.global_batch // scenario.size)
     scenario = dataclasses.replace(
         scenario,
@@ -115,7 +115,7 @@ def of_trace(
 
 
 def _predicted(outcome: Outcome, beyond: Array, members: Array) -> dict[str, Predicted]:
-    """Each policy's rounds; beyond: seconds of each after its slowest worker; members: workers in it; both (T,)."""
+    """Each policy's rounds. beyond: seconds of each after its slowest worker; members: its workers; both (T,)."""
     scenario, found = outcome.scenario, {}
     batches = np.array([scenario.batch(t) for t in range(scenario.rounds)])[:, None]
     for name, played in outcome.policies.items():
@@ -127,27 +127,27 @@ def _predicted(outcome: Outcome, beyond: Array, members: Array) -> dict[str, Pre
 
 
 def _blame(seconds: Array, compute: Array) -> Array:
-    """Seconds that the others together waited for each worker, (n,); the slowest of a round is to blame."""
+    """Seconds that the others together waited for each worker, (n,); a round's waiting counts for its slowest."""
     slowest = np.nanargmax(compute, axis=1)
     waited = np.nansum(waits(seconds, compute), axis=1)
     return np.bincount(slowest, waited, minlength=compute.shape[1]).astype(float)
 
 
-LEAST_PACE = 0.05  # of a worker's seconds, at least, are taken to grow with its load
-PREFETCHED = 2  # batches that each of a loader's processes draws ahead, torch's default
-EARLY = 1.05  # times a round's seconds: who computed for longer was not waited for
-# What rounds of all workers together are run by.
+LEAST_PACE = 0.05  # least portion of a worker's seconds that is assumed to grow with its load
+PREFETCHED = 2  # batches that each process of a loader prefetches, torch's default
+EARLY = 1.05  # a worker that computed for more than this multiple of a round's seconds was not waited for
+# The settings of runs whose rounds all workers share.
 BULK = {"sync": "bsp", "mode": "push-wait", "backup": "everyone"}
 
 
 def usable(record: Run) -> Run:
-    """The rounds that other policies can be played on; ``notes`` says what was left out, and what is odd.
+    """The rounds on which other policies can be simulated; ``notes`` says what was left out or is irregular.
 
-    Raises PacelineError for a record without rounds, with one worker only, or of a run whose rounds were not
-    shared by all workers: what it tells of single updates says nothing of rounds.
+    Raises PacelineError for a record without rounds, with only one worker, or of a run whose rounds were not
+    shared by all workers, since single updates of a parameter server are not such rounds.
     """
     if not len(record.round):
-        raise PacelineError(f"{record.path} has no finished round yet; let the run go on and ask again")
+        raise PacelineError(f"{record.path} has no finished round yet; try again when the run has one")
     for name, needed in BULK.items():
         given = str(record.config.get(name) or needed)
         if given.partition(":")[0] != needed:
@@ -165,27 +165,27 @@ def usable(record: Run) -> Run:
     worked: NDArray[np.bool_] = np.any(loads > 0, axis=1)
     if not worked.any():
         raise PacelineError(
-            f"{record.path} has no round in which anybody ran a sample; nothing can be told from it"
+            f"{record.path} has no round in which a worker ran a sample; expected one or more such rounds"
         )
     if not worked.all():
-        notes.append(f"{plural(int((~worked).sum()), 'round')} without samples left out.")
+        notes.append(f"Left out: {plural(int((~worked).sum()), 'round')} without samples.")
     loads, there = loads[worked], there[worked]
     ran = (np.nan_to_num(loads) > 0).any(0)
     idle = [int(i) for i in np.flatnonzero(there.any(0) & ~ran)]
     if idle:
         who = f"worker{'s' if len(idle) > 1 else ''} {listing(idle)}"
         notes.append(
-            f"Nothing is known of the speed of {who}, without a sample in the record; nobody gives it any."
+            f"The speed of {who} is unknown, without a sample in the record; no policy gives it samples here."
         )
     compute = np.where(there & ran, record.compute[worked], np.nan)
     loads = np.where(there & ran, loads, np.nan)
     if compute.shape[1] < 2:
-        raise PacelineError(f"{record.path} has 1 worker only; expected at least 2 to divide a batch between")
+        raise PacelineError(f"{record.path} has only 1 worker; expected at least 2 to divide a batch between")
     seconds = record.seconds[worked]
     early = int((np.nanmax(compute, axis=1) > EARLY * seconds).sum())
     if early:
         notes.append(
-            f"{plural(early, 'round')} ended before the slowest worker was done; here, every policy waits for it."
+            f"{plural(early, 'round')} ended before the slowest worker was done; here, policies wait for that worker."
         )
     columns = ((each.name, getattr(record, each.name)) for each in dataclasses.fields(record))
     kept: dict[str, Any] = {name: each[worked] for name, each in columns if isinstance(each, np.ndarray)}
@@ -221,10 +221,10 @@ def of_record(record: Run) -> Scenario:
 
 
 def paces(record: Run) -> tuple[Array, Array]:
-    """Seconds per sample and overhead of each worker in each round, (T, n); NaN where it was absent.
+    """Seconds per sample and overhead of each worker in each round, (T, n); NaN if it was absent.
 
-    The overhead is what the run's later half found it to be (0 where it could not tell); where a worker had
-    no load, its pace is the last one known.
+    The overhead is the median recorded in the run's later half (0 if unknown); if a worker had no load, its pace is
+    the last known one.
     """
     overhead = np.nan_to_num(record.overhead)
     settled = np.median(overhead[len(overhead) // 2 :], axis=0)
@@ -232,29 +232,29 @@ def paces(record: Run) -> tuple[Array, Array]:
     with np.errstate(divide="ignore", invalid="ignore"):
         pace = np.where(record.loads > 0, (record.compute - fixed) / record.loads, np.nan)
     known = carried(pace)
-    known = np.where(np.isnan(known), carried(pace[::-1])[::-1], known)  # before its first load: the first
-    anybody = np.nanmean(known) if not np.isnan(known).all() else 1.0
-    known = np.where(np.isnan(known), anybody, known)
+    known = np.where(np.isnan(known), carried(pace[::-1])[::-1], known)  # before its first load
+    typical = np.nanmean(known) if not np.isnan(known).all() else 1.0
+    known = np.where(np.isnan(known), typical, known)
     absent = np.isnan(record.compute)
     return np.where(absent, np.nan, np.maximum(known, costs.LEAST)), np.where(absent, np.nan, fixed)
 
 
 def _limits(record: Run, batch: int) -> tuple[list[int], list[int | None]]:
-    """As the run had them: at least one sample each where there are enough."""
+    """The run's limits; by default at least one sample each if the batch has enough."""
     workers = record.loads.shape[1]
     given = record.config.get("limits") or [(None, None)] * workers
-    if isinstance(given, str):  # which found what fits while it trained
+    if isinstance(given, str):  # "memory": the run found the limits while it trained
         given = [(None, None)] * workers
     if len(given) != workers:
         owners = plural(len(given), "worker")
-        record.notes.append(f"run.json has limits of {owners}, not of {workers}; none are kept to.")
+        record.notes.append(f"run.json has limits of {owners}, not of {workers}; they are ignored.")
         given = [(None, None)] * workers
     least = [min(1, batch // workers) if low is None else int(low) for low, _ in given]
     return least, [None if high is None else int(high) for _, high in given]
 
 
 def table(answer: Answer) -> Table:
-    """Every policy's figures for a terminal, the quickest first. Needs ``paceline[cli]``."""
+    """A terminal table of all policies' figures, the fastest first. Needs ``paceline[cli]``."""
     from paceline import tables
 
     shown = tables.begun("policy", figures=("time", "as fast", "waiting", "loads in the last round"))
@@ -263,7 +263,7 @@ def table(answer: Answer) -> Table:
     )
     for name, would in sorted(answer.policies.items(), key=lambda item: item[1].seconds):
         sizes = np.nansum(would.loads, axis=1)
-        full = np.flatnonzero(sizes == sizes.max())[-1]  # the last round that was not a short one
+        full = np.flatnonzero(sizes == sizes.max())[-1]  # the last round with a full batch
         loads = [int(load) for load in np.nan_to_num(would.loads[full])]
         few = "/".join(map(str, loads)) if len(loads) <= 8 else f"{min(loads)} to {max(loads)}"
         shown.add_row(
@@ -273,5 +273,5 @@ def table(answer: Answer) -> Table:
 
 
 def before(answer: Answer) -> str:
-    """The policy that the rounds were run under; a trace's are compared with equal shares."""
+    """The policy of the recorded rounds; equal for a trace, which is compared with equal shares."""
     return answer.recorded or "equal"

@@ -1,8 +1,8 @@
-// The live page: asks for the newest panel again and again, and for the charts of the rounds in view.
+// The live page: polls for the newest panel, and requests the charts of the rounds in view.
 (() => {
   const at = (id) => document.getElementById(id);
-  const LEAST = 4; // rounds that a view holds at least
-  const EVERY = 500; // milliseconds between two looks at the panel
+  const LEAST = 4; // the fewest rounds in a view
+  const EVERY = 500; // milliseconds between two polls of the panel
   const SILENCE = 20000; // milliseconds without an answer: the connection is dead
   const WORDS = {
     waiting: "Waiting for the first round", reading: "Reading", running: "Running", finished: "Finished",
@@ -14,7 +14,7 @@
     return `${path}${query.size ? `?${query}` : ""}`;
   };
 
-  // What is in view: {} for the whole run, {newest: n} for the last n rounds as they come, or {from, to}.
+  // The rounds in view: {} for the whole run, {newest: n} to follow the last n rounds, or {from, to}.
   let view = {}, whole = null, shown = null, panel = null, lost = false;
 
   // ---- the panel
@@ -23,14 +23,14 @@
     const pill = at("state");
     pill.className = `pill ${state}`;
     pill.lastChild.textContent = WORDS[state];
-    const text = lost ? "The connection to the server is lost; this page tries again by itself and goes on."
+    const text = lost ? "The connection to the server is lost; this page reconnects by itself."
       : panel && !["running", "finished"].includes(state) ? panel.says : "";
     const notice = at("notice");
     if (notice.textContent !== text) notice.textContent = text;
     notice.hidden = !text;
     notice.className = `notice ${state}`;
   };
-  // Grey boxes stand for what is still to come: the first panel, a long record, the first charts.
+  // Grey boxes stand for what is not loaded yet: the first panel, a long record, the first charts.
   const loaded = () => {
     at("loading").hidden = Boolean(panel) && panel.state !== "reading" && (!panel.rounds || drawn.length > 0);
     at("loading").classList.toggle("below", Boolean(panel?.rounds));
@@ -129,11 +129,11 @@
         const figures = await answer.json();
         if (asking === mine && !dragging && figures.rounds) draw(figures);
       }
-    } catch { /* aborted, or the connection is lost, which the panel tells */ } finally {
+    } catch { /* aborted, or the connection is lost, which the panel's request finds, too */ } finally {
       if (asking === mine) {
         asking = null;
         const end = performance.now();
-        due = end + Math.max(1000, 3 * (end - began)); // a slow server is not asked more often than it can
+        due = end + Math.max(1000, 3 * (end - began)); // no more requests than a slow server can answer
         if (again) { again = false; refresh(false); }
       }
     }
@@ -145,7 +145,7 @@
     template.innerHTML = html;
     return template.content.firstChild;
   };
-  // Charts out of sight are drawn when they come near: a browser has better to do.
+  // Charts out of sight are drawn only when they come near, to save the browser's time.
   const pending = new Map(), NEAR = 300;
   const swap = (old, html) => {
     const figure = made(html), table = figure.querySelector("details");
@@ -227,7 +227,7 @@
     event.preventDefault();
     actions[action]();
   });
-  // A place over the strip, or over a chart whose axis is rounds, as a round; null elsewhere.
+  // The strip, or the chart with an axis of rounds, under the pointer; and the round at a place of it.
   const field = (event) => event.target.closest?.("#overview, .plot[data-axis=rounds] .field");
   const span = (element) => (element.id === "overview" ? whole : shown);
   const round = (element, x) => {
