@@ -77,7 +77,7 @@ def read(
 def _fill(rows: Rows, present: NDArray[np.bool_]) -> None:
     """Put what is usual for a rank that ran nothing into the rows of those who are not there."""
     absent, one = ~present, rows[int(np.argmax(present))]
-    for name in ("loss", "overhead", "told", "deciding"):
+    for name in ("loss", "overhead", "has_loss", "deciding"):
         rows[name][absent] = 0.0
     for name in ("seconds", "cpu", "memory", "fits", "link", "rate"):
         rows[name][absent] = np.nan
