@@ -40,7 +40,7 @@ SOON_SECONDS = 1e-4  # the same, at least
 SOON = 1 / 8  # the same, as a portion of the wait so far
 LATE_SECONDS = 1e-3  # a rank that has not sent after this time may be lost
 STEP = struct.Struct("<d")  # before each row: the number of its round
-CHECK = struct.Struct("<I")  # behind each row: a checksum, which fails for a row that is read while it is written
+CHECK = struct.Struct("<I")  # behind each row: a checksum, which fails if a row is read while it is written
 WHOLE = crc32(CHECK.pack(crc32(b"")))  # the checksum of any message that ends with its own checksum
 
 

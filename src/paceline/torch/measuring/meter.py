@@ -49,7 +49,7 @@ def fields(rounds: int) -> list[Any]:
         ("ran_out", "f8"),  # passes so far that ran out of memory
         ("cpu", "f8"),  # portion of the machine's processors left by other processes; NaN if not requested
         ("memory", "f8"),  # portion of memory that is free; NaN if not requested
-        ("link", "f8"),  # seconds of the newest merge, or of a round beyond the rank's own part; NaN if unknown
+        ("link", "f8"),  # seconds of the newest merge, or of a round beyond the rank's own; NaN if unknown
         ("seconds", "f8", (rounds,)),  # of each round
         ("loss", "f8", (rounds,)),  # summed over the rank's samples; NaN if the rank did not report its loss
         # What the loss is a sum over, if that is something other than samples; else NaN.
@@ -77,7 +77,7 @@ class OpenRound:
 
     plan: RoundPlan
     reading: Any = None  # the stopwatch's, once the round's last gradient is ready
-    loss: torch.Tensor | float = NO_LOSS  # so far, summed over the rank's samples; a tensor if it is on a device
+    loss: torch.Tensor | float = NO_LOSS  # so far, summed over the rank's samples; on a device a tensor
     count = math.nan  # what the loss is a sum over, if it is something other than samples
     pieces: list[float] | None = None  # the numbers of its ``piece_reports.ROW``
     samples = 0  # that this rank has run
@@ -105,7 +105,7 @@ class Meter:
         pieces: bool = False,
         drops: bool = False,
     ) -> None:
-        self.lost = exchange.none_lost  # the error for a lost rank, which is not waited for; None if there is none
+        self.lost = exchange.none_lost  # gives the error for a lost rank, which is not waited for, or None
         # The numbers of this rank's ``piece_reports.ROW`` once the last piece of a round is done.
         self.report: Callable[[Piece], list[float] | None] = lambda piece: None
         self.digest: Callable[[], int] = int  # of the plan in force
@@ -132,7 +132,7 @@ class Meter:
         self._readings = measure.Readings() if readings else None
         self.running: Any = None  # the running ``OpenRound``; between rounds, the newest
         self._unreported: list[OpenRound] = []  # stopped, and not collected yet
-        self._newest: tuple[int, Rows] | None = None  # number of an announcement, and the rows received with it
+        self._newest: tuple[int, Rows] | None = None  # number and received rows of an announcement
         self._sequence = -1  # number of the next announcement: one for each round begun, and one for a flush
         self._announced = -1  # number of the newest announcement that was made
         self.counts = False  # some rank has given a count: every round is announced

@@ -120,7 +120,7 @@ class OpenRounds:
                     f"round {first}: the ranks ran {ran} of its {batch} samples; expected "
                     "all: check that every rank works through all that its loader yields"
                 )
-        elif self._meter.by_itself:  # others may have run a lost rank's part, or a late rank dropped some of its own
+        elif self._meter.by_itself:  # others may run a lost rank's part, and late ranks drop some of theirs
             loads = rows["samples"].astype(np.int64)
             parts = None if newest.deal is None else rows["parts"]
         for number, given in enumerate(() if counts is None else counts.T.tolist()):
@@ -134,7 +134,7 @@ class OpenRounds:
         )
         ran_out = None
         if self._meter.memory is not None:
-            ran_out = (rows["ran_out"] - self._ran_out).clip(0)  # the count of a rank that has joined begins at 0
+            ran_out = (rows["ran_out"] - self._ran_out).clip(0)  # the count of a rank that joins begins at 0
             self._ran_out, ran_out = rows["ran_out"].copy(), ran_out if ran_out.any() else None
             if not np.isnan(rows["fits"]).all():
                 self.fits = rows["fits"].copy()

@@ -21,7 +21,7 @@ ROW = np.dtype(
         ("samples", "f8"),  # that the rank ran
         ("cost", "f8"),  # seconds of a piece beyond its samples
         ("pieces", "f8"),  # number of pieces
-        ("parts", "f8", (3,)),  # the sum of the samples' parts, see ``Deal.parts``, if samples cost differently
+        ("parts", "f8", (3,)),  # the samples' summed parts, see ``Deal.parts``, if samples cost differently
         ("sizes", "f8", (PIECES,)),  # samples of each piece
         ("amounts", "f8", (PIECES,)),  # the same, or their cost if samples cost differently
         ("times", "f8", (PIECES,)),  # seconds of each piece
