@@ -46,14 +46,14 @@ class Reducer:
 
     def join(self, *things: Any) -> None:
         """See ``Pace.register``. Raises PacelineError if ranks cannot be lost or join."""
-        raise PacelineError("pace.register() was called on a Pace without elastic=True; expected elastic=True")
+        raise PacelineError("pace.register() needs elastic=True: make Pace with it, or leave the call out")
 
     def check_handed_over(self, things: Sequence[Any]) -> None:
         """Raises PacelineError for an optimizer or a scaler whose state a joining rank would not receive."""
 
     def leave(self) -> None:
         """See ``Pace.leave``. Raises PacelineError if ranks cannot be lost or join."""
-        raise PacelineError("pace.leave() was called on a Pace without elastic=True; expected elastic=True")
+        raise PacelineError("pace.leave() needs elastic=True: make Pace with it, or leave the call out")
 
     @property
     def chief(self) -> bool:
