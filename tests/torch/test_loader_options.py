@@ -59,7 +59,7 @@ def test_what_is_handed_on_leaves_the_model_of_one_process(loop: str) -> None:
         ("batch_size", None, "global_batch=16 says how many samples"),
         ("sampler", [1], "shuffle= and seed= choose the order"),
         ("batch_sampler", [[1]], "shuffle= and seed= choose the order"),
-        ("in_order", False, "another order than they are planned in"),
+        ("in_order", False, "another order than the planned one"),
         ("sharding", True, "this version of Paceline does not know whether sharding= leaves"),
         ("numworkers", 2, "this version of Paceline does not know whether numworkers= leaves"),
         ("num_workers", 1.5, "num_workers=1.5: expected a whole number, 0 to"),
@@ -79,7 +79,7 @@ def test_a_stream_takes_the_same_options_but_for_an_order() -> None:
     with Pace(fresh(torch.float64), 16) as pace:
         for options, words in (
             ({"shuffle": True}, "shuffle it at its source"),
-            ({"sharding": True}, "sharding= is no option"),
+            ({"sharding": True}, "does not know whether sharding= leaves"),
             ({"batch_size": 4}, "write Pace"),
         ):
             with pytest.raises(PacelineError, match=words):
