@@ -261,8 +261,7 @@ class BalancedLoader:
         return pieces
 
     def load(self, start: int, size: int) -> Any:
-        """The batch of ``size`` samples from ``start`` of the epoch's order; if ``size`` is 0, one that counts for
-        nothing."""
+        """The batch of ``size`` samples from ``start`` of the epoch's order; for 0, one that counts for nothing."""
         chosen = self._indices[start : start + size].copy()
         if not size and self._loop.terms.fills:
             chosen = self._indices[: self._loop.terms.floor]

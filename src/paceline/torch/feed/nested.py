@@ -12,8 +12,7 @@ from paceline.torch.gradients.same_bits import begins_well
 
 
 def mapped(batch: Any, change: Callable[[Any], Any]) -> Any:
-    """The same structure with ``change`` applied to each tensor, and to each part without tensors, such as a list of
-    texts or numbers."""
+    """The same structure with ``change`` applied to each tensor, and to parts without tensors, such as texts."""
     if isinstance(batch, Mapping):
         return type(batch)({key: mapped(value, change) for key, value in batch.items()})  # type: ignore[call-arg]
     if isinstance(batch, list | tuple):
@@ -69,8 +68,7 @@ def tensors(batch: Any) -> Iterator[torch.Tensor]:
 
 
 def length(batch: Any) -> int:
-    """The number of samples of a batch: the first dimension of its first tensor. Raises PacelineError if it has
-    none."""
+    """The number of samples in a batch: its first tensor's first dimension. Raises PacelineError if it has none."""
     for one in tensors(batch):
         if one.ndim:
             return len(one)

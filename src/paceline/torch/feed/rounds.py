@@ -85,9 +85,7 @@ def run_round(
 
 
 def check_unchanging(loop: Loop, what: str) -> None:
-    """Raises PacelineError if ranks may be lost or join, or drop late pieces, or must compute the same bits.
-
-    what: the call that is refused then."""
+    """Refuses ``what`` by a PacelineError if ranks may be lost or join, drop late pieces, or must find equal bits."""
     reasons = {
         "drop= leaves out none of these samples; use pace.loader(dataset)": loop.work.drops,
         "elastic=True needs to know what a lost rank was to run; use pace.loader(dataset)": loop.changes,

@@ -86,8 +86,7 @@ ROW = np.dtype([("held", "f8"), ("ended", "f8")])
 
 
 def available(held: Indices, most: Indices, quantum: int, floor: int) -> Indices:
-    """The samples that each rank may be given in the next round, (n,): at most what it holds and the plan's ``most``,
-    in whole quanta.
+    """The samples that each rank may be given in the next round, (n,): what it holds, up to ``most``, in quanta.
 
     floor: loads below it are moved to one rank, which must hold enough samples for all of them.
     """
@@ -96,8 +95,7 @@ def available(held: Indices, most: Indices, quantum: int, floor: int) -> Indices
 
 
 def wanted(load: int, batch: int, ended: int, ranks: int) -> int:
-    """The samples that a rank draws ahead after a round in which it ran ``load`` of ``batch``. ended: the number of
-    streams that have ended."""
+    """The samples that a rank holds ahead after it ran ``load`` of ``batch`` in a round. ended: number of streams."""
     share = -(-batch // max(ranks - ended, 1))
     return min(AHEAD * max(load, share), AHEAD * batch)
 

@@ -20,11 +20,9 @@ After = Callable[[torch.optim.Optimizer], None]
 
 
 class Steps:
-    """The optimizer steps of one model.
-
-    before, after: called with each optimizer that holds one of the parameters; ``before`` also with whether the step
-    has a closure, which runs the backward pass within the step. torch keeps its hooks for as long as the process
-    lives, so they refer to this object weakly.
+    """The optimizer steps of one model. before, after: called with each optimizer that holds one of the parameters;
+    ``before`` also with whether the step has a closure, which runs the backward pass within the step. torch keeps its
+    hooks for as long as the process lives, so they refer to this object weakly.
 
     model: has the parameters; those that require gradients now are summed over the ranks, and no others. whole:
     nothing else is summed, not even the parameters of another DistributedDataParallel module."""

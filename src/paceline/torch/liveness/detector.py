@@ -22,8 +22,7 @@ PROCESSES = Path("/proc")
 
 
 class Awake:
-    """Counts the seconds between looks, but few of those in which the observer itself was stopped. pause: usual
-    seconds between two looks."""
+    """Counts the seconds between looks, but few of those in which the observer was stopped. pause: usual seconds."""
 
     def __init__(self, pause: float, now: float) -> None:
         self._most, self.last = PAUSES * pause, now
@@ -80,8 +79,8 @@ class Threads(NamedTuple):
 
 
 def threads(pid: int) -> Threads | None:
-    """A process's threads, after proc(5): the state in ``stat``, running and waiting time in ``schedstat``, which some
-    kernels lack. None if there is no such process, or no /proc."""
+    """The threads of a process, after proc(5): the state in ``stat``, running and waiting time in ``schedstat``,
+    which some kernels lack. None if there is no such process, or no /proc."""
     states, spent = set(), dict[int, int]()
     try:
         for task in (PROCESSES / str(pid) / "task").iterdir():

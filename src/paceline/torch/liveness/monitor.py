@@ -201,8 +201,7 @@ class Monitor(Alone):
     # -- in the threads --------------------------------------------------------------------------------------
 
     def _live(self, ended: bool = False) -> Sight:
-        """Give a sign of life and read what is known of the others. ended: it is this rank's last one, or on rank 0,
-        which stays until the others have ended, one of the last."""
+        """Give a sign of life and read what is known of the others. ended: this rank has ended in good order."""
         self._mine = self._mine._replace(number=self._mine.number + 1, done=self._done, ended=ended)
         self._store.set(self._keys[self._rank], json.dumps(self._mine))
         if self._rank == 0:

@@ -302,8 +302,7 @@ class Meter:
         self._watch.close()
 
     def _late(self, words: str) -> exchange.Lost:
-        """The error for a rank that does not announce soon: it has not done what this rank did, and never announces
-        this round."""
+        """Gives the error for a rank that does not announce this round soon: it has not done what this rank did."""
         until = time.monotonic() + LATE_SECONDS
         return lambda: self.lost() if time.monotonic() < until else WorkerError(words)
 

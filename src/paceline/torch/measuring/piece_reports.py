@@ -64,8 +64,7 @@ class PieceReports(NamedTuple):
         return PieceTimes(self.cost, *np.array(both, float).T)
 
     def before_claims(self, deal: Deal, division: Division) -> tuple[Array, Array]:
-        """The parts (see ``Deal.parts``) that each rank ran before it claimed anything, (n, 3), and the seconds that
-        they took, (n,); NaN if a rank ran nothing before."""
+        """The parts (``Deal.parts``) that each rank ran before its claims, (n, 3), and their seconds or NaN, (n,)."""
         parts, seconds = np.zeros((len(self.loads), 3)), np.full(len(self.loads), np.nan)
         for rank, (sizes, took) in enumerate(zip(deal.sizes, self.seconds, strict=True)):
             own = sizes[:-1] if division.kept[rank] else sizes
@@ -94,6 +93,5 @@ def report(
 
 
 def cost(sizes: Sequence[float], seconds: Sequence[float], before: float) -> float:
-    """Seconds of a piece beyond its samples, updated with a round's pieces except the last, which waited for a
-    reduction. before: the estimate so far."""
+    """Seconds of a piece beyond its samples: ``before``, updated with a round's pieces; the last waited for a sum."""
     return piece_cost(sizes[:-1], seconds[:-1], before)
