@@ -152,7 +152,7 @@ class Member(Reducer):
 
     @property
     def among(self) -> NDArray[np.bool_]:
-        """For each place, whether the running round was divided among it, too, (places,)."""
+        """For each place, whether it was given a part of the running round, (places,)."""
         mask = np.zeros(self._link.places, bool)
         mask[list(self._round.among)] = True
         return mask

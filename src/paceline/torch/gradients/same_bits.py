@@ -28,8 +28,8 @@ class ExactSum:
     additions, nor on which rank adds which piece.
 
     Each gradient is split into two whole numbers, in units of 2^-20 and 2^-72, which add without rounding. So the sum
-    over all ranks and pieces has the same bits in any order (what is below 2^-73 is rounded once for each piece, on
-    any rank alike). It takes 16 bytes a parameter beside the gradient, and as many through the all-reduce.
+    over all ranks and pieces has the same bits in any order (what is below 2^-73 is rounded once for each piece, in
+    the same way on each rank). It takes 16 bytes a parameter beside the gradient, and as many in the all-reduce.
     """
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:

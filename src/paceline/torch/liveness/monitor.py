@@ -82,7 +82,7 @@ class Alone:
 
 
 class Monitor(Alone):
-    """Watches over the other ranks. Construct on all ranks."""
+    """The monitor of a process group, which watches the other ranks. Construct it on all ranks."""
 
     def __init__(self, on_missed: stall.OnMissed, seconds: float) -> None:
         self._on_missed = stall.answer(on_missed)

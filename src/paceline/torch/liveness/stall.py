@@ -138,8 +138,8 @@ class StallTimeout:
         if step != self._step:
             self._rounds.append(self._since)
             self._step, self._since = step, 0.0
-        stands = sight.number == self._look and self._rank != 0
-        self._quiet = self._quiet + seconds if stands else 0.0
+        stopped = sight.number == self._look and self._rank != 0
+        self._quiet = self._quiet + seconds if stopped else 0.0
         self._look = sight.number
         self._waited = self._waited + seconds if waits and sight.least < step else 0.0
         self._failed = self._failed + seconds if sight.failure is not None else 0.0

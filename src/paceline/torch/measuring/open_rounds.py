@@ -40,7 +40,7 @@ SETTLING_ROUNDS = 16  # rounds at the beginning that are decided one by one; few
 PLAN, LOADS, BATCH = attrgetter("plan"), attrgetter("loads"), attrgetter("batch")
 LOOK = 12  # decisions before the links are measured,
 LONG_SUM = 0.25  # if sums take more than this portion of the slowest rank's own seconds
-SETTLED = 0.05  # portion of a rank's load; a change by less than this and one sample counts as none
+SETTLED = 0.05  # portion of a rank's load; a change by no more than this plus one sample counts as none
 
 OnNan = str | Callable[[int, list[int]], object]
 Listeners = list[Callable[[RoundResult], None]]
@@ -60,7 +60,7 @@ class OpenRounds:
         self.listeners = listeners
         self.fits: Array | None = None  # samples that fit into each rank's memory, (n,), if that is limited
         self._ran_out: Array = np.zeros(())  # each rank's passes so far that ran out of memory
-        # Time of rounds beyond their slowest rank, until there is enough of it to decide whether sums take long.
+        # Rounds' time beyond their slowest rank, as a portion, until ``LOOK`` rounds show whether sums take long.
         self.beyond: list[float] | None = None
         self.links_due = False  # sums take long: each rank's link is to be measured, once
         self.links: Array | None = None  # seconds of each link, (n,), to be recorded with the next round
