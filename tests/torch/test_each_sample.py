@@ -81,7 +81,7 @@ def test_what_the_ranks_ran_is_all_of_the_round_or_it_is_told(ran: tuple[int, in
     only = OpenRound(0, 0, 0.0, 0.0, None)
     only.plan = RoundPlan(0, np.array([5, 5]), 10)
     meter: Any = SimpleNamespace(
-        told=True,
+        reported=True,
         light=False,
         lag=0,
         due=0,

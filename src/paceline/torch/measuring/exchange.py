@@ -135,7 +135,7 @@ class MemoryExchange:
         self._rows[step % SLOTS] = own = _bytes(row)
         message = STEP.pack(step) + own
         at = step % SLOTS * self._each
-        self._mine[at : at + self._each] = message + CHECK.pack(crc32(message))
+        self._mine[at : at + self._each] = message + self._check(message)
 
     def receive(self, step: int, lost: Lost = none_lost) -> Rows:
         head, rows = STEP.pack(step), []
@@ -177,6 +177,9 @@ class MemoryExchange:
         ready = select.poll()
         ready.register(file, select.POLLIN)
         return bool(ready.poll(0))
+
+    def _check(self, message: bytes) -> bytes:
+        return CHECK.pack(crc32(message))
 
 
 def _process(number: int) -> int:
