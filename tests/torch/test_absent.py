@@ -63,7 +63,7 @@ def test_reports_are_waited_for_as_long_as_the_process_group_waits() -> None:
     assert len(sentences) == 4  # where rank 0 is late, or stopped, in memory and in a collective
     for who, sentence in zip(["rank 0"] * 2 + ["another rank"] * 2, sentences, strict=True):
         assert sentence.startswith(
-            f"{who} has not told of its round 1 s after rank 1 did, as long as the process"
+            f"{who} has not reported its round 1 s after rank 1 did, as long as the process"
         )
 
 

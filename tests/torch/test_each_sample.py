@@ -74,14 +74,14 @@ def test_a_claim_ends_with_the_pool_whatever_was_claimed_meanwhile(others: int, 
 @pytest.mark.parametrize("ran", [(5, 5), (5, 4), (6, 5)])
 def test_what_the_ranks_ran_is_all_of_the_round_or_it_is_told(ran: tuple[int, int]) -> None:
     rows: Any = np.zeros(2, layout(True))
-    rows["rounds"], rows["told"], rows["seconds"], rows["count"] = 1, 1, 0.2, np.nan
+    rows["rounds"], rows["has_loss"], rows["seconds"], rows["count"] = 1, 1, 0.2, np.nan
     rows["pieces"]["samples"], rows["pieces"]["pieces"] = ran, 1
     rows["pieces"]["sizes"][:, 0] = rows["pieces"]["amounts"][:, 0] = ran
     rows["pieces"]["times"][:, 0] = 0.2
     only = OpenRound(0, 0, 0.0, 0.0, None)
     only.plan = RoundPlan(0, np.array([5, 5]), 10)
     meter: Any = SimpleNamespace(
-        told=True,
+        reported=True,
         light=False,
         lag=0,
         due=0,

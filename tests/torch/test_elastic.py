@@ -239,7 +239,7 @@ def test_what_does_not_go_with_it(changed: dict[str, Any], words: str) -> None:
     ("model", "words"),
     [
         (torch.nn.Embedding(4, 2, sparse=True), "sparse"),
-        (torch.nn.Linear(2, 2, device="meta"), "by gloo, on processors; the model is on meta"),
+        (torch.nn.Linear(2, 2, device="meta"), "by gloo on the CPU, and the model is on meta"),
     ],
 )
 def test_models_that_cannot(model: torch.nn.Module, words: str) -> None:
@@ -397,7 +397,7 @@ def test_members_that_cannot_reach_one_another_say_so(monkeypatch: pytest.Monkey
     monkeypatch.setattr(group, "connect", lambda *_: None)
     link = Reached()
     with pytest.raises(
-        WorkerError, match="cannot reach one another, though all of them live; name the network"
+        WorkerError, match="cannot reach one another, although all of them live; set GLOO_SOCKET_IFNAME"
     ):
         Rendezvous(link, None).enter({})  # type: ignore[arg-type]
     assert link.tries == 5 + 19

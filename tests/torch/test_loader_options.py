@@ -59,9 +59,9 @@ def test_what_is_handed_on_leaves_the_model_of_one_process(loop: str) -> None:
         ("batch_size", None, "global_batch=16 says how many samples"),
         ("sampler", [1], "shuffle= and seed= choose the order"),
         ("batch_sampler", [[1]], "shuffle= and seed= choose the order"),
-        ("in_order", False, "another order than they are planned in"),
-        ("sharding", True, "sharding= is no option that this version of Paceline knows"),
-        ("numworkers", 2, "numworkers= is no option that this version of Paceline knows"),
+        ("in_order", False, "another order than the planned one"),
+        ("sharding", True, "this version of Paceline does not know whether sharding= leaves"),
+        ("numworkers", 2, "this version of Paceline does not know whether numworkers= leaves"),
         ("num_workers", 1.5, "num_workers=1.5: expected a whole number, 0 to"),
         ("num_workers", None, "num_workers=None: expected a whole number, 0 to"),
         ("prefetch_factor", "2", "prefetch_factor='2': expected a whole number, 1 to"),
@@ -79,7 +79,7 @@ def test_a_stream_takes_the_same_options_but_for_an_order() -> None:
     with Pace(fresh(torch.float64), 16) as pace:
         for options, words in (
             ({"shuffle": True}, "shuffle it at its source"),
-            ({"sharding": True}, "sharding= is no option"),
+            ({"sharding": True}, "does not know whether sharding= leaves"),
             ({"batch_size": 4}, "write Pace"),
         ):
             with pytest.raises(PacelineError, match=words):

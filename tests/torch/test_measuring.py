@@ -147,9 +147,9 @@ def test_the_loss_is_the_mean_over_the_whole_batch() -> None:
         ("seed", "rank 1 was given seed=1 and rank 0 seed=0"),
         ("no backward", "without pace.backward(loss)"),
         ("other plan", "rank 1 decided another plan"),
-        ("the module itself", "would sum over no other rank; expected one of its own forward pass"),
-        ("no_sync around the forward pass", "would sum over no other rank"),
-        ("another backward pass", "would sum over no other rank"),
+        ("the module itself", "would not sum over the ranks; expected one of its own forward pass"),
+        ("no_sync around the forward pass", "would not sum over the ranks"),
+        ("another backward pass", "would not sum over the ranks"),
         ("a step left out", "rank 1 has left out another number of optimizer steps than the other ranks"),
     ],
 )

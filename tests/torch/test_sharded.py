@@ -56,6 +56,6 @@ def test_seconds_are_a_ranks_own_in_spite_of_the_collectives_in_each_layer() -> 
 def test_what_cannot_be_balanced_is_refused() -> None:
     for partly, moving, hook, old in run_ranks(2, misuse):
         assert "second.weight is not sharded" in partly
-        assert "was not tried; expected 2.9 or newer" in old
+        assert "is untested; expected 2.9 or newer" in old
         assert "FSDP needs as many on each" in moving or not BALANCED
         assert "use weigh='loss'" in hook or not BALANCED

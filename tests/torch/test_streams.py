@@ -75,7 +75,7 @@ def test_what_a_stream_is_asked() -> None:
         (lambda: pace.stream(Stream(0, 9), batch_size=4), "batch_size=4 is what Paceline decides"),
         (lambda: pace.stream([1, 2], num_workers=2), "such options are for an IterableDataset"),
         (lambda: pace.loader(Stream(0, 9)), r"use pace\.stream"),
-        (lambda: pace.stream(iter([1])).state_dict(), "cannot tell where it stands"),
+        (lambda: pace.stream(iter([1])).state_dict(), r"the position of a list_iterator is unknown"),
         (lambda: Pace(model, 10, "equal", quantum=2).stream(Stream(0, 9)), "use drop_last=True"),
     ):
         with pytest.raises(PacelineError, match=words):

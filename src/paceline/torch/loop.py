@@ -181,7 +181,7 @@ class Loop:
     def round_begins(self, workers: int | None = None) -> None:
         """A round's first batch is about to be loaded; its clock starts. workers: ranks that take part."""
         began, meter, progress = time.perf_counter(), self._meter, self.progress
-        if meter.told and not self.behind:
+        if meter.reported and not self.behind:
             self.settle()
         if self.rounds.links_due:  # also on a rank that has settled by itself, for a checkpoint
             with self.named():
@@ -218,7 +218,7 @@ class Loop:
         if self.in_round:
             # A loop that draws its own samples has stepped after its last micro-step; else the rounds before count.
             self._end_round() if self._own_end and self._steps.taken else self.abandon()
-            self._meter.tell()
+            self._meter.report_rest()
         with suppress(WorkerError):
             self.rounds.settle()
 
@@ -380,7 +380,7 @@ class Loop:
                 self.abandon()
                 self._steps.taken = []
             if self._counts_epochs and not self.in_round:
-                self._meter.tell()
+                self._meter.report_rest()
         self.host.iteration_over()
 
     def _within(self) -> int | None:

@@ -1,1 +1,1 @@
-"""A run that goes on when a rank is killed, freezes, leaves or joins: members, sums, and what a joiner gets."""
+"""Runs that go on when a rank is killed, freezes, leaves or joins: members, sums, recovery, and the handover."""

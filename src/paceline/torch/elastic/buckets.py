@@ -1,10 +1,9 @@
-"""A model's gradients on their way into a sum over the ranks, while the backward pass still runs.
+"""Sums a model's gradients over the ranks in buckets, while the backward pass still runs.
 
-What is summed is a copy: each parameter keeps this rank's own gradient until all sums are there, so that nothing is
-lost where one of them fails. Then the copy takes the gradient's place, and is not copied back.
+Copies are summed: each parameter keeps this rank's own gradient until all sums are complete, so that nothing is lost
+if one of them fails. Then the copy takes the gradient's place, and is not copied back.
 
-The division into buckets depends on the parameters alone, and so a rank that has just joined has the same as all
-others.
+The division into buckets depends only on the parameters, so a rank that has just joined has the same as all others.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from paceline.torch.elastic.group import over
 from paceline.torch.gradients.reducers import Sums
 from paceline.torch.gradients.same_bits import ExactSum
 
-# How many hold some memory; a private name. If torch does not tell, the memory is not used again.
+# The number of references to a storage; a private name of torch. Without it, the memory is not used again.
 _use_count = getattr(torch._C, "_storage_Use_Count", None)
-FIRST_BYTES, BYTES = 1 << 20, 25 << 20  # of a bucket, as DistributedDataParallel has them
+FIRST_BYTES, BYTES = 1 << 20, 25 << 20  # of a bucket, as in DistributedDataParallel
 
 
 class Bucket:
-    """Some parameters of one kind, whose gradients are summed together."""
+    """Parameters of one dtype and device, whose gradients are summed together."""
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         self.parameters = list(parameters)
@@ -45,12 +44,12 @@ class Bucket:
         return int(_use_count(self.flat.untyped_storage()._cdata)) if _use_count else 0
 
     def _free(self) -> bool:
-        """Whether nobody else goes by what is in the memory: a sum that has failed, and still writes; a gradient that
-        was not set to None, and was added to; what a user has kept of a gradient."""
+        """Whether nothing else uses the memory: a failed sum that still writes; a gradient that was not set to None,
+        and was added to; or a gradient that the user has kept."""
         return over(self.work) and bool(_use_count) and self._holders() <= self._own
 
     def fill(self) -> None:
-        """Copy the gradients."""
+        """Copy the gradients; zeros for those that are None."""
         if not self._free():
             self._make()
         have = [(v, p.grad) for v, p in zip(self.views, self.parameters, strict=True) if p.grad is not None]
@@ -67,8 +66,8 @@ class Buckets(Sums):
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         self._parameters = list(parameters)
         self._buckets = [Bucket(group) for group in _groups(self._parameters)]
-        self._sum: Callable[[torch.Tensor], Any] | None = None  # while a backward pass is to be summed
-        self._next = 0  # bucket to be summed
+        self._sum: Callable[[torch.Tensor], Any] | None = None  # set while a backward pass is to be summed
+        self._next = 0  # the bucket to be summed next
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(self._ready(bucket))
             for bucket in self._buckets
@@ -81,7 +80,7 @@ class Buckets(Sums):
             bucket.waits = len(bucket.parameters)
 
     def finish(self, sum: Callable[[torch.Tensor], Any]) -> list[Any]:
-        """No more gradients will come: start what has not been started. What to wait for."""
+        """No more gradients will come: start the sums that have not been started. Returns the works of all sums."""
         if self._sum is None:
             self._next = 0
         self._sum = None
@@ -96,14 +95,14 @@ class Buckets(Sums):
         return [p.grad is not None for p in self._parameters]
 
     def apply(self, used: Sequence[bool], factor: float = 1.0) -> None:
-        """The sums, times ``factor``, become the gradients; ``used``: which parameters have one on any rank."""
+        """Make the sums, times ``factor``, the gradients. used: whether any rank has a gradient of each parameter."""
         wanted = {id(p) for p, one in zip(self._parameters, used, strict=True) if one}
         for bucket in self._buckets:
             if factor != 1.0:
                 bucket.flat.mul_(factor)
             for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
                 if id(parameter) in wanted:
-                    parameter.grad = view.detach()  # another holder of the memory, as long as it is in use
+                    parameter.grad = view.detach()  # one more reference to the memory while it is in use
 
     def close(self) -> None:
         for hook in self._hooks:
@@ -133,10 +132,10 @@ class Buckets(Sums):
 
 
 class ExactBuckets(Sums):
-    """As ``Buckets``, for sums of the same bits whoever runs what: whole numbers, which add without rounding.
+    """Like ``Buckets``, for sums with the same bits for any division: whole numbers, which add without rounding.
 
-    ``add`` after each backward pass takes the gradients from the parameters; the sum begins when the round's last one
-    is through."""
+    ``add`` after each backward pass takes the gradients from the parameters; the sum begins after the round's last
+    backward pass."""
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         self._parameters = list(parameters)
@@ -147,7 +146,7 @@ class ExactBuckets(Sums):
         self._own.add()
 
     def finish(self, sum: Callable[[torch.Tensor], Any]) -> list[Any]:
-        """Start the sum. What to wait for."""
+        """Start the sum. Returns its work."""
         self._total = self._own.gathered().clone()
         return [sum(self._total)]
 
@@ -158,7 +157,7 @@ class ExactBuckets(Sums):
         return self._own.used()
 
     def apply(self, used: Sequence[bool], factor: float = 1.0) -> None:
-        """The sums, times ``factor``, become the gradients."""
+        """Make the sums, times ``factor``, the gradients."""
         assert self._total is not None
         self._own.give(self._total)
         if factor != 1.0:
@@ -166,7 +165,7 @@ class ExactBuckets(Sums):
 
 
 def _groups(parameters: Sequence[torch.nn.Parameter]) -> list[list[torch.nn.Parameter]]:
-    """Parameters of a kind together, the last of the model first, since their gradients come first."""
+    """Groups of parameters of one dtype and device, the model's last ones first, since their gradients come first."""
     groups: list[list[torch.nn.Parameter]] = []
     kind: Any = None
     held, most = 0, FIRST_BYTES

@@ -1,6 +1,6 @@
-"""What travels beside the gradients, in one sum over all members: what each ran of the round, and its measurements.
+"""The commit of a round: one more sum over all members, beside the gradients, of what each ran and measured.
 
-Who gets the gradients gets this, too, and so all that commit a round know the same of it.
+A member that gets the gradients gets this sum, too, so all members that commit a round have the same record of it.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from paceline.errors import PacelineError, WorkerError
 from paceline.torch.elastic.recovery import Running
 from paceline.torch.measuring.exchange import Rows
 
-WHOLE = 1 << 40  # the samples' sums are modulo this, so that floats hold them however many ranks add to them
+WHOLE = 1 << 40  # the samples' sums are modulo this, so that floats hold them exactly for any number of ranks
 
 
 class CommitRecord(NamedTuple):
-    """What a round came to, the same on all members that commit it.
+    """The record of a committed round, the same on all members that commit it.
 
-    present: who took part, (places,). rows: their measurements, (places,); the others have run nothing."""
+    present: whether each place took part, (places,). rows: the measurements, (places,); absent places ran nothing."""
 
     switch: bool  # the members change after this round
-    counted: float | None  # what the losses are means over, if that is not the samples
+    counted: float | None  # the count that the losses are means over, if that is not the samples
     present: NDArray[np.bool_]
     used: NDArray[np.bool_]  # which parameters have a gradient, (parameters,)
     rows: Rows
@@ -52,9 +52,9 @@ def write(
 def read(
     total: NDArray[np.float64], places: int, dtype: np.dtype[np.void], size: int, step: int
 ) -> CommitRecord:
-    """The sum over all members, of a round of ``size`` samples.
+    """Read the sum over all members, for a round of ``size`` samples.
 
-    Raises WorkerError if a sample is missing in the round's gradient, or counts twice: that must never be."""
+    Raises WorkerError if a sample is missing in the round's gradient, or counts twice, which must never happen."""
     parameters = total.size - _layout(places, dtype, 0).itemsize // 8
     found = total.view(_layout(places, dtype, parameters))[0]
     have, want = [int(number) for number in found["sums"]], _sums(0, size)
@@ -62,7 +62,7 @@ def read(
         raise WorkerError(
             f"round {step}: {have[0]} samples are in its gradient (sums {have[1]} and {have[2]}), "
             f"expected each of {size} once: the run ends here, before it trains from a wrong gradient. A rank may "
-            "have left its loop alone and begun another epoch; if none has, this is a fault of Paceline"
+            "have left its loop alone and begun another epoch; if none has, this is a bug in Paceline"
         )
     if found["given"] not in (0, found["present"].sum()):
         raise PacelineError(
@@ -75,9 +75,9 @@ def read(
 
 
 def _fill(rows: Rows, present: NDArray[np.bool_]) -> None:
-    """Put what is usual for a rank that ran nothing into the rows of those who are not there."""
+    """Fill the rows of absent places with the values of a rank that ran nothing."""
     absent, one = ~present, rows[int(np.argmax(present))]
-    for name in ("loss", "overhead", "told", "deciding"):
+    for name in ("loss", "overhead", "has_loss", "deciding"):
         rows[name][absent] = 0.0
     for name in ("seconds", "cpu", "memory", "fits", "link", "rate"):
         rows[name][absent] = np.nan
@@ -90,7 +90,7 @@ def _fill(rows: Rows, present: NDArray[np.bool_]) -> None:
 
 
 def _layout(places: int, row: np.dtype[np.void], parameters: int) -> np.dtype[np.void]:
-    """All of it, as floats: sums of the samples' numbers, and what ``CommitRecord`` has."""
+    """The dtype of the sum, all float64: sums of the samples' numbers, and the fields of ``CommitRecord``."""
     head = [("switch", "f8"), ("sums", "f8", (3,)), ("counted", "f8"), ("given", "f8")]
     return np.dtype(
         [*head, ("present", "f8", (places,)), ("rows", row, (places,)), ("used", "f8", (parameters,))]
@@ -98,6 +98,6 @@ def _layout(places: int, row: np.dtype[np.void], parameters: int) -> np.dtype[np
 
 
 def _sums(start: int, size: int) -> tuple[int, int, int]:
-    """How many numbers there are from ``start`` on, their sum, and the sum of their squares."""
+    """For the ``size`` numbers from ``start`` on: how many they are, their sum, and the sum of their squares."""
     before, all_ = ((n * (n - 1) // 2, (n - 1) * n * (2 * n - 1) // 6) for n in (start, start + size))
     return size, all_[0] - before[0], all_[1] - before[1]

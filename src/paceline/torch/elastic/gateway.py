@@ -1,12 +1,12 @@
-"""The way by which other machines reach the launcher's store: only those that have the run's token come in.
+"""The gateway through which other machines reach the launcher's store, which admits only those with the run's token.
 
-A TCPStore lets in whoever reaches it. So it listens on this machine alone, and a ``Door`` carries the bytes of others
-to it. Each other machine has a ``Tunnel``: its workers connect to a port there, and each connection shows the token
-at the door.
+A TCPStore accepts any process that reaches it. So it listens on this machine only, and a ``Door`` carries the bytes
+of others to it. Each other machine has a ``Tunnel``: its workers connect to a port there, and each connection proves
+at the door that it has the token.
 
-Both sides send random bytes and answer the other's with an HMAC under the token, which itself is never sent. All that
-is read before is of a known length. The door's answer names the run, too: both sides make the run's secret of that
-name and the token.
+Both sides send random bytes and answer the other's with an HMAC under the token, which itself is never sent. All data
+that is read before is of a known length. The door's answer names the run, too: both sides derive the run's secret
+from that name and the token.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from paceline.errors import PacelineError
 from paceline.tokens import TOKEN
 
 LOOPBACK = "127.0.0.1"
-AT_ONCE = 1 << 16  # bytes
-STRANGERS = 64  # that may be asked at once; further ones are turned away
-TOLD = 16  # addresses of strangers that are told of
+AT_ONCE = 1 << 16  # bytes that are read at once, at most
+STRANGERS = 64  # connections whose token may be checked at the same time; further ones are turned away
+REPORTED = 16  # addresses of strangers that are reported, at most
 MARK = b"paceline launcher 1"
-SECONDS = 5.0  # that showing the token may take
+SECONDS = 5.0  # that the exchange of proofs may take
 NONCE = PROOF = 32  # bytes
 YES, NO = b"y", b"n"
 Ends = tuple[StreamReader, StreamWriter]
 
 
 def socket_at(host: str, port: int) -> socket.socket:
-    """One of IPv4 that listens at this machine's address ``host``; port: 0 for any.
+    """An IPv4 socket that listens at this machine's address ``host``. port: 0 for any.
 
     Raises PacelineError if the port cannot be used."""
     try:
@@ -47,7 +47,7 @@ def socket_at(host: str, port: int) -> socket.socket:
 
 
 class Relay:
-    """Listens, and has ``serve`` for each that connects, in a thread with an event loop of its own."""
+    """Listens, and calls ``serve`` for each connection, in a thread with an event loop of its own."""
 
     def __init__(self, host: str, port: int) -> None:
         """Raises PacelineError if the port cannot be used."""
@@ -60,14 +60,14 @@ class Relay:
         self._thread.start()
 
     def close(self) -> None:
-        """Listen no more, and drop every connection with what was still on its way. The second time does nothing."""
+        """Listen no more, and drop every connection with its unsent data. The second time does nothing."""
         if not self.loop.is_closed():
             self.loop.call_soon_threadsafe(self._over.set)
             self._thread.join()
             self._runner.close()
 
     async def serve(self, reader: StreamReader, writer: StreamWriter) -> None:
-        """All of one connection, which is closed then."""
+        """Serve one connection, which is closed afterwards."""
         raise NotImplementedError
 
     async def _listen(self, listening: socket.socket) -> None:
@@ -82,17 +82,15 @@ class Relay:
 
     async def _accepted(self, reader: StreamReader, writer: StreamWriter) -> None:
         try:
-            await self.serve(reader, writer)
-        except (OSError, EOFError, TimeoutError):  # it has gone
-            pass
-        except asyncio.CancelledError:
-            pass  # by ``close``; Python 3.11 logs a traceback of a connection's task that ends as cancelled
+            # The other side may go; and Python 3.11 would log a traceback for a task that ``close`` cancels.
+            with suppress(OSError, EOFError, TimeoutError, asyncio.CancelledError):
+                await self.serve(reader, writer)
         finally:
             writer.close()
 
 
 async def both_ways(one: Ends, other: Ends) -> None:
-    """Carry bytes as they come, until either ends; then both are closed."""
+    """Carry bytes in both directions until either connection ends; then both are closed."""
     await asyncio.gather(_one_way(one[0], other[1]), _one_way(other[0], one[1]))
 
 
@@ -104,24 +102,26 @@ async def _one_way(reader: StreamReader, writer: StreamWriter) -> None:
     except OSError:
         pass
     except asyncio.CancelledError:
-        writer.transport.abort()  # who reads no more is not waited for
+        writer.transport.abort()  # does not wait for a receiver that has stopped reading
         raise
     finally:
         writer.close()
 
 
 class Door(Relay):
-    """host, port: of this machine, as others reach it. store: the port of the store here. tell: takes sentences."""
+    """Admits connections that have the token to the store on this machine.
 
-    def __init__(self, host: str, port: int, token: str, store: int, tell: Callable[[str], None]) -> None:
-        self._token, self._store, self._tell = token, store, tell
+    host, port: of this machine, as others reach it. store: the store's port. notify: called with sentences."""
+
+    def __init__(self, host: str, port: int, token: str, store: int, notify: Callable[[str], None]) -> None:
+        self._token, self._store, self._notify = token, store, notify
         self._run = secrets.token_bytes(NONCE)
-        self._asked, self._told = 0, set[str]()
+        self._asked, self._reported = 0, set[str]()
         super().__init__(host, port)
 
     @property
     def secret(self) -> str:
-        """The run's seal."""
+        """The run's secret, for its ``Seal``."""
         return _proof(self._token, b"run", self._run).hex()
 
     async def serve(self, reader: StreamReader, writer: StreamWriter) -> None:
@@ -135,19 +135,19 @@ class Door(Relay):
         finally:
             self._asked -= 1
             address = str((writer.get_extra_info("peername") or ("an unknown address",))[0])
-            if not known and address not in self._told and len(self._told) < TOLD:
-                self._told.add(address)
-                self._tell(f"somebody at {address} does not have the token, and was turned away")
+            if not known and address not in self._reported and len(self._reported) < REPORTED:
+                self._reported.add(address)
+                self._notify(f"a program at {address} does not have the token, and was turned away")
         if known:
             store = await asyncio.open_connection(LOOPBACK, self._store)
             await both_ways((reader, writer), store)
 
     async def _let_in(self, reader: StreamReader, writer: StreamWriter) -> bool:
-        """Whether the other has the token."""
+        """Whether the other side has the token."""
         mine = secrets.token_bytes(NONCE)
         writer.write(MARK + mine)
-        told = await reader.readexactly(NONCE + PROOF)
-        theirs, proof = told[:NONCE], told[NONCE:]
+        answer = await reader.readexactly(NONCE + PROOF)
+        theirs, proof = answer[:NONCE], answer[NONCE:]
         known = hmac.compare_digest(proof, _proof(self._token, b"joins", mine, theirs))
         keeps = YES + self._run + _proof(self._token, b"keeps", mine, theirs, self._run)
         writer.write(keeps if known else NO)
@@ -155,20 +155,20 @@ class Door(Relay):
 
 
 class Tunnel(Relay):
-    """host, port: of the door; ``port`` is then that of this machine."""
+    """Carries connections on this machine to a door. host, port: of the door; the attribute ``port`` is local."""
 
     def __init__(self, host: str, port: int, token: str) -> None:
         self._door, self._token = (host, port), token
         super().__init__(LOOPBACK, 0)
 
     def knock(self) -> str:
-        """The run's secret. Raises OSError or EOFError if nobody answers, PacelineError if it is another's."""
+        """The run's secret. Raises OSError or EOFError if no door answers, PacelineError if it has another token."""
         (_, writer), secret = asyncio.run_coroutine_threadsafe(self._through(), self.loop).result()
         self.loop.call_soon_threadsafe(writer.close)
         return secret
 
     async def serve(self, reader: StreamReader, writer: StreamWriter) -> None:
-        with suppress(PacelineError):  # told by ``knock``
+        with suppress(PacelineError):  # ``knock`` raises it, too
             await both_ways((reader, writer), (await self._through())[0])
 
     async def _through(self) -> tuple[Ends, str]:
@@ -181,12 +181,12 @@ class Tunnel(Relay):
                 raise
 
     async def _show(self, reader: StreamReader, writer: StreamWriter) -> str:
-        """Show the token, and see that the other has it, too: the run's secret."""
+        """Prove that this side has the token, and check that the other has it, too; returns the run's secret."""
         there = "{}:{}".format(*self._door)
         head = await reader.readexactly(len(MARK) + NONCE)
         if not head.startswith(MARK):
             raise PacelineError(
-                f"what answers at {there} is no launcher that asks for a token; see to --join"
+                f"the program that answers at {there} is no launcher that asks for a token; check --join"
             )
         mine, theirs = secrets.token_bytes(NONCE), head[len(MARK) :]
         writer.write(mine + _proof(self._token, b"joins", theirs, mine))
@@ -197,10 +197,10 @@ class Tunnel(Relay):
                 else f"the launcher at {there} asks for a token; give --token-file FILE, or set {TOKEN}, to the same "
                 "as there"
             )
-        told = await reader.readexactly(NONCE + PROOF)
-        run, proof = told[:NONCE], told[NONCE:]
+        answer = await reader.readexactly(NONCE + PROOF)
+        run, proof = answer[:NONCE], answer[NONCE:]
         if not hmac.compare_digest(proof, _proof(self._token, b"keeps", theirs, mine, run)):
-            raise PacelineError(f"what answers at {there} does not have the token; see to --join")
+            raise PacelineError(f"the program that answers at {there} does not have the token; check --join")
         return _proof(self._token, b"run", run).hex()
 
 

@@ -1,6 +1,6 @@
-"""Sums over the members of one membership epoch, with nothing that raises or waits for a member that is lost.
+"""Sums over the members of one membership epoch, which neither raise nor wait if a member is lost.
 
-This is the one file that uses gloo's own classes.
+This is the only file that uses gloo's own classes.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from paceline.torch.liveness.calls import Calls
 
 _log = logging.getLogger(__name__)
 
-TIMEOUT = timedelta(seconds=60)  # of a sum; who is only late is waited for again, by the same members
-PROOFS = timedelta(seconds=5)  # to hear from all others that they are of this run
-SLICE = timedelta(milliseconds=20)  # how long a sum is waited for before a look at the members
+TIMEOUT = timedelta(seconds=60)  # of a sum; the same members try again if one was only late
+PROOFS = timedelta(seconds=5)  # to receive the proofs of all others that they belong to this run
+SLICE = timedelta(milliseconds=20)  # of waiting for a sum between two looks at the members
 
 
 class Group:
     """The members of one membership epoch, connected by gloo. Constructing it waits for all of them.
 
-    Raises RuntimeError also if whoever has answered in the place of a member is not of this run: gloo asks nobody.
+    Raises RuntimeError also if a process that answers in a member's place is not of this run: gloo does not check.
     """
 
     def __init__(self, pool: ConnectionPool, key: str, index: int, size: int, seal: Seal) -> None:
@@ -39,7 +39,7 @@ class Group:
             self._group: Any = dist.ProcessGroupGloo(dist.PrefixStore(key, held), index, size, TIMEOUT)
         finally:
             pool.give(held)
-        self._open: list[Any] = []  # works that may be under way
+        self._open: list[Any] = []  # works that may be unfinished
         _made.append(self)
         proofs = [list(seal.proof(f"{key}/{index}/{to}")) for to in range(size)]
         mine = torch.tensor(proofs, dtype=torch.uint8)
@@ -47,10 +47,10 @@ class Group:
         self._group.alltoall_base(theirs, mine, [], []).wait(PROOFS)  # type: ignore[attr-defined]  # no stub has it
         for of, row in enumerate(theirs):
             if bytes(row.tolist()) != seal.proof(f"{key}/{of}/{index}"):
-                raise RuntimeError(f"what answers in the place of member {of} is not of this run")
+                raise RuntimeError(f"the process that answers in the place of member {of} is not of this run")
 
     def sum(self, tensor: torch.Tensor) -> Any:
-        """Start to sum ``tensor`` over all, in place; for ``all_done``. In the same order on all members."""
+        """Start to sum ``tensor`` over all members, in place; for ``all_done``. All must sum in the same order."""
         return self._started(self._group.allreduce, [tensor])
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> Any:
@@ -58,7 +58,7 @@ class Group:
         return self._started(self._group.broadcast, tensor, root)
 
     def all_done(self, works: Sequence[Any], lost: Callable[[], bool]) -> bool:
-        """Wait for all of these; False as soon as one has failed, or ``lost`` says that somebody is."""
+        """Wait for all of these works; False as soon as one has failed, or ``lost`` says that a member is lost."""
         for work in works:
             if work is None:
                 return False
@@ -71,13 +71,13 @@ class Group:
                     work.wait(SLICE)
                     done = True
                 except RuntimeError:
-                    if completed:  # else perhaps only the time is over
+                    if completed:  # otherwise perhaps only ``SLICE`` is over
                         return False
         return True
 
     @property
     def idle(self) -> bool:
-        """Whether gloo has let go of all that it was given."""
+        """Whether gloo has released all tensors that were passed to it."""
         return all(over(work) for work in self._open)
 
     def _started(self, call: Callable[..., Any], *arguments: Any) -> Any:
@@ -89,21 +89,21 @@ class Group:
 
 
 def over(work: Any) -> bool:
-    """Whether gloo has let go of the tensor."""
+    """Whether gloo has released the tensor of this work; None for a work that could not start."""
     return work is None or bool(work.is_completed())
 
 
 class ConnectionPool:
-    """Connections to the launcher's store that are opened ahead: whoever opens one asks the name server for the name
-    of its own address, and where none answers, that takes 5 s. ``take`` one, and ``give`` it back as soon as no call
-    on it can block. connect: opens one."""
+    """Connections to the launcher's store that are opened ahead: opening one looks up the name of this machine's own
+    address, which takes 5 s if no name server answers. ``take`` one, and ``give`` it back as soon as no call on it
+    can block. connect: opens one."""
 
     def __init__(self, connect: Callable[[], Any]) -> None:
         self._connect, self._idle = connect, deque[Any](maxlen=2)
         self._open()
 
     def take(self) -> Any:
-        """One that is in nobody else's use. Raises WorkerError if there is none, and the launcher has gone."""
+        """A connection that nothing else uses. Raises WorkerError if there is none, and the launcher has gone."""
         if len(self._idle) < 2:
             self._open()
         try:
@@ -112,19 +112,19 @@ class ConnectionPool:
             return self._connect()
 
     def give(self, held: Any) -> None:
-        """It is free again."""
+        """Put a connection back that is free again."""
         self._idle.append(held)
 
     def _open(self) -> None:
         def opened() -> None:
-            with suppress(Exception):  # who needs one is told by ``take``
+            with suppress(Exception):  # ``take`` raises it when a connection is needed
                 self.give(self._connect())
 
         threading.Thread(target=opened, name="spare connection", daemon=True).start()
 
 
-# Those that were made. The destructor of one waits for threads that a lost member may block, and closes connections
-# from which others may still read the end of a sum.
+# The groups that were made and are kept: a destructor waits for threads that a lost member may block, and closes
+# connections from which others may still read the end of a sum.
 _made: list[Group] = []
 
 
@@ -139,8 +139,8 @@ def connect(
     """The group of a new membership epoch; None if a member is lost meanwhile, cannot be reached, or is not of this
     run.
 
-    pool: connections to the launcher's store, by which the members find each other. key: of this epoch. seal:
-    of the run.
+    pool: connections to the launcher's store, through which the members find each other. key: of this epoch. index,
+    size: this member's index, and the number of members. seal: of the run.
     """
     calls = Calls("connecting")
     made = calls.submit(Group, pool, key, index, size, seal)
@@ -155,8 +155,8 @@ def connect(
 
 
 def let_go(*in_use: Group | None) -> None:
-    """Close the groups of earlier epochs, beside the training; not those that may be in use. Each holds some
-    threads, and a connection to each member."""
+    """Close the groups of earlier epochs in the background, except those ``in_use`` or not idle. Each group holds
+    some threads, and a connection to each member."""
     for group in list(_made):
         if all(group is not one for one in in_use) and group.idle:
             _made.remove(group)

@@ -1,4 +1,4 @@
-"""A worker's connection to its launcher: signs of life, what all members can see, and their rendezvous."""
+"""A worker's connection to its launcher: signs of life, keys that all members can read, and their rendezvous."""
 
 from __future__ import annotations
 
@@ -15,52 +15,52 @@ import torch.distributed as dist
 from paceline.errors import PacelineError, WorkerError
 from paceline.torch import peers
 from paceline.torch.elastic.group import ConnectionPool
-from paceline.torch.elastic.membership import BEAT, COMES, ENDING, HAS, MembershipEpoch, Where, told
+from paceline.torch.elastic.membership import BEAT, COMES, ENDING, HAS, MembershipEpoch, Where, settings
 from paceline.torch.elastic.messages import Seal, pack, unpack
 from paceline.torch.liveness.detector import BEAT_SECONDS
 
 CONNECT_SECONDS = 60.0
-START_SECONDS = 300.0  # for the other workers to get as far when the run begins
+START_SECONDS = 300.0  # that a worker waits for the others in ``gather`` when the run begins
 LOOK = 0.001  # seconds between two looks in a rendezvous
-STAY_SECONDS = 5.0  # how long one that leaves waits for the others to let go of it, at most
+STAY_SECONDS = 5.0  # that a leaving worker waits until the others have let go of it, at most
 LONG = timedelta(days=30)
-CLOSE_SECONDS = 2.0  # that a thread may take to end, as when the launcher stands still
+CLOSE_SECONDS = 2.0  # that a thread may take to end, for example if the launcher is stopped
 
 
 class Left(SystemExit):
-    """This rank has left on purpose: its program ends in good order."""
+    """Ends the program of a rank that has left on purpose, in good order."""
 
 
 class Link:
-    """One of the workers of a run, which gives signs of life, and hears of membership epochs, in a thread for each.
-    Nothing here waits for a rank that is lost.
+    """The connection of one worker, which gives signs of life and watches for membership epochs, each in a thread. No
+    method waits for a lost rank.
 
     Raises WorkerError, from any method, if the launcher has gone or has given this worker up.
     """
 
     def __init__(self, where: Where) -> None:
         self.ident, self.place, self.places = where.ident, where.place, where.places
-        self.rank, self.ranks = where.place, where.places  # as ``peers`` asks for them
+        self.rank, self.ranks = where.place, where.places  # the names that ``peers`` expects
         self._where, self.seal = where, Seal(where.secret)
         peers.let_forks_alone()
         self._store = self.connect()
         self.connections = ConnectionPool(self.connect)
         self._gathered = 0
-        self._epoch: MembershipEpoch | None = None  # that this worker is in: its members have the model
+        self._epoch: MembershipEpoch | None = None  # the one this worker is in, whose members have the model
         self._leaving = self._joined = False
         self.known: MembershipEpoch | None = None  # the newest
-        self._hard = -1  # number of the newest of those that are hard
-        self._lost = False  # the launcher has gone, or ``_wrong`` says what else
+        self._hard = -1  # number of the newest hard epoch
+        self._lost = False  # this worker cannot go on, for the reason in ``_wrong``
         self._wrong = "the launcher, which keeps the ranks together, has gone"
         self._over = threading.Event()
-        atexit.register(self.close)  # what comes then may take longer than others wait for a sign of life
+        atexit.register(self.close)  # ending may take longer than others wait for a sign of life
         threads = (("signs of life", self._beat), ("membership", self._watch))
         self._threads = [threading.Thread(target=target, name=name, daemon=True) for name, target in threads]
         for thread in self._threads:
             thread.start()
 
     def connect(self) -> dist.TCPStore:
-        """Another connection, for calls that may block."""
+        """A new connection to the store, for calls that may block."""
         host, port, *_ = self._where
         try:
             return dist.TCPStore(host, port, None, False, timedelta(seconds=CONNECT_SECONDS))
@@ -68,9 +68,8 @@ class Link:
             raise WorkerError(f"no launcher answers at {host}:{port}; it may have ended") from error
 
     def close(self) -> None:
-        """No more signs of life. The second time does nothing.
-
-        A thread that is in a call of torch's while Python ends would abort the process."""
+        """Give no more signs of life, and end the threads: one that is in a call of torch while Python ends would
+        abort the process. The second time does nothing."""
         if self._over.is_set():
             return
         with suppress(RuntimeError):
@@ -78,15 +77,15 @@ class Link:
         self._over.set()
         atexit.unregister(self.close)
         with suppress(RuntimeError):
-            self._store.set(COMES(self.newest + 1, self.ident), "")  # what a thread waits for
+            self._store.set(COMES(self.newest + 1, self.ident), "")  # wakes the thread that waits for it
         for thread in self._threads:
             thread.join(CLOSE_SECONDS)
 
-    # -- before the first round, among those who began ------------------------------------------------------------
+    # -- before the first round, among the workers that the run begins with ---------------------------------------
 
     def gather(self, item: Any) -> list[Any]:
-        """What the worker of each place said at this point of its program; of one that joins later, all others' words
-        are there already. Within the run nobody is waited for: the others may be elsewhere in their programs."""
+        """The items of the workers of all places at this point of their programs, which stay in the store for workers
+        that join later. Within the run it does not wait, and gives this worker's own item for each place."""
         if self._epoch is not None:
             return [item] * self.places
         number, self._gathered = self._gathered, self._gathered + 1
@@ -100,33 +99,31 @@ class Link:
             raise WorkerError(
                 f"worker {self.place} waited {START_SECONDS:.0f} s for all others to begin, or lost the launcher"
             ) from error
-        told = [self._told(key, raw, place) for place, (key, raw) in enumerate(zip(keys, raws, strict=True))]
-        return [
-            unpack(base64.b64decode(each), f"what worker {place} tells") for place, each in enumerate(told)
-        ]
+        texts = map(self._opened, keys, raws, range(self.places))
+        return [unpack(base64.b64decode(text), f"an item of worker {n}") for n, text in enumerate(texts)]
 
-    # -- what all members can see ---------------------------------------------------------------------------------
+    # -- keys that all members can read ---------------------------------------------------------------------------
 
     def post(self, key: str, words: Any = 1) -> None:
-        """Tell all something that all can see. words: what JSON can tell."""
+        """Write a key that all can read. words: of types that JSON has."""
         self._call("set", key, self.seal.closed(key, words))
 
     def posted(self, key: str) -> bool:
-        """Whether somebody has told it."""
+        """Whether the key was written."""
         return bool(self._call("check", [key]))
 
     def add(self, key: str, amount: int = 0) -> int:
-        """Add to a number that all share; what it comes to."""
+        """Add to a number that all share; returns the result."""
         return int(self._call("add", key, amount))
 
     def forget(self, key: str) -> None:
-        """Nobody asks for this key any more."""
+        """Delete a key that no member reads any more."""
         self._call("delete_key", key)
 
     # -- membership epochs ----------------------------------------------------------------------------------------
 
     def join(self) -> None:
-        """From now on this worker can take part. Raises PacelineError the second time."""
+        """This worker can take part from now on. Raises PacelineError the second time."""
         if self._joined:
             raise PacelineError("elastic=True was given to two Paces of one process; expected it once")
         self._joined = True
@@ -156,7 +153,7 @@ class Link:
         return -1 if self.known is None else self.known.number
 
     def lost_since(self, number: int) -> bool:
-        """Whether somebody was lost after this epoch was made."""
+        """Whether a member was lost after this epoch was made."""
         return self._hard > number or self._lost
 
     def newer(self, number: int) -> bool:
@@ -165,8 +162,8 @@ class Link:
 
     @property
     def first(self) -> bool:
-        """Whether this worker is the first of the newest members that have the model; if all were told to leave when
-        no round was left to begin, of those that were there then."""
+        """Whether this worker is the first of the newest members that have the model; if all have left after the last
+        round, of the members of its own epoch."""
         found, mine = self.known, self._epoch
         if found is None or mine is None:
             return False
@@ -174,7 +171,7 @@ class Link:
         return bool(newest) and newest[0].ident == self.ident
 
     def next(self, number: int) -> MembershipEpoch:
-        """The newest epoch after this one, as soon as there is one that holds this worker.
+        """Wait for an epoch after this one that has this worker as a member; returns the newest.
 
         Raises Left if this worker has left, once the others have let go of it."""
         while True:
@@ -190,8 +187,8 @@ class Link:
             time.sleep(LOOK)
 
     def meet(self, epoch: MembershipEpoch, word: dict[str, Any]) -> dict[int, dict[str, Any]] | None:
-        """What all members of an epoch say of themselves, by ident, once all are there; None if a newer epoch comes
-        first. All get the same answer."""
+        """The words of all members of an epoch, by ident, once all have arrived; None if a newer epoch comes first.
+        All members get the same answer. word: this worker's own, of types that JSON has."""
         number, members = epoch.number, epoch.members
         self.post(f"word/{number}/{self.ident}", word)
         self.add(f"arrived/{number}", 1)
@@ -208,12 +205,12 @@ class Link:
             return None
         keys = [f"word/{number}/{member.ident}" for member in members]
         every = zip(members, keys, self._call("multi_get", keys), strict=True)
-        return {member.ident: self._told(key, raw, member.place) for member, key, raw in every}
+        return {member.ident: self._opened(key, raw, member.place) for member, key, raw in every}
 
-    # -- within ---------------------------------------------------------------------------------------------------
+    # -- internal -------------------------------------------------------------------------------------------------
 
     def _go(self) -> None:
-        """This worker is no member any more: its connections must outlive what the others still read from them."""
+        """This worker is no member now: keep its connections while others may read from them, then raise Left."""
         if not self._leaving:
             raise WorkerError(
                 f"worker {self.place} gave no sign of life for so long that the others went on without it"
@@ -245,7 +242,7 @@ class Link:
             while not self._over.is_set():
                 key = f"membership/{number}"
                 if not store.check([key]):
-                    # Not with a short timeout, to give signs of life in between: torch warns of each that is over.
+                    # Not with a short timeout, between signs of life: torch warns about each one that is over.
                     store.wait([COMES(number, self.ident)], LONG)
                     continue
                 found = MembershipEpoch.of(self.seal.opened(key, store.get(key), "the launcher"))
@@ -273,7 +270,7 @@ class Link:
         if self._lost:
             raise WorkerError(self._wrong)
 
-    def _told(self, key: str, raw: bytes, place: int) -> Any:
+    def _opened(self, key: str, raw: bytes, place: int) -> Any:
         return self.seal.opened(key, raw, f"worker {place}")
 
 
@@ -281,11 +278,11 @@ _link: Link | None = None
 
 
 def company() -> Link:
-    """The connection of this process to its launcher; its workers are the ranks from now on.
+    """The connection of this process to its launcher, whose workers are the ranks from now on.
 
-    Raises PacelineError if no launcher of ours has started it."""
+    Raises PacelineError if no launcher of Paceline has started it."""
     global _link
     if _link is None:
-        _link = Link(told())
+        _link = Link(settings())
         peers.keep_company(_link)
     return _link

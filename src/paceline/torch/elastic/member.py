@@ -1,6 +1,6 @@
-"""This rank's part in the rounds of a run that goes on when others are lost or join: a reducer whose sums may fail.
+"""The reducer of a run that goes on when ranks are lost or join, whose sums may fail.
 
-The gradients are summed beside DistributedDataParallel, not by it. A round ends when all of it is in its gradient.
+The gradients are summed beside DistributedDataParallel, not by it. A round ends when its gradient has all samples.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from paceline.torch.measuring.meter import layout
 from paceline.torch.plan import Piece
 from paceline.torch.terms import Terms
 
-LOOK = 0.001  # seconds between two looks at who has come to the end of a loop
-TOGETHER_SECONDS = 10.0  # how long one that has is held up by others that go on, at most
+LOOK = 0.001  # seconds between two looks at the ranks that have come to the end of a loop
+TOGETHER_SECONDS = 10.0  # that a rank at the end of a loop waits for the others, at most
 
 
 class Mended(NamedTuple):
@@ -41,14 +41,14 @@ class Mended(NamedTuple):
     membership: int  # number of the membership epoch that begins
     members: tuple[int, ...]  # places
     seconds: float  # until this rank could go on
-    within: bool  # the round was running
+    within: bool  # whether the round was running
 
 
 class StoreCounter:
-    """The counter behind claims within a round: on the launcher's store, a key for each round. ``open`` for each
+    """The counter for claims within a round, in the launcher's store with a key for each round. ``open`` for each
     round; then ``add`` from any thread, see ``counter.Counter``.
 
-    What a lost rank has claimed is not given back: it is missing when the round's sums fail, and found then."""
+    A lost rank's claims are not given back: they are found missing when the round's sums fail."""
 
     keeper = "the launcher"
     quick = False
@@ -58,8 +58,8 @@ class StoreCounter:
         self._key = self._before = ""
 
     def open(self, key: str, first: bool) -> None:
-        """A round begins. key: of it and these members; first: whether this rank is the first of the members."""
-        if first and self._before:  # all have left that round: its sums, and those of the next, are there
+        """A round begins. key: of this round with these members; first: whether this rank is the first member."""
+        if first and self._before:  # all have left that round: its sums, and those of the next, are complete
             self._link.forget(self._before)
         self._before, self._key = self._key, f"pool/{key}"
 
@@ -68,34 +68,34 @@ class StoreCounter:
         return count_of(self._link.add(self._key, packed(samples, told, speed)), samples)
 
     def close(self) -> None:
-        """The link stays."""
+        """Nothing to do: the link stays open."""
 
 
 class Member(Reducer):
-    """See ``Reducer``; ``join`` before the first iteration.
+    """A member of an elastic run. See ``Reducer``; call ``join`` before the first iteration.
 
-    model: a plain module, or one in a DistributedDataParallel of one rank, which sums nothing. told: called with each
-    change of members that this rank takes part in. Raises PacelineError for a model that cannot go on without a rank,
-    or if no launcher of ours has started this process.
+    model: a plain module, or one in a DistributedDataParallel of one rank, which sums nothing. on_members: called
+    with each change of members that this rank takes part in. Raises PacelineError for a model that cannot go on
+    without a rank, or if no launcher of Paceline has started this process.
     """
 
     travels = True
 
-    def __init__(self, model: nn.Module, told: Callable[[Mended], None]) -> None:
+    def __init__(self, model: nn.Module, on_members: Callable[[Mended], None]) -> None:
         self._ddp = check_model(model)
         if self._ddp is not None:
             self._ddp.require_backward_grad_sync = False
-        self._model, self._told = model, told
+        self._model, self._on_members = model, on_members
         self._link = company()
         self.counter = StoreCounter(self._link)
         self._round = Running()
         self._joined = self._closed = False
         self._switch = False  # the members change before the next round
-        self._together = ""  # the key under which this rank has told which round it has completed
+        self._together = ""  # the key of this rank's newest report in ``_arrive``
         self._cut: Callable[[Missing], list[Piece]] = lambda missing: []
-        self._parts: list[Piece] | None = None  # of what is missing of the round, for whoever claims them
+        self._parts: list[Piece] | None = None  # the missing parts of the round, for the members to claim
         self._claimed: Piece | None = None  # by this rank
-        # What was handed over within a round that others had completed.
+        # The state that was handed over within a round that others had completed.
         self._late: torch.Tensor | None = None
 
     def begin(self, loop: Any) -> None:
@@ -103,17 +103,17 @@ class Member(Reducer):
         self._parameters = [p for p in self._model.parameters() if p.requires_grad]
         self._sums = (ExactBuckets if self._terms.cell else Buckets)(self._parameters)
         given: Any = self._model
-        if loop.local is not None:  # what is summed, and handed over, are changes of the model
+        if loop.local is not None:  # with local steps, changes of the model are summed and handed over
             self._sums.close()
             self._sums, given = loop.local.flats, loop.local
         self._given = Handover(given, loop.stands, loop.load_state_dict)
         self._rendezvous = Rendezvous(self._link, self._given)
         self._layout = layout(loop.terms.moves_work, by_itself=True)
 
-    # -- what Pace asks -------------------------------------------------------------------------------------------
+    # -- called by Pace -------------------------------------------------------------------------------------------
 
     def join(self, *things: Any) -> None:
-        """Take part, with these states to hand over; returns when this rank has all that the others have."""
+        """Take part, with these things to hand over; returns when this rank has the state of the other members."""
         if self._joined:
             raise PacelineError("pace.register() was called twice; expected once, with all that has a state")
         self._given.register(things)
@@ -125,8 +125,8 @@ class Member(Reducer):
         for thing in things:
             if not any(thing is one for one in self._given.registered):
                 raise PacelineError(
-                    f"pace.step() was given a {type(thing).__name__} that pace.register() was not, so that a rank "
-                    "that joins would begin with another state of it; expected each optimizer and scaler in both"
+                    f"pace.step() was given a {type(thing).__name__} that pace.register() was not, so that a joining "
+                    "rank would begin with another state of it; expected each optimizer and scaler in both"
                 )
 
     def leave(self) -> None:
@@ -134,16 +134,16 @@ class Member(Reducer):
 
     @property
     def chief(self) -> bool:
-        """Whether this rank is the first of the members, which does what one of them is to do."""
+        """Whether this rank is the first of the members, which does what only one of them must do."""
         epoch = self._rendezvous.epoch
         return epoch is not None and epoch.members[0].ident == self._link.ident
 
-    # -- what the loop asks -----------------------------------------------------------------------------------------
+    # -- called by the loop -----------------------------------------------------------------------------------------
 
     @property
     def late(self) -> bool:  # type: ignore[override]
-        """The others took the running round's step before this rank had its gradients: all of it was handed over, and
-        its own step is not to be taken."""
+        """Whether the others took the running round's step before this rank had its gradients: the state after it was
+        handed over, and this rank must not take the step itself."""
         return self._late is not None
 
     @property
@@ -152,20 +152,20 @@ class Member(Reducer):
 
     @property
     def among(self) -> NDArray[np.bool_]:
-        """The places that the running round was divided among, (places,)."""
+        """For each place, whether it was given a part of the running round, (places,)."""
         mask = np.zeros(self._link.places, bool)
         mask[list(self._round.among)] = True
         return mask
 
     def micro_steps(self, loop: Any, source: Any) -> Iterator[tuple[Any, Piece]]:
-        """As its base, of a ``BalancedLoader``. May raise Left, a SystemExit, after ``leave``."""
+        """See ``Reducer``; the source is a ``BalancedLoader``. May raise Left, a SystemExit, after ``leave``."""
         if not self._joined:
             raise PacelineError(
-                "elastic=True: the loop began before pace.register(optimizer, ...), which says what a rank that "
-                "joins is handed over; call it just before the loop"
+                "elastic=True: the loop began before pace.register(optimizer, ...), which lists the state to hand "
+                "over to a joining rank; call it just before the loop"
             )
         while True:
-            loop.settle()  # which may decide how many samples the round has
+            loop.settle()  # may decide the number of samples of the round
             if (coming := next(loop.progress.remaining(), None)) is None:
                 return
             step, (first, size) = loop.progress.rounds, coming
@@ -213,7 +213,7 @@ class Member(Reducer):
             if not self._link.newer(number):
                 self._link.broken(number)
             self._enter()
-            return not self._round.within  # others may have completed it
+            return not self._round.within  # others may have completed the round
         found = self._read(mine)
         factor = 1.0
         if found.counted is not None:
@@ -226,12 +226,12 @@ class Member(Reducer):
         return self._rows
 
     def drop(self) -> None:
-        if self._round.within:  # nothing that this rank has run of it counts
+        if self._round.within:
             self._round.drop()
             self._sums.drop()
 
     def together(self) -> None:
-        """As its base: a round whose sums have failed needs this rank, which may have no other round."""
+        """Wait at the end of a loop or epoch: a round of the others whose sums fail may need this rank."""
         self._take_late()
         if self._rendezvous.epoch is None or self._round.within or self._round.dropped:
             return
@@ -259,7 +259,7 @@ class Member(Reducer):
 
     @property
     def _key(self) -> str:
-        """The running round's key in the store, as these members run it."""
+        """The key in the store for the running round with these members."""
         return f"{self._rendezvous.number}/{self._round.step}"
 
     def _begin_round(self, step: int, first: int, size: int) -> None:
@@ -267,7 +267,7 @@ class Member(Reducer):
         self._take_late()
         running = self._round
         running.begin(step, first, size)
-        if running.dropped:  # the sums of this epoch, and the parts, go on with what is not there any more
+        if running.dropped:  # this epoch's sums and parts count on gradients that this rank has dropped
             running.dropped = False
             self._link.broken(self._rendezvous.number)
             self._enter()
@@ -288,7 +288,7 @@ class Member(Reducer):
         self._round.over()
 
     def _take_late(self) -> None:
-        """Once more what was handed over within a round: the loop may have stepped a scheduler meanwhile."""
+        """Load the state that was handed over within a round again: the loop may have stepped a scheduler since."""
         if self._late is not None:
             self._given.take(self._late, run=False)
             self._late = None
@@ -301,7 +301,7 @@ class Member(Reducer):
         return self._rendezvous.epoch.places
 
     def _enter(self) -> None:
-        """Into the newest membership epoch, with those who are there."""
+        """Enter the newest membership epoch, and agree with its members on the running round."""
         began, fits = time.perf_counter(), self._terms.micro_batch or self._terms.global_batch
         met = self._rendezvous.enter({**self._round.word(), "fits": fits})
         if met.packed is not None:
@@ -312,19 +312,19 @@ class Member(Reducer):
         self._round.agree(met.up, len(epoch.members), met.fits)
         self._parts = self._claimed = None
         self._switch = False
-        self._arrive()  # whoever is not at the end of its loop does not come to ``together``
+        self._arrive()  # a rank that is not at the end of its loop does not call ``together``
         took = time.perf_counter() - began
-        self._told(Mended(self._round.step, epoch.number, epoch.places, took, self._round.within))
+        self._on_members(Mended(self._round.step, epoch.number, epoch.places, took, self._round.within))
 
     def _arrive(self) -> None:
-        """Tell the members that this rank has completed the round before, once for each."""
+        """Report to the members that this rank has completed the round before, once for each round."""
         key = f"together/{self._key}"
         if self._together != key:
             self._together = key
             self._link.add(key, 1)
 
     def _catch_up(self, packed: torch.Tensor) -> None:
-        """Take over what a rank has that has completed more rounds."""
+        """Take over the state of a rank that has completed more rounds."""
         if self._round.step == FRESH:
             self._given.take(packed, run=True)
             return
@@ -337,18 +337,18 @@ class Member(Reducer):
 
 
 def check_model(model: nn.Module) -> DistributedDataParallel | None:
-    """The DistributedDataParallel of one rank in it, if there is one. Raises PacelineError for what cannot go on
-    without a rank."""
+    """The DistributedDataParallel of one rank in the model, if there is one. Raises PacelineError for a model that
+    cannot go on without a rank."""
     modules = list(model.modules())
     wrapped = [module for module in modules if isinstance(module, DistributedDataParallel)]
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     wrong = (
-        "its gradients are summed by gloo, on processors; the model is on " + str(device)
+        "gradients are summed by gloo on the CPU, and the model is on " + str(device)
         if device.type != "cpu"
         else "the model was given to fully_shard, and a rank's part of it would be lost with the rank"
         if any(hasattr(module, "set_requires_gradient_sync") for module in modules)
         else "the DistributedDataParallel module is in a group of several ranks, which one lost rank ends: start the "
-        "script with python -m paceline.torch.launcher, where each is in a group of its own"
+        "script with python -m paceline.torch.launcher, under which each rank is in a group of its own"
         if any(module.process_group.size() > 1 for module in wrapped)
         else "an embedding has sparse gradients, which are not summed yet; use sparse=False"
         if any(getattr(module, "sparse", False) is True for module in modules)

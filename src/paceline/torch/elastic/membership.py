@@ -1,6 +1,6 @@
-"""Who takes part, from one change of members to the next, and what a launcher and its workers tell each other of it.
+"""Membership epochs, and the settings and store keys by which a launcher and its workers exchange them.
 
-The launcher outlives all workers, and keeps the store that they meet in."""
+The launcher outlives all workers, and hosts the store through which they meet."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any, NamedTuple
 
 from paceline.errors import PacelineError
 
-WHERE = "PACELINE_WHERE"  # the variable of the environment that has it
+WHERE = "PACELINE_WHERE"  # the environment variable with a ``Where``
 
 
 class Worker(NamedTuple):
-    """A process that may take part. ident: no other process of the run has it; place: where its numbers stand in all
-    arrays, which the process that comes in its stead takes over."""
+    """A process that may take part. ident: unique among all processes of the run; place: its index in all arrays,
+    which the process that replaces it takes over."""
 
     ident: int
     place: int
 
 
 class MembershipEpoch(NamedTuple):
-    """The members between two changes, by place. hard: somebody was lost, so that nobody waits for the sums of the
-    epoch before; else the change waits for the end of a round."""
+    """The members between two changes, by place. hard: a member was lost, so that no one waits for the sums of the
+    epoch before; otherwise the change waits for the end of a round."""
 
     number: int
     members: tuple[Worker, ...]
@@ -35,14 +35,14 @@ class MembershipEpoch(NamedTuple):
 
     @classmethod
     def of(cls, words: Any) -> MembershipEpoch:
-        """The one that JSON has made these words of."""
+        """The membership epoch that was serialized to these words by JSON."""
         number, members, hard = words
         return cls(number, tuple(Worker(*member) for member in members), hard)
 
 
 class Where(NamedTuple):
-    """What a launcher tells a worker: the address of the store, who it is, how many places there are, and the run's
-    secret (``Seal``)."""
+    """A launcher's settings for a worker: the address of the store, the worker's ident and place, the number of
+    places, and the run's secret (``Seal``)."""
 
     host: str
     port: int
@@ -52,12 +52,12 @@ class Where(NamedTuple):
     secret: str = ""
 
     def environment(self) -> dict[str, str]:
-        """The variable that ``told`` reads."""
+        """The variable that ``settings`` reads."""
         return {WHERE: json.dumps(self)}
 
 
-def told() -> Where:
-    """What the launcher has told this process. Raises PacelineError if there is none of ours."""
+def settings() -> Where:
+    """The launcher's settings for this process. Raises PacelineError if no launcher of Paceline has started it."""
     try:
         return Where(*json.loads(os.environ[WHERE]))
     except (KeyError, ValueError, TypeError):
@@ -67,8 +67,8 @@ def told() -> Where:
         ) from None
 
 
-# Keys of the store, of the worker with that ident: its signs of life; that its program ends, and gives no more of
-# them; that it has the model.
+# Keys in the store for the worker with an ident: its signs of life; that its program ends, so that it gives no more
+# of them; that it has the model.
 BEAT, ENDING, HAS = "life/{}".format, "ending/{}".format, "has/{}".format
-# And that there is a membership epoch of that number; the worker may set it itself, to wake up.
-COMES = "told/{}/{}".format
+# The notice that the membership epoch of a number exists, for one worker, which may set it itself to wake up.
+COMES = "notice/{}/{}".format

@@ -1,5 +1,5 @@
-"""Other machines on which workers run: each has a node agent, which starts and kills workers there as it is told by
-the supervisor of the first machine, which keeps the store."""
+"""The other machines of a run: each has a node agent, which starts and kills workers there by the orders of the
+supervisor on the first machine, which hosts the store."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from paceline.torch.elastic.messages import Seal
 from paceline.torch.liveness.calls import Calls
 from paceline.torch.liveness.detector import BEAT_SECONDS, EVERY, FailureDetector
 
-COUNT = "machines"
+COUNT = "machines"  # the key that counts the machines that have joined
 START, LEAVE, KILL = "start", "leave", "kill"  # orders for a worker
 FIRST = 2  # number of the machine that joins first: that of the store is machine 1
 GONE = -1000  # the status of a worker on a machine that gave no sign of life
-BEGIN_SECONDS = 30.0  # without a sign of life, at least, until all have begun: nobody waits for a sum by then
-BYE_SECONDS = 3.0  # that the other machines have to hear of the end, at most
+BEGIN_SECONDS = 30.0  # least patience until the run has begun: no rank waits for a sum before
+BYE_SECONDS = 3.0  # that the other machines have to acknowledge the end, at most
 LOOK = 0.01  # seconds between two looks of a node agent
-FIRST_SECONDS = 5.0  # that a call may take by which a machine joins: the store may be busy with many
+FIRST_SECONDS = 5.0  # that a call may take while a machine joins: the store may be busy with many
 
 
 def patience(dead: float, begun: bool) -> float:
-    """Seconds without a sign of life after which somebody counts as lost. begun: whether the run has."""
+    """Seconds without a sign of life after which a worker or machine counts as lost. begun: whether the run has."""
     return dead if begun else max(dead, BEGIN_SECONDS)
 
 
 class WorkerProcess(Protocol):
-    """A worker, as whoever has started it sees it: a ``subprocess.Popen`` or the like."""
+    """A worker from the side of the process that has started it: a ``subprocess.Popen`` or the like."""
 
     @property
     def pid(self) -> int | None: ...  # None if it is on another machine
@@ -47,24 +47,24 @@ class WorkerProcess(Protocol):
 
 
 class Doing(NamedTuple):
-    """What the node agent of a machine tells of it in the store. ended: numbers of workers, and with what status."""
+    """The report of a machine's node agent in the store. ended: idents of workers, and the status of each."""
 
     beat: int  # grows with each sign of life
-    room: int  # for so many workers
+    room: int  # the number of workers that the machine can run
     ended: tuple[tuple[int, int], ...] = ()
-    gone: bool = False  # this is the last that it tells
+    gone: bool = False  # this is the agent's last report
 
 
 class Orders(NamedTuple):
-    """What the supervisor wants of a machine. workers: that are to be there, and the newest order for each."""
+    """The supervisor's orders for a machine. workers: those that are to run there, and the newest order for each."""
 
     workers: tuple[tuple[str, Where], ...] = ()
-    over: int | None = None  # the run is, with this status
+    over: int | None = None  # the status with which the run has ended
     lost: bool = False  # the others have gone on without this machine
-    begun: bool = False  # the run has
+    begun: bool = False  # the run has begun
 
 
-# Keys of the store: what the machine of that number tells, and what is wanted of it.
+# Keys in the store: the report of the machine with a number, and the orders for it.
 DOING, ORDERS = "machine/{}/doing".format, "machine/{}/orders".format
 
 
@@ -72,7 +72,7 @@ class Remote:
     """A worker on another machine, or one that waits for a machine with room."""
 
     def __init__(self, where: Where) -> None:
-        self.where = where._replace(secret="")  # which the agent there has of its own
+        self.where = where._replace(secret="")  # the agent there has the secret already
         self.order, self.placed = START, False
         self.over: int | None = None
         self.pid = None
@@ -81,28 +81,28 @@ class Remote:
         return self.over
 
     def kill(self) -> None:
-        self._told(KILL)
+        self._set(KILL)
 
     def terminate(self) -> None:
-        self._told(LEAVE)
+        self._set(LEAVE)
 
-    def _told(self, order: str) -> None:
+    def _set(self, order: str) -> None:
         self.order = order
         if not self.placed:
             self.over = 0
 
 
 class Machine:
-    """One that has a node agent."""
+    """A machine that has a node agent. room: the number of workers that it can run."""
 
     def __init__(self, room: int) -> None:
         self.room, self.workers = room, list[Remote]()
-        self.told = Orders()
+        self.orders = Orders()
 
 
 class Machines:
-    """All others. store: a TCPStore that this process holds. dead: seconds without a sign of life after which a
-    machine counts as lost. seal: of the run."""
+    """All other machines of the run. store: a TCPStore that this process holds. dead: seconds without a sign of life
+    after which a machine counts as lost. seal: of the run."""
 
     def __init__(self, store: Any, dead: float, seal: Seal) -> None:
         self._store, self._dead, self._seal, self._detector = store, dead, seal, FailureDetector(dead)
@@ -111,71 +111,71 @@ class Machines:
         self._waiting: list[Remote] = []
 
     def start(self, where: Where) -> Remote:
-        """A worker that starts as soon as a machine has room for it."""
+        """Start a worker as soon as a machine has room for it."""
         self._waiting.append(remote := Remote(where))
         return remote
 
     @property
     def free(self) -> int:
-        """So many more workers have room."""
+        """The number of further workers that the machines can run."""
         rooms = sum(machine.room - len(machine.workers) for machine in self._machines.values())
         return rooms - len(self._waiting)
 
     def look(self, begun: bool = True) -> list[str]:
-        """See to all of them, and return at once. What is worth telling. begun: whether the run has."""
+        """Read all machines' reports, send orders, and return at once. Returns sentences about machines that have
+        joined, left or been lost. begun: whether the run has begun."""
         found, self._begun = [], begun
         dead = patience(self._dead, begun)
         for number in range(self._known, FIRST + self._store.add(COUNT, 0)):
             if not self._store.check([DOING(number)]):
-                break  # it is about to tell
+                break  # its first report is on its way
             self._known += 1
-            self._machines[number] = Machine(self._heard(number).room)
+            self._machines[number] = Machine(self._report(number).room)
             found.append(f"machine {number} has joined")
-        heard = {number: self._heard(number) for number in self._machines}
+        reports = {number: self._report(number) for number in self._machines}
         now = time.monotonic()
         if self._detector.due(now):
-            beats = {number: each.beat for number, each in heard.items()}
+            beats = {number: each.beat for number, each in reports.items()}
             for number in self._detector.silent(now, beats, dead):
-                self._order(number, Orders(lost=True))  # if it lives, it ends its workers
+                self._order(number, Orders(lost=True))  # if the machine lives, it ends its workers
                 for remote in self._machines.pop(number).workers:
                     remote.over = GONE
                 found.append(f"machine {number} gave no sign of life for {dead:g} s")
         self._waiting = [remote for remote in self._waiting if remote.over is None]
         for number, machine in list(self._machines.items()):
-            ended = dict(heard[number].ended)
+            ended = dict(reports[number].ended)
             for remote in machine.workers:
                 remote.over = ended.get(remote.where.ident)
             machine.workers = [remote for remote in machine.workers if remote.over is None]
-            if heard[number].gone and not machine.workers:
+            if reports[number].gone and not machine.workers:
                 del self._machines[number]
                 found.append(f"machine {number} has left")
                 continue
             while self._waiting and len(machine.workers) < machine.room:
                 machine.workers.append(remote := self._waiting.pop(0))
                 remote.placed = True
-            self._tell(number, machine)
+            self._update(number, machine)
         return found
 
     def close(self, status: int) -> None:
-        """The run is over; returns when the agents that live know."""
+        """The run is over with this status; returns when the agents that live know it."""
         for number, machine in self._machines.items():
-            self._tell(number, machine, status)
+            self._update(number, machine, status)
         until = time.monotonic() + BYE_SECONDS
-        while not all(self._heard(number).gone for number in self._machines) and time.monotonic() < until:
+        while not all(self._report(number).gone for number in self._machines) and time.monotonic() < until:
             time.sleep(EVERY)
 
-    def _tell(self, number: int, machine: Machine, over: int | None = None) -> None:
-        wanted = Orders(
-            tuple((remote.order, remote.where) for remote in machine.workers), over, begun=self._begun
-        )
-        if wanted != machine.told:
-            machine.told = wanted
+    def _update(self, number: int, machine: Machine, over: int | None = None) -> None:
+        workers = tuple((remote.order, remote.where) for remote in machine.workers)
+        wanted = Orders(workers, over, begun=self._begun)
+        if wanted != machine.orders:
+            machine.orders = wanted
             self._order(number, wanted)
 
     def _order(self, number: int, wanted: Orders) -> None:
         self._store.set(ORDERS(number), self._seal.closed(ORDERS(number), wanted))
 
-    def _heard(self, number: int) -> Doing:
+    def _report(self, number: int) -> Doing:
         key = DOING(number)
         return Doing(*self._seal.opened(key, self._store.get(key), f"the launcher of machine {number}"))
 
@@ -185,12 +185,14 @@ class Lost(Exception):
 
 
 class NodeAgent:
-    """start: starts a worker. room: for so many. dead: seconds without an answer of the store after which the workers
-    here are killed, since the others go on without them. patience: seconds for which the store may be away.
+    """Starts and kills the workers of this machine by the supervisor's orders.
 
-    tell: takes sentences about what happens. token: of the run, empty if all launchers are on this machine.
+    host, port: address of the first launcher. room: the number of workers that this machine can run. start: starts
+    one. dead: seconds without an answer of the store after which the workers here are killed, since the others go on
+    without them. patience: seconds for which the store may be away. notify: called with sentences about what happens.
+    token: of the run, empty if all launchers are on this machine.
 
-    Raises PacelineError, from ``run``, if the first has another token.
+    Raises PacelineError, from ``run``, if the first launcher has another token.
     """
 
     def __init__(
@@ -201,11 +203,11 @@ class NodeAgent:
         start: Callable[[Where], WorkerProcess],
         dead: float,
         patience: float,
-        tell: Callable[[str], None],
+        notify: Callable[[str], None],
         token: str = "",
     ) -> None:
         self._there, self._room = f"{host}:{port}", room
-        self._start, self._dead, self._patience, self._tell = start, dead, patience, tell
+        self._start, self._dead, self._patience, self._notify = start, dead, patience, notify
         self._workers: dict[int, WorkerProcess] = {}
         self._orders: dict[int, str] = {}  # the newest that was carried out, by worker
         self._leaving, self._seal = False, Seal()
@@ -213,22 +215,23 @@ class NodeAgent:
         self._store: Any = None
 
     def run(self) -> int:
-        """Until the run is over, once: its exit status. Raises WorkerError if the store stays away."""
+        """Serve until the run is over, and return its exit status; call it once. Raises WorkerError if the store does
+        not answer for ``patience`` seconds."""
         away = time.monotonic()
-        told = False
+        notified = False  # of the store that does not answer
         try:
             while True:
                 try:
                     number = self._join()
-                    self._tell(f"machine {number} of the run at {self._there}")
-                    told, self._seconds = False, patience(self._dead, False)
+                    self._notify(f"machine {number} of the run at {self._there}")
+                    notified, self._seconds = False, patience(self._dead, False)
                     return self._serve(number)
                 except Lost as lost:
-                    if self._workers or not told:
-                        away, told = time.monotonic(), True
+                    if self._workers or not notified:
+                        away, notified = time.monotonic(), True
                         ends = "the workers here end, and this machine joins again"
                         what = ends if self._workers else "this machine joins"
-                        self._tell(f"{lost}; {what} when it answers")
+                        self._notify(f"{lost}; {what} when it answers")
                     self._end()
                 if self._leaving:
                     return 0  # all workers here have ended
@@ -243,13 +246,13 @@ class NodeAgent:
             self._tunnel.close()
 
     def leave(self) -> None:
-        """Have all workers here leave, and end; may be called from a signal handler."""
+        """Let all workers here leave, then end; may be called from a signal handler."""
         self._leaving = True
         for worker in list(self._workers.values()):
             worker.terminate()
 
     def _join(self) -> int:
-        """Over a new connection; the number of this machine."""
+        """Join over a new connection; returns the number of this machine."""
         self._seconds = FIRST_SECONDS
         self._seal, self._store = self._within(self._connected)
         number = int(self._ask("add", COUNT, 1)) - 1 + FIRST
@@ -258,7 +261,7 @@ class NodeAgent:
         return number
 
     def _serve(self, number: int) -> int:
-        said, beaten = Doing(0, self._room), 0.0
+        report, beaten = Doing(0, self._room), 0.0
         ended: dict[int, int] = {}
         while True:
             raw = self._ask("get", ORDERS(number))
@@ -273,13 +276,13 @@ class NodeAgent:
                     del self._workers[ident]
                     ended[ident] = status
             gone = wanted.over is not None or (self._leaving and not self._workers)
-            now = said._replace(ended=tuple(ended.items()), gone=gone)
-            if now != said or time.monotonic() - beaten >= BEAT_SECONDS:
-                said, beaten = now._replace(beat=said.beat + 1), time.monotonic()
-                self._ask("set", DOING(number), self._seal.closed(DOING(number), said))
+            now = report._replace(ended=tuple(ended.items()), gone=gone)
+            if now != report or time.monotonic() - beaten >= BEAT_SECONDS:
+                report, beaten = now._replace(beat=report.beat + 1), time.monotonic()
+                self._ask("set", DOING(number), self._seal.closed(DOING(number), report))
             if gone:
-                with suppress(Lost):  # who has heard it may be gone
-                    self._ask("check", [DOING(number)])  # which returns when it is there, unlike ``set``
+                with suppress(Lost):  # the supervisor may have read the report and ended
+                    self._ask("check", [DOING(number)])  # returns when the report has arrived, unlike ``set``
                 return wanted.over or 0
             time.sleep(LOOK)
 
@@ -295,16 +298,16 @@ class NodeAgent:
             worker.kill() if order == KILL else worker.terminate()
 
     def _end(self) -> None:
-        """Kill the workers here, and let go of the connection."""
+        """Kill the workers here, and drop the connection."""
         for worker in self._workers.values():
             worker.kill()
-        # Another run at the same place counts its workers from 0 once more.
+        # Another run at the same address numbers its workers from 0 again.
         self._workers, self._orders = {}, {}
         self._calls.close(0.0)  # a call that hangs keeps its thread
         self._calls, self._store = Calls("store"), None
 
     def _connected(self) -> tuple[Seal, dist.TCPStore]:
-        secret = self._tunnel.knock()  # first, since torch prints a page of its own calls if nobody listens
+        secret = self._tunnel.knock()  # first, since torch prints a long traceback if no process listens
         wait = timedelta(seconds=FIRST_SECONDS)
         return Seal(secret), dist.TCPStore(
             LOOPBACK, self._tunnel.port, None, False, wait, wait_for_workers=False
@@ -315,12 +318,12 @@ class NodeAgent:
         return self._within(getattr(self._store, name), *arguments)
 
     def _within(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """What a call returns, which is not waited for longer than ``_seconds``. Raises Lost."""
+        """What a call returns. Raises Lost if it does not return within ``_seconds``."""
         try:
             return self._calls.within(self._seconds, call, *arguments)
         except TimeoutError as error:
             raise Lost(f"{self._there} has not answered for {self._seconds:g} s") from error
         except PacelineError:
             raise
-        except (RuntimeError, OSError, EOFError) as error:  # torch's own are RuntimeErrors
+        except (RuntimeError, OSError, EOFError) as error:  # torch raises RuntimeError
             raise Lost(f"nobody answers at {self._there}") from error

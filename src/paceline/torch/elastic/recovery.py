@@ -1,6 +1,6 @@
-"""What of a running round nobody has run who is still there, and how its members recover it: each claims parts of it.
+"""The recovery of a running round: finds samples that no remaining member has run, and cuts them into parts to claim.
 
-Samples are told by their place in the epoch's order.
+Samples are identified by their position in the epoch's order.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from paceline.rounds import Array
 from paceline.samples.cost import CostModel
 from paceline.samples.deal import at_least
 
-FRESH = -1  # rounds behind a rank that has nothing yet
-Span = tuple[int, int]  # first sample of the epoch's order, and how many
+FRESH = -1  # complete rounds of a rank that does not have the model yet
+Span = tuple[int, int]  # position of the first sample in the epoch's order, and number of samples
 
 
 class Missing(NamedTuple):
-    """What nobody who is there has run of a round. members: who may run it; fits: samples that each of them has room
-    for at once."""
+    """The samples of a round that no member has run. members: number of ranks that may run them; fits: samples that
+    fit into each member's memory at once."""
 
     spans: list[Span]
     members: int
@@ -30,34 +30,34 @@ class Missing(NamedTuple):
 
 @dataclass
 class Running:
-    """One round. All ranks that have begun it have the same but for ``ran``, ``within`` and ``dropped``."""
+    """The running round. All ranks that have begun it have the same but for ``ran``, ``within`` and ``dropped``."""
 
-    step: int = FRESH  # so many are complete
-    first: int = 0  # of its samples, in the epoch's order
+    step: int = FRESH  # its number, which is that of complete rounds
+    first: int = 0  # position of its first sample in the epoch's order
     size: int = 0
-    among: tuple[int, ...] = ()  # the places that it was divided among, also where some are lost since
-    within: bool = False  # it was begun here, and is not complete
-    dropped: bool = False  # its gradients were, on this rank
-    ran: list[Span] = field(default_factory=list)  # whose gradients this rank has
-    missing: Missing | None = None  # if it is mended
+    among: tuple[int, ...] = ()  # the places that it was divided among, including those lost since
+    within: bool = False  # this rank has begun it, and it is not complete
+    dropped: bool = False  # this rank has dropped its gradients
+    ran: list[Span] = field(default_factory=list)  # the samples whose gradients this rank has
+    missing: Missing | None = None  # the samples to recover, if its sums have failed
 
     def begin(self, step: int, first: int, size: int) -> None:
-        """This round comes next; what is known of it stays."""
+        """This round comes next; if it was running already, keep what is known of it."""
         if step != self.step:
             self.step, self.ran, self.missing = step, [], None
         self.first, self.size = first, size
 
     def over(self) -> None:
-        """It is complete."""
+        """The round is complete."""
         self.within, self.missing, self.ran = False, None, []
         self.step += 1
 
     def drop(self) -> None:
-        """It was left: nothing that this rank has run of it counts."""
+        """The round was left: forget what this rank has run of it."""
         self.within, self.dropped, self.ran = False, True, []
 
     def word(self) -> dict[str, Any]:
-        """What this rank tells the others of it in a meeting."""
+        """This rank's report of the round in a rendezvous."""
         return {
             "done": self.step,
             "ran": self.ran,
@@ -66,7 +66,7 @@ class Running:
         }
 
     def agree(self, words: list[dict[str, Any]], members: int, fits: int) -> None:
-        """What the words of those with as many complete rounds come to; the same on all members."""
+        """Take over what the words of the members with the most complete rounds imply; the same on all members."""
         self.step, self.missing = words[0]["done"], None
         running = [word for word in words if word["within"]]
         if running:
@@ -77,7 +77,7 @@ class Running:
 
 
 def missing(ran: Iterable[Span], first: int, size: int) -> list[Span]:
-    """The samples from ``first`` on, ``size`` of them, that are in none of ``ran``."""
+    """The spans of the ``size`` samples from ``first`` on that are in none of ``ran``."""
     found, at, end = [], first, first + size
     for start, count in sorted(tuple(span) for span in ran):
         if start > at:
@@ -97,9 +97,9 @@ def parts_by_cost(
     budget: float,
     floor: int = 1,
 ) -> list[Span]:
-    """As ``parts``, about two of equal cost for each member, for samples that cost differently.
+    """Like ``parts``, for samples that cost differently: about two parts of equal cost for each member.
 
-    lengths: of the samples of each span. budget: length of a part at most, as ``samples.Room.budget``."""
+    lengths: of the samples of each span. budget: the largest length of a part, see ``samples.Room.budget``."""
     found = []
     costs = [model.of(each) for each in lengths]
     aim = sum(float(each.sum()) for each in costs) / (2 * members)
@@ -122,10 +122,10 @@ def parts_by_cost(
 
 
 def parts(spans: Iterable[Span], members: int, most: int, unit: int = 1, floor: int = 1) -> list[Span]:
-    """Cut into parts of at most ``most`` samples, about two for each member.
+    """Cut spans into parts of at most ``most`` samples, about two for each member.
 
-    unit: if a span is a multiple of so many samples, its parts are. floor: samples that each part has at least,
-    where spans do; ``most`` is at least 2 floor - 1."""
+    unit: parts of a span are multiples of this number of samples if the span is. floor: each part has at least this
+    number of samples if the span has; ``most`` must be at least 2 floor - 1."""
     spans = list(spans)
     each = max(-(-sum(size for _, size in spans) // (2 * members)), 2 * floor - 1)
     each = max(min(each, most) // unit, 1) * unit

@@ -1,6 +1,6 @@
-"""From one membership epoch into the next: its members meet, connect, and are brought to the newest complete round.
+"""The rendezvous for a membership epoch: its members meet, connect, and are brought to the newest complete round.
 
-A rank that joins is handed over the model, what was registered with it, and where the run stands.
+A joining rank receives the model, the states of what was registered with it, and the progress of the run.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ from paceline.torch.elastic.messages import Unread, pack, unpack
 
 _log = logging.getLogger(__name__)
 CHUNK = 32 << 20  # bytes that are sent at once
-UNREACHED = 20  # times in a row that members cannot connect though none of them is lost
+UNREACHED = 20  # attempts in a row in which members cannot connect although none of them is lost
 Word = dict[str, Any]
 
 
 class Handover:
-    """Packs all that a joiner needs, and takes it over. run: gives where the run stands; go_on: takes that in."""
+    """Packs the state that a joining rank needs, and loads it. run: gives the run's progress; go_on: loads that."""
 
     def __init__(
         self, model: torch.nn.Module, run: Callable[[], dict[str, Any]], go_on: Callable[[Any], None]
     ) -> None:
         self._model, self._run, self._go_on = model, run, go_on
         self.registered: list[Any] = []
-        self.record: torch.Tensor | None = None  # of this rank's last commit, for one that missed it
+        self.record: torch.Tensor | None = None  # of this rank's last commit, for a rank that missed it
 
     def register(self, things: Sequence[Any]) -> None:
-        """Optimizers, schedulers, scalers and the like. Raises PacelineError for what has no state."""
+        """Take optimizers, schedulers, scalers and the like. Raises PacelineError if one has no readable state."""
         for thing in things:
             if not all(callable(getattr(thing, name, None)) for name in ("state_dict", "load_state_dict")):
                 raise PacelineError(
-                    f"pace.register() was given a {type(thing).__name__}; expected what has state_dict() and "
-                    "load_state_dict(), as optimizers, schedulers and scalers do"
+                    f"pace.register() was given a {type(thing).__name__}; expected things with state_dict() and "
+                    "load_state_dict(), such as optimizers, schedulers and scalers"
                 )
             try:
                 unpack(bytes(pack(thing.state_dict())), f"the state of a {type(thing).__name__}")
-            except Unread as error:  # now, and not when a rank joins
+            except Unread as error:  # raised now, and not when a rank joins
                 raise PacelineError(f"pace.register(): {error}") from error
         self.registered = list(things)
 
     def pack(self) -> torch.Tensor:
-        """All of it, as bytes in a tensor."""
+        """The whole state, as bytes in a tensor."""
         parts = {
             "model": self._model.state_dict(),
             "registered": [thing.state_dict() for thing in self.registered],
@@ -61,8 +61,8 @@ class Handover:
         return torch.frombuffer(pack(parts), dtype=torch.uint8)
 
     def take(self, packed: torch.Tensor, run: bool) -> Any:
-        """Take over what ``pack`` gave; ``run``: also where the run stands. Returns the record of its rank."""
-        parts = unpack(packed.numpy().tobytes(), "what another worker hands over")
+        """Load what ``pack`` gave. run: also the progress of the run. Returns the ``record`` of the packing rank."""
+        parts = unpack(packed.numpy().tobytes(), "the state that another worker hands over")
         self._model.load_state_dict(parts["model"])
         if len(parts["registered"]) != len(self.registered):
             raise PacelineError(
@@ -73,14 +73,14 @@ class Handover:
             thing.load_state_dict(state)
         if run:
             self._go_on(parts["run"])
-            self.record = parts["record"]  # as this rank may be the next to hand over
+            self.record = parts["record"]  # this rank may be the next to hand over
         return parts["record"]
 
 
 def send(
     group: Group, packed: torch.Tensor | None, root: int, lost: Callable[[], bool]
 ) -> torch.Tensor | None:
-    """Send ``packed`` from the member ``root``, if it is given, to all; what arrived, None if it did not."""
+    """Send ``packed`` from the member with index ``root`` to all; returns what arrived, None if that failed."""
     length = torch.tensor([0 if packed is None else packed.numel()])
     if not group.all_done([group.broadcast(length, root)], lost):
         return None
@@ -92,26 +92,26 @@ def send(
 
 
 class Met(NamedTuple):
-    """What came of a rendezvous. up: the words of the members with the newest complete round, by place; packed: what
-    this rank was given by the first of them, because its own state was older."""
+    """The result of a rendezvous. up: the words of the members with the newest complete round, by place; packed: the
+    state that the first of them handed over to this rank, if this rank's own was older."""
 
     up: list[Word]
-    fits: int  # samples that each member has room for at once
+    fits: int  # samples that fit into each member's memory at once
     packed: torch.Tensor | None
 
 
 class Rendezvous:
-    """``enter`` a membership epoch; then ``epoch`` and ``group`` are those to go by. The link is to be told when what
-    was handed over is taken.
+    """Takes this rank into membership epochs: after ``enter``, ``epoch`` and ``group`` are those in force. Call
+    ``link.entered`` once the state that was handed over is loaded.
 
-    given: packs what is handed over.
+    given: packs the state to hand over.
     """
 
     def __init__(self, link: Link, given: Handover) -> None:
         self._link, self._given = link, given
         self.epoch: MembershipEpoch | None = None  # in which this rank takes part
         self._group: Group | None = None
-        self._has = False  # what the others have: the model and all that goes with it
+        self._has = False  # whether this rank has the run's state: the model and what was registered with it
 
     @property
     def number(self) -> int:
@@ -120,7 +120,7 @@ class Rendezvous:
 
     @property
     def group(self) -> Group:
-        """The sums of the epoch's members."""
+        """The group of the epoch's members."""
         assert self._group is not None
         return self._group
 
@@ -129,7 +129,7 @@ class Rendezvous:
         return self._link.lost_since(self.number)
 
     def enter(self, word: Word) -> Met:
-        """Into the newest epoch, which may follow at once by another. word: what this rank tells of itself.
+        """Enter the newest epoch, or a later one if it changes meanwhile. word: this rank's report of itself.
 
         Raises WorkerError if no member with the model is left, or the members cannot reach one another."""
         began, number = time.perf_counter(), self.number
@@ -151,9 +151,9 @@ class Rendezvous:
             unreached = 0 if group is not None or lost() else unreached + 1
             if unreached >= UNREACHED:
                 raise WorkerError(
-                    f"worker {self._link.place} and the others cannot reach one another, though all of them live; "
-                    "name the network that they share in GLOO_SOCKET_IFNAME on each machine, and keep others away "
-                    "from it"
+                    f"worker {self._link.place} and the others cannot reach one another, although all of them live; "
+                    "set GLOO_SOCKET_IFNAME on each machine to the network that they share, and keep other programs "
+                    "away from it"
                 )
             self._link.broken(number)
         assert group is not None
@@ -164,13 +164,13 @@ class Rendezvous:
         return Met([words[ident] for ident in up], fits, packed)
 
     def _connect(self, key: str, idents: list[int], lost: Callable[[], bool]) -> Group | None:
-        """The group of these members."""
+        """The group of these members; None as ``group.connect``."""
         link = self._link
         index, size = idents.index(link.ident), len(idents)
         return transport.connect(link.connections, key, index, size, lost, link.seal)
 
     def _up(self, idents: list[int], words: dict[int, Word]) -> list[int]:
-        """Who has the newest complete round."""
+        """The idents of the members that have the newest complete round."""
         having = [ident for ident in idents if words[ident]["has"]]
         if not having:
             if self._link.posted("begun"):
@@ -178,16 +178,16 @@ class Rendezvous:
                     "every rank that had the model was lost before another had taken it over; start the run again "
                     "from its checkpoint"
                 )
-            having = idents[:1]  # the run begins with what the first of them has
+            having = idents[:1]  # the run begins with the state of the first one
         done = max(words[ident]["done"] for ident in having)
         return [ident for ident in having if words[ident]["done"] == done]
 
     def _hand_over(
         self, group: Group, number: int, idents: list[int], up: list[int], lost: Callable[[], bool]
     ) -> tuple[bool, torch.Tensor | None]:
-        """Between the first of those who are up and those who are not; the others go on at once.
+        """Hand over the state from the first member in ``up`` to those that are not in it; the others go on at once.
 
-        Whether it worked, and what this rank was handed over."""
+        Returns whether that worked, and the state that this rank received."""
         mine = self._link.ident
         part = [up[0], *(ident for ident in idents if ident not in up)]
         if len(part) == 1 or mine not in part:

@@ -1,5 +1,5 @@
-"""Supervises the workers of a run: sees who ends, makes sure that the frozen are dead, starts others, and says who
-takes part."""
+"""Supervises the workers of a run: notices those that end, kills frozen ones, starts others in their place, and
+decides which are members."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from paceline.torch.elastic.messages import Seal
 from paceline.torch.elastic.nodes import GONE, Machines, WorkerProcess, patience
 from paceline.torch.liveness.detector import TIMES, FailureDetector, Starved
 
-DEAD_SECONDS = 1.0  # without a sign of life
+DEAD_SECONDS = 1.0  # without a sign of life until a worker is lost
 ENDING_SECONDS = 30.0  # that a program may take to end, without a sign of life
-GRACE = 0.1  # seconds for the end of a worker to be seen, after sums have failed
-KEPT = 8  # membership epochs
+GRACE = 0.1  # seconds to notice the end of a worker after sums have failed
+KEPT = 8  # membership epochs whose notices stay in the store
 
 
 class Loss(NamedTuple):
@@ -30,18 +30,18 @@ class Loss(NamedTuple):
     ident: int
     place: int
     words: str  # "was killed by SIGKILL"
-    lost: bool  # else it has left, or ended, in good order
-    failed: bool  # by an error of its own, which would come again: no other is started in its place
+    lost: bool  # otherwise it has left, or ended, in good order
+    failed: bool  # by an error of its own, which would occur again: no other is started in its place
 
 
 class Supervisor:
-    """``look`` again and again: this is the one place that says who is lost.
+    """Call ``look`` again and again. This is the only place that decides which workers are lost.
 
     start: starts a worker process. restarts: how many may be started in place of lost ones. dead: seconds without a
-    sign of life after which a worker is killed; ``TIMES`` as many for one here that has work (``Starved``). port:
-    where the workers meet, 0 for any. host: this machine, as others reach it. elsewhere: so many of the places, the
-    last ones, are on other machines. token: that the launchers there must have; empty if all of them are on this
-    machine.
+    sign of life after which a worker is killed; ``TIMES`` as many for one here that has work (``Starved``). port: of
+    the store where the workers meet, 0 for any. host: this machine, as others reach it. elsewhere: this many of the
+    places, the last ones, are on other machines. token: that the launchers there must have; empty if all of them are
+    on this machine.
 
     Raises PacelineError if the port cannot be used.
     """
@@ -57,7 +57,7 @@ class Supervisor:
         elsewhere: int = 0,
         token: str = "",
     ) -> None:
-        self.news: list[str] = []  # of the other machines
+        self.news: list[str] = []  # sentences about the other machines
         self._door: Door | None = None
         self.store = _store(0 if elsewhere else port)
         if elsewhere:
@@ -69,15 +69,15 @@ class Supervisor:
         self._here = places - elsewhere
         self.restarts = restarts
         self.workers: dict[int, WorkerProcess] = {}  # that live
-        self.placed: dict[int, int] = {}  # the place of each that was started
-        self._hearing: set[int] = set()  # those that live, and others of which no end was seen
+        self.placed: dict[int, int] = {}  # the place of each worker that was started
+        self._notified: set[int] = set()  # workers that live, and others whose end was not seen
         self.members: list[Worker] = []
-        self.newest = -1  # membership epoch
-        self._hard = -1
-        self._bell = -1
+        self.newest = -1  # number of the newest membership epoch
+        self._hard = -1  # number of the newest hard one
+        self._bell = -1  # the value of the store's counter of requests at the last look
         self._broken: dict[int, float] = {}  # epochs whose sums have failed, and since when that is known
-        self._waiting = False  # somebody may want to join or leave
-        # No more workers are started: those who take part come to their end, or none is left.
+        self._waiting = False  # a worker may want to join or leave
+        # No more workers are started: the members come to their end, or none is left.
         self._ends = False
         for place in range(places):
             self.start(place)
@@ -88,18 +88,18 @@ class Supervisor:
         return self.newest >= 0
 
     def start(self, place: int) -> int:
-        """Start a worker for this place; its number."""
+        """Start a worker for this place; returns its ident."""
         ident = len(self.placed)
         self.placed[ident] = place
         self.store.set(BEAT(ident), "0")
-        self._hearing.add(ident)
+        self._notified.add(ident)
         where = Where(self.store.host, self.store.port, ident, place, self._places, self._seal.secret)
         self.workers[ident] = self._start(where) if place < self._here else self._machines.start(where)
         return ident
 
     def look(self) -> list[Loss]:
-        """See to everything, and return at once: who takes part no more since the last call; first those that were
-        killed, as the reason of what follows."""
+        """Watch the workers and change the members, and return at once: the workers that take part no more since the
+        last call. Those that were killed come first, since other losses may follow from theirs."""
         if self._here < self._places:
             self._look_elsewhere()
         ends = {
@@ -108,20 +108,20 @@ class Supervisor:
         left = {ident for ident in ends if self.store.check([f"leave/{ident}"])}
         ended = any(status == 0 and ident not in left for ident, status in ends.items())
         self._ends |= self.running and ended
-        if self._ends:  # before those who have the model are gone: the others would take that for a loss
+        if self._ends:  # before the workers that have the model are gone, which others would take for a loss
             self._dismiss(ends)
         for ident in ends:
             self.workers.pop(ident)
-        self._hearing -= ends.keys()
+        self._notified -= ends.keys()
         now = time.monotonic()
         silent, ending = self._look_for_silent(now) if self._detector.due(now) else ({}, set[int]())
         frozen = [self.workers.pop(ident) for ident in silent]
         try:
             self._change_members(now, ends.keys() | silent.keys() | ending)
-        finally:  # also where Ctrl-C comes meanwhile: ``close`` does not know them any more
+        finally:  # also if Ctrl-C comes meanwhile: ``close`` does not know them any more
             for worker in frozen:
                 worker.kill()
-        self._ends |= self.running and not self.members  # nobody is left who has the model
+        self._ends |= self.running and not self.members  # no worker is left that has the model
         found = []
         for ident, status in (ends | dict.fromkeys(silent)).items():
             order, failed = status == 0, status is not None and status > 0
@@ -139,7 +139,7 @@ class Supervisor:
                 else f"ended with status {status}"
             )
             found.append(Loss(ident, self.placed[ident], words, not order, failed))
-            # Who was lost with a machine comes again with one; and an error of its own would come again, too.
+            # A worker that was lost with its machine is started when a machine joins; an error would occur again.
             again = not (order or failed or status == GONE)
             if again and self.restarts > 0 and self.running and not self._ends:
                 self.restarts -= 1
@@ -149,13 +149,13 @@ class Supervisor:
         return sorted(found, key=lambda loss: loss.failed)
 
     def leave(self) -> None:
-        """Tell all to take part until the end of the round, and go."""
+        """Order all workers to take part until the end of the round, and leave."""
         self.restarts = 0
         for worker in self.workers.values():
             worker.terminate()
 
     def close(self, status: int = 0) -> None:
-        """Kill all who still live, and let nobody in any more. status: with what the run ends."""
+        """Kill all workers that still live, and admit no others. status: the run's exit status."""
         for worker in self.workers.values():
             worker.kill()
         self.workers = {}
@@ -173,7 +173,7 @@ class Supervisor:
                 self.start(place)
 
     def _dismiss(self, ends: Container[int] = ()) -> None:
-        """Nobody hands anything over any more to those who do not have the model yet. ends: who has ended."""
+        """Kill the workers without the model, since none will hand it over. ends: idents of ended workers."""
         for ident in [ident for ident in self.workers if not self.store.check([HAS(ident)])]:
             self.members = [member for member in self.members if member.ident != ident]
             if ident not in ends:
@@ -182,7 +182,7 @@ class Supervisor:
     # -- the members ----------------------------------------------------------------------------------------------
 
     def _look_for_silent(self, now: float) -> tuple[dict[int, str], set[int]]:
-        """Workers without a sign of life for too long, and words for that; and those that end their programs."""
+        """The workers without a sign of life for too long, each with words for that; and those that are ending."""
         dead = patience(self._dead, self.running)
         long = max(dead, TIMES * self._dead)
         idents = list(self.workers)
@@ -204,7 +204,7 @@ class Supervisor:
         return found, ending
 
     def _change_members(self, now: float, gone: set[int]) -> None:
-        """See who can be a member, and who can no more: those that are ``gone``, for one."""
+        """Publish a new membership epoch if the members change. gone: workers that can be members no more."""
         bell = self.store.add("bell", 0)
         rung, self._bell = bell != self._bell, bell
         if not self.running:
@@ -230,7 +230,7 @@ class Supervisor:
             if number not in self._broken and self.store.check([f"broken/{number}"]):
                 self._broken[number] = now
         if any(now - since > GRACE for number, since in self._broken.items() if number >= self._hard):
-            self._publish(hard=True)  # nobody has died: the same members meet once more
+            self._publish(hard=True)  # no member has died: the same members meet once more
 
     def _let_in_and_out(self) -> None:
         leaving = {member.ident for member in self.members if self._asked("leave", member.ident)}
@@ -240,14 +240,14 @@ class Supervisor:
         for ident in sorted(others):
             goes = self._asked("leave", ident) or self._asked("ending", ident)
             if self._asked("join", ident) and not goes and self.placed[ident] not in held:
-                held.add(self.placed[ident])  # another for the same place waits until it is free
+                held.add(self.placed[ident])  # another worker for the same place waits until it is free
                 new.append(Worker(ident, self.placed[ident]))
         if self.store.add(f"entered/{self.newest}", 0) < len(self.members):
-            return  # and look again
+            return  # ``_waiting`` stays: look again
         self._waiting = len(new) < len(others)
         stay = [member for member in self.members if member.ident not in leaving]
         if not stay:
-            new = []  # nobody is left who has the model: the run ends after this round
+            new = []  # no member is left that has the model: the run ends after this round
         if leaving or new:
             self.members = sorted([*stay, *new], key=lambda member: member.place)
             self._publish(hard=False)
@@ -263,17 +263,17 @@ class Supervisor:
         epoch = MembershipEpoch(self.newest, tuple(self.members), hard)
         key = f"membership/{self.newest}"
         self.store.set(key, self._seal.closed(key, epoch))
-        for ident in self._hearing:  # also those that were given up and may live
+        for ident in self._notified:  # also workers that were given up and may live
             self.store.set(COMES(self.newest, ident), "")
             self.store.delete_key(COMES(self.newest - KEPT, ident))
         self._waiting = True
 
 
 def _store(port: int) -> dist.TCPStore:
-    """A store that this process holds, and that listens on this machine alone.
+    """A store that this process hosts, and that listens on this machine only.
 
-    Its socket is one of IPv4: the store asks the name of each that connects by IPv6, and stands still meanwhile, for
-    5 s where no name server answers. Raises PacelineError if the port cannot be used."""
+    Its socket is an IPv4 socket: for an IPv6 connection the store looks up the peer's name, and blocks meanwhile, for
+    5 s if no name server answers. Raises PacelineError if the port cannot be used."""
     listening = socket_at(LOOPBACK, port)
     return dist.TCPStore(
         LOOPBACK,

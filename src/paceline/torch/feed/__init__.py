@@ -1,1 +1,1 @@
-"""What the micro-steps of a loop are given: a loader's batches, a stream's samples, or a number of samples."""
+"""The input of a loop's micro-steps: a loader's batches, a stream's samples, or a number of samples."""

@@ -1,7 +1,7 @@
-"""Rounds of samples that cost differently: the same samples in each round as otherwise, dealt to the ranks by cost.
+"""Divides rounds whose samples cost differently: each round has the same samples as without costs, dealt by cost.
 
 A round takes the next B samples of the epoch's order. They are put into the order in which they are dealt, rank after
-rank, so that a rank's part is a slice of the epoch's order here, too, and all that knows of slices stays as it is.
+rank, so that a rank's part is a slice of the epoch's order here, too, and code that works on slices needs no change.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ Asked = tuple[Any, bool | None, float | None]  # cost, padded and micro_batch_co
 
 
 def read(cost: Any, dataset: Any) -> SampleCosts:
-    """The lengths of all samples, read once.
+    """Read the lengths of all samples, once.
 
     cost: N positive numbers; a function of a sample's index that gives one; or the name of a column, an attribute or
-        an item's field, which holds a number for each sample, or something whose length counts.
+        an item's field, which holds for each sample a number, or an object whose length counts.
     Raises PacelineError for anything else.
     """
     samples = len(dataset)
@@ -43,9 +43,9 @@ def read(cost: Any, dataset: Any) -> SampleCosts:
 
 
 def pads(dataset: Any, collate: Callable[[list[Any]], Any], costs: SampleCosts) -> bool:
-    """Whether ``collate`` fills up a batch to its longest sample, found by trying the shortest and the longest.
+    """Whether ``collate`` pads a batch to its longest sample, found by trying the shortest and the longest one.
 
-    A collate function that cannot take the two together, or makes nothing of tensors, is taken not to.
+    False for a collate function that cannot take the two together, or whose batches have no tensors.
     """
     short_one, long_one = int(costs.lengths.argmin()), int(costs.lengths.argmax())
     if costs.lengths[short_one] == costs.lengths[long_one]:
@@ -53,7 +53,7 @@ def pads(dataset: Any, collate: Callable[[list[Any]], Any], costs: SampleCosts) 
     try:
         tried = [dataset[short_one]], [dataset[long_one]], [dataset[short_one], dataset[long_one]]
         short_alone, long_alone, both = (sum(one.numel() for one in tensors(collate(each))) for each in tried)
-    except Exception:  # whatever a user's function raises: then it is not made for unlike samples
+    except Exception:  # a user's function may raise anything if it is not made for different lengths
         return False
     return short_alone < long_alone and both >= 2 * long_alone
 
@@ -83,7 +83,7 @@ def _named(name: str, dataset: Any, samples: int) -> Array:
 
 
 def _number(value: Any) -> float:
-    """A number as it is, anything longer by its length."""
+    """The value itself if it is a number, the length of anything that has one, else NaN."""
     if isinstance(value, torch.Tensor | np.ndarray) and value.ndim == 0:
         return float(value)
     if hasattr(value, "__len__") and not isinstance(value, str | bytes):
@@ -91,15 +91,15 @@ def _number(value: Any) -> float:
     try:
         return float(value)
     except (TypeError, ValueError):
-        return float("nan")  # which is refused, with the place where it stands
+        return float("nan")  # which ``SampleCosts.checked`` refuses, with the sample's index
 
 
 class Dealer:
     """Divides the rounds of one loader; the same on every rank.
 
-    padded: a micro-batch costs its size times its longest sample. budget: of a micro-batch, in the unit of the
-    lengths: the sum of its lengths, or its size times the longest where it is padded; None for no limit.
-    Raises PacelineError for what does not go together.
+    padded: a micro-batch costs its size times its longest sample. budget: the largest cost of a micro-batch, in the
+    unit of the lengths: the sum of its lengths, or its size times the longest if it is padded; None for no limit.
+    Raises PacelineError for options that cannot be combined.
     """
 
     def __init__(self, terms: Terms, costs: SampleCosts, padded: bool, budget: float | None) -> None:
@@ -112,10 +112,10 @@ class Dealer:
             in_step=terms.in_step,
             floor=terms.floor,
         )
-        self.budget = self._room.budget  # length of a micro-batch at most
+        self.budget = self._room.budget  # of a micro-batch, infinite for no limit
 
     def learn(self, step: int) -> None:
-        """From round ``step`` on, learn what the samples cost; the first loader's unit is that of a run's others.
+        """From round ``step`` on, learn what the samples cost. All loaders of a run use the unit of the first one.
 
         Raises PacelineError if another loader of the run pads, and this one does not."""
         balancer, ranks = self._terms.balancer, len(self._terms.most)
@@ -131,10 +131,10 @@ class Dealer:
     def divided(
         self, step: int, order: Indices, first: int, size: int, present: NDArray[np.bool_] | None = None
     ) -> RoundPlan:
-        """Round ``step`` of ``size`` samples from ``first`` of the epoch's ``order``, put there in the order in
-        which they are dealt: rank after rank, and then what is claimed.
+        """Divide round ``step``, which has ``size`` samples from ``first`` of the epoch's ``order`` on, and put them
+        there in the order in which they are dealt: rank after rank, and then the samples to be claimed.
 
-        present: who takes part, (n,); by default all."""
+        present: whether each rank takes part, (n,); by default all."""
         part = order[first : first + size]
         lengths, balancer = self._costs.lengths[part], self._terms.balancer
         pieces = balancer.in_pieces(step, lengths, present, self._room) if self._terms.moves_work else None
@@ -148,7 +148,7 @@ class Dealer:
         return RoundPlan(step, dealt.loads, size, division, dealt)
 
     def _check(self, budget: Any) -> None:
-        """Raises PacelineError if rounds cannot be divided by cost, or not with this budget of a micro-batch."""
+        """Raises PacelineError if rounds cannot be divided by cost, or not with this budget for a micro-batch."""
         terms, longest = self._terms, float(self._costs.lengths.max())
         if terms.cell or terms.quantum > 1:
             wrong = "deterministic=True" if terms.cell else f"quantum={terms.quantum}"
@@ -173,9 +173,9 @@ class Dealer:
 def agreed_dealer(
     terms: Terms, dataset: Any, collate: Callable[[list[Any]], Any], asked: Asked, step: int
 ) -> Dealer | None:
-    """The dealer that a user asked for, from round ``step`` on; None without costs. Collective.
+    """The dealer that a user's options ask for, from round ``step`` on; None without costs. Collective.
 
-    Raises PacelineError, on every rank, for what cannot be, or differs.
+    Raises PacelineError, on every rank, for options that are wrong, or differ between ranks.
     """
     cost, padded, budget = asked
     if cost is None:

@@ -2,10 +2,10 @@
 
 A prefetching DataLoader draws its indices ahead of the rounds that use them, so a plan takes effect only as
 many rounds later as the loader may draw ahead (its lag): then every rank cuts a round by the same plan, however
-far its own loader happens to be.
+far its own loader has drawn.
 
-What nobody knows ahead is loaded by spans of the epoch's order: what a rank claims within a round, and all of a round
-that is divided among those who are there when it begins.
+Samples that are not known ahead are loaded by spans of the epoch's order: those that a rank claims within a round,
+and all of a round that is divided among the members that are present when it begins.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from paceline.torch.plan import Claim, Piece, RoundPlan
 
 
 def check_indexed(dataset: Any) -> None:
-    """Raises PacelineError for a stream, whose samples can't be told apart beforehand, and for nothing at all."""
+    """Raises PacelineError for a stream, whose samples have no indices, and for an empty data set."""
     indexed = hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__")  # torch takes either
     if not (indexed and hasattr(dataset, "__len__")) or isinstance(dataset, IterableDataset):
         raise PacelineError(
@@ -50,7 +50,7 @@ def check_indexed(dataset: Any) -> None:
         raise PacelineError("the dataset is empty; expected at least one sample")
 
 
-# Options of torch's DataLoader, up to its version 2.15: handed on as they are, and decided by the balancing.
+# Options of torch's DataLoader, up to version 2.15: those passed on unchanged, and those decided by the balancing.
 HANDED_ON = (
     *("num_workers", "collate_fn", "pin_memory", "pin_memory_device", "timeout", "worker_init_fn"),
     *("multiprocessing_context", "generator", "prefetch_factor", "persistent_workers", "in_order"),
@@ -59,12 +59,12 @@ DECIDED = ("batch_size", "sampler", "batch_sampler", "shuffle", "drop_last")
 
 
 def check_options(options: Mapping[str, Any], global_batch: int, ranks: int, streamed: bool = False) -> None:
-    """Raises PacelineError for options of DataLoader that the balancing decides, or that nobody has tried."""
+    """Raises PacelineError for options of DataLoader that the balancing decides, or that are unknown or wrong."""
     for name in options:
         if name not in HANDED_ON + DECIDED:
             raise PacelineError(
-                f"{name}= is no option that this version of Paceline knows to leave the samples of a batch as they "
-                f"are planned; expected one of {', '.join(HANDED_ON)}{meant(name, HANDED_ON)}"
+                f"this version of Paceline does not know whether {name}= leaves the samples of a batch as they are "
+                f"planned; expected one of {', '.join(HANDED_ON)}{meant(name, HANDED_ON)}"
             )
     whole("num_workers", options.get("num_workers", 0), 0)
     if options.get("prefetch_factor") is not None:
@@ -75,8 +75,8 @@ def check_options(options: Mapping[str, Any], global_batch: int, ranks: int, str
     switches(**{name: options[name] for name in ("pin_memory", "persistent_workers") if name in options})
     if not (streamed or options.get("in_order", True)):
         raise PacelineError(
-            "in_order=False hands over batches in another order than they are planned in, so that each would count "
-            "as another one; leave it out"
+            "in_order=False gives batches in another order than the planned one, so that one would count as another; "
+            "leave it out"
         )
     if "batch_size" in options:
         each = options["batch_size"]
@@ -101,13 +101,13 @@ def check_options(options: Mapping[str, Any], global_batch: int, ranks: int, str
 
 
 class BalancedLoader:
-    """Iterate it once an epoch. Made by ``Pace.loader``.
+    """A loader of indexed data, to be iterated once an epoch. Made by ``Pace.loader``.
 
-    Each full iteration is one epoch and moves on to the next one's order; ``set_epoch`` chooses another. Where an
-    iteration is left early, the next one begins a fresh round of the next epoch (of the same one if none was done).
+    Each full iteration is one epoch and moves on to the next one's order; ``set_epoch`` chooses another. If an
+    iteration is left early, the next one begins a new round of the next epoch (of the same one if no round was done).
 
-    dataset: what it loads from. number: of this loader among those of its Pace. samples: that an epoch uses. costs:
-    ``cost``, ``padded`` and ``micro_batch_cost`` of ``Pace.loader``, which has the rest. Constructing is collective.
+    number: of this loader among those of its Pace. samples: that an epoch uses. costs: ``cost``, ``padded`` and
+    ``micro_batch_cost``; for these and the others see ``Pace.loader``. Constructing it is collective.
     """
 
     def __init__(
@@ -137,34 +137,34 @@ class BalancedLoader:
         self._dealer = agreed_dealer(terms, dataset, collate, costs, step)
         self.samples = len(dataset) - (len(dataset) % terms.batch if drop_last else 0)
         self._check_sizes(terms.batch, terms.quantum)
-        # where members change, processes load the next round's part at most
+        # If members change, processes load at most the next round's part ahead.
         loop.drawn_ahead(min(max(lags), 1) if loop.changes else max(lags))
         self._pins = bool(options.get("pin_memory")) and torch.cuda.is_available()
         self._early = bool(options.get("num_workers"))  # processes load
-        # What processes load beside the DataLoader: what is claimed or missing, and what is planned if that is not
-        # drawn ahead, of this round and the next.
+        # Loaded beside the DataLoader: samples that are claimed or missing; and, if the DataLoader draws nothing
+        # ahead, those planned for this round and the next.
         self._others = Prefetch(dataset, collate, options if terms.moves_work else {})
         self._ahead = Prefetch(dataset, collate, options if loop.changes else {})
         sampler, self._collate = _Sampler(self._batches), partial(_collated, dataset, collate)
         self._loader = DataLoader(dataset, batch_sampler=sampler, collate_fn=self._collate, **options)
         self._queue: deque[Piece] = deque()
-        # This epoch's order, and the same with each round's samples as they are dealt.
+        # This epoch's order, and the same with each round's samples in the order in which they are dealt.
         self._drawn = self._indices = np.empty(0, np.int64)
-        self._laid, self._drops = aligned if terms.cell else None, loop.work.drops
+        self._aligned, self._drops = aligned if terms.cell else None, loop.work.drops
         self._source: Iterator[Any] = iter(())
         self._length: int | None = None  # rounds of the running iteration
 
     def set_epoch(self, epoch: int) -> None:
-        """Take the order of this epoch in the next iteration, from its beginning."""
+        """Use the order of this epoch in the next iteration, from its beginning."""
         self._loop.progress.choose(epoch)
 
     @property
     def sampler(self) -> BalancedLoader:
-        """Where programs written for DistributedSampler look for ``set_epoch``."""
+        """The object with ``set_epoch``, for programs that are written for DistributedSampler."""
         return self
 
     def __len__(self) -> int:
-        """Micro-steps of the running iteration, or of the next one; rounds, where those differ between ranks."""
+        """Micro-steps of the running iteration, or of the next one; rounds, if micro-steps differ between ranks."""
         rounds = self._length
         if rounds is None:
             rounds = self._loop.progress.ahead(self.samples)
@@ -178,13 +178,13 @@ class BalancedLoader:
         for each in (self._others, self._ahead):
             each.close()
 
-    # -- what a reducer asks of a Source -------------------------------------------------------------------------
+    # -- the methods of a Source, for ``Loop`` and a reducer -----------------------------------------------------
 
     def open(self) -> None:
         if (now := len(self.dataset)) != self._order.samples:
             raise PacelineError(
                 f"the data set has {now} samples, and had {self._order.samples} when pace.loader() was called; "
-                "expected the same: make a loader of the data set as it is now"
+                "expected the same: make a new loader for the changed data set"
             )
         loop = self._loop
         self._length = loop.progress.left
@@ -201,8 +201,8 @@ class BalancedLoader:
 
     def end(self) -> None:
         self._length = None
-        # Its processes end here. Left to the garbage collector, each of them is waited for by seconds: the queue by
-        # which it would be told is collected first.
+        # The DataLoader's processes end here. If this were left to the garbage collector, it would wait seconds for
+        # each of them, since the queue through which it tells them to end is collected first.
         self._source = iter(())
 
     def more(self) -> bool:
@@ -210,9 +210,9 @@ class BalancedLoader:
 
     def planned(self) -> tuple[Any, Piece]:
         batch, piece = next(self._source), self._queue.popleft()
-        while self._drops is not None and piece.step == self._drops.cut:  # processes have loaded it
+        while self._drops is not None and piece.step == self._drops.cut:  # dropped, but loaded already
             batch, piece = next(self._source), self._queue.popleft()
-        return batch if self._laid is None else self._laid(batch), piece
+        return batch if self._aligned is None else self._aligned(batch), piece
 
     def claimed(self, claim: Claim) -> Iterator[Any]:
         at = claim.start
@@ -220,11 +220,11 @@ class BalancedLoader:
             yield self.load(at, size)
             at += size
 
-    # -- and where ranks may be lost or join: rounds are planned when they begin, any samples can be loaded ---------
+    # -- if ranks may be lost or join: rounds are planned when they begin, and any samples can be loaded -----------
 
     def divided(self, step: int, first: int, size: int, among: NDArray[np.bool_] | None = None) -> RoundPlan:
-        """Round ``step`` of ``size`` samples from ``first`` of the epoch's order on. among: places that take part,
-        (places,); by default all."""
+        """The plan of round ``step``, which has ``size`` samples from ``first`` of the epoch's order on. among:
+        whether each place takes part, (places,); by default all."""
         terms = self._loop.terms
         if self._dealer is None:
             return terms.divided(step, terms.balancer.loads(step, size, among), first, among)
@@ -232,10 +232,10 @@ class BalancedLoader:
         return self._dealer.divided(step, self._indices, first, size, among)
 
     def pieces(self, plan: RoundPlan, first: int, among: NDArray[np.bool_]) -> list[Piece]:
-        """This rank's pieces of a round as planned, whose samples begin at ``first``.
+        """This rank's planned pieces of a round whose samples begin at ``first``.
 
-        Processes load them, and already the next round's as they will be if the members stay the same; what is loaded
-        for nothing is thrown away."""
+        Processes load them, and also the next round's, as they will be if the members stay the same; otherwise those
+        are discarded."""
         pieces, samples = self._as_planned(plan, first)
         if self._early:
             self._ahead.expect(samples)
@@ -245,7 +245,7 @@ class BalancedLoader:
         return pieces
 
     def parts(self, plan: RoundPlan, first: int, missing: Missing) -> list[Piece]:
-        """What is missing of a round whose samples begin at ``first``, in pieces: the same on all members."""
+        """The pieces of what is missing of a round whose samples begin at ``first``; the same on all members."""
         terms, deal = self._loop.terms, plan.deal
         spans, members, fits = missing
         if deal is None or self._dealer is None:
@@ -261,7 +261,7 @@ class BalancedLoader:
         return pieces
 
     def load(self, start: int, size: int) -> Any:
-        """A batch of these samples of the epoch's order; of none, one that counts for nothing."""
+        """The batch of ``size`` samples from ``start`` of the epoch's order; for 0, one that counts for nothing."""
         chosen = self._indices[start : start + size].copy()
         if not size and self._loop.terms.fills:
             chosen = self._indices[: self._loop.terms.floor]
@@ -272,18 +272,18 @@ class BalancedLoader:
         else:
             began = time.perf_counter()
             batch = self._others.next(chosen)
-            self._loop.work.waited(time.perf_counter() - began)  # else loading is work like any other
-        batch = batch if self._laid is None else self._laid(batch)
+            self._loop.work.waited(time.perf_counter() - began)  # in the other branches loading is work
+        batch = batch if self._aligned is None else self._aligned(batch)
         return pin_memory(batch) if self._pins else batch
 
-    # -- within ----------------------------------------------------------------------------------------------
+    # -- internal --------------------------------------------------------------------------------------------
 
     def _batches(self) -> Iterator[list[int]]:
-        """Indices of this rank's micro-batches of the epoch; what each one is stands in ``_queue`` beside them."""
+        """The indices of this rank's micro-batches of the epoch; adds the piece of each one to ``_queue``."""
         loop, terms, indices = self._loop, self._loop.terms, self._indices
         step = loop.progress.rounds
         plan_of, append = terms.balancer.plan, self._queue.append
-        # What the round before was cut by, its size, loads and cuts, if this one may be cut as it was.
+        # The plan, size, loads and cuts of the round before, if this round may be cut in the same way.
         before: Any = None
         before_size, loads, cuts = 0, np.empty(0, np.int64), list[tuple[int, int, bool, bool]]()
         for first, size in loop.progress.remaining():
@@ -304,7 +304,7 @@ class BalancedLoader:
                 cuts.append((piece.start - first, piece.samples, piece.first, piece.last))
                 append(piece)
                 yield chosen.tolist()
-            # a micro-step of none may be filled with samples of the epoch's beginning, wherever the round is
+            # An empty micro-step may be filled with samples from the epoch's beginning, which do not move along.
             whole = plan.division is None and self._dealer is None and all(many for _, many, *_ in cuts)
             whole = whole and self._drops is None
             before, before_size, loads = by if whole else None, size, plan.loads
@@ -324,7 +324,7 @@ class BalancedLoader:
             )
 
     def _as_planned(self, plan: RoundPlan, first: int) -> tuple[list[Piece], list[Indices]]:
-        """This rank's pieces of a round whose samples begin at ``first``, and the samples of each that has any."""
+        """This rank's pieces of a round whose samples begin at ``first``, and the samples of each non-empty one."""
         loop = self._loop
         planned = list(planned_pieces(loop.terms, loop.rank, plan, first, self._indices, False))
         return [piece for _, piece in planned], [chosen.copy() for chosen, piece in planned if piece.samples]
@@ -335,12 +335,12 @@ class BalancedLoader:
 
 
 def _collated(dataset: Any, collate: Callable[[list[Any]], Any], samples: list[Any]) -> Any:
-    """A batch of these; of none, an empty batch with the shapes of a real one."""
+    """A batch of these samples; if there are none, an empty batch with the shapes of a real one."""
     return collate(samples) if samples else part(collate([dataset[0]]), 0, 0)
 
 
 class _Sampler:
-    """A batch sampler whose batches come from elsewhere."""
+    """A batch sampler with the batches of a function."""
 
     def __init__(self, drawn: Callable[[], Iterator[list[int]]]) -> None:
         self._drawn = drawn

@@ -1,4 +1,4 @@
-"""Batches as data sets make them, tensors within tuples, lists and mappings: joined, cut, counted and emptied."""
+"""Functions on batches as data sets make them, tensors within tuples, lists and mappings: join, cut, and count."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.torch.gradients.same_bits import begins_well
 
 
 def mapped(batch: Any, change: Callable[[Any], Any]) -> Any:
-    """The same structure, with each tensor changed, and all that holds none, such as a list of texts or numbers."""
+    """The same structure with ``change`` applied to each tensor, and to parts without tensors, such as texts."""
     if isinstance(batch, Mapping):
         return type(batch)({key: mapped(value, change) for key, value in batch.items()})  # type: ignore[call-arg]
     if isinstance(batch, list | tuple):
@@ -24,7 +24,7 @@ def mapped(batch: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def aligned(batch: Any) -> Any:
-    """The same batch, in which every tensor on the CPU begins where sums come in one order; others are copied."""
+    """The same batch with a copy of every tensor that is not aligned, see ``begins_well``."""
 
     def moved(value: Any) -> Any:
         return value.clone() if isinstance(value, torch.Tensor) and not begins_well(value) else value
@@ -33,7 +33,7 @@ def aligned(batch: Any) -> Any:
 
 
 def joinable(batch: Any) -> bool:
-    """Whether parts of such a batch can be joined to the whole: tensors and strings, however nested."""
+    """Whether parts of this kind of batch can be joined to a whole: tensors and strings, at any depth."""
     if isinstance(batch, torch.Tensor):
         return True
     if isinstance(batch, Mapping):
@@ -44,7 +44,7 @@ def joinable(batch: Any) -> bool:
 
 
 def joined(parts: Sequence[Any]) -> Any:
-    """The batch whose parts, one after the other, these are."""
+    """The batch that consists of these parts, one after the other."""
     first = parts[0]
     if len(parts) == 1:
         return first
@@ -68,7 +68,7 @@ def tensors(batch: Any) -> Iterator[torch.Tensor]:
 
 
 def length(batch: Any) -> int:
-    """Samples of a batch: the first dimension of its first tensor. Raises PacelineError if it has none."""
+    """The number of samples in a batch: its first tensor's first dimension. Raises PacelineError if it has none."""
     for one in tensors(batch):
         if one.ndim:
             return len(one)
@@ -79,7 +79,7 @@ def length(batch: Any) -> int:
 
 
 def part(batch: Any, start: int, end: int) -> Any:
-    """The samples from ``start`` to ``end`` of a batch, or their number if it is a number of samples alone."""
+    """The samples from ``start`` to ``end`` of a batch, or their number if the batch is only a number of samples."""
 
     def rows(value: Any) -> Any:
         counts = isinstance(value, Sequence) and not isinstance(value, str | bytes)

@@ -1,8 +1,8 @@
-"""Which samples make up a round, and which of them are this rank's: the same on every rank, whatever the split.
+"""Divides an epoch's samples into rounds, and each round among the ranks, consistently on every rank.
 
 Round k of an epoch uses the next B entries of the epoch's permutation; rank r takes its slice of them, cut by
 the running sum of the loads. So every sample is used exactly once an epoch, every rank takes the same number
-of rounds, and what must be kept to go on (epoch, samples done) does not depend on the number of ranks.
+of rounds, and the state that a checkpoint needs (epoch, samples done) does not depend on the number of ranks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from paceline.torch.terms import Terms
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The order of the samples in each epoch: a permutation drawn from (seed, epoch), or as they stand."""
+    """The order of the samples in each epoch: a permutation drawn from (seed, epoch), or that of the data set."""
 
     samples: int
     seed: int = 0
@@ -34,13 +34,13 @@ class Order:
         return np.random.default_rng((self.seed, epoch)).permutation(self.samples)
 
 
-# Samplers that draw each sample once, and those that cut what others draw, the last of sentence-transformers.
+# Samplers that draw each sample once, and batch samplers that cut their order; the last is sentence-transformers'.
 ORDERS = ("SequentialSampler", "RandomSampler", "DistributedSampler", "SeedableRandomSampler")
 CUTS = ("BatchSampler", "BatchSamplerShard", "DefaultBatchSampler")
 
 
 def order_of(sampler: Any) -> tuple[Any, bool]:
-    """The sampler whose order others only cut into batches; whether that is one which balancing has, too."""
+    """The sampler inside batch samplers, which only cut its order; and whether balancing has that order, too."""
     while type(sampler).__name__ in CUTS:
         sampler = getattr(sampler, "batch_sampler", None) or sampler.sampler
     some = getattr(sampler, "replacement", False) or getattr(sampler, "_num_samples", None)
@@ -50,9 +50,9 @@ def order_of(sampler: Any) -> tuple[Any, bool]:
 def planned_pieces(
     terms: Terms, rank: int, plan: RoundPlan, start: int, indices: Indices, fills: bool
 ) -> Iterator[tuple[Indices, Piece]]:
-    """This rank's planned pieces of a round whose samples begin at ``start`` of ``indices``, each with its own.
+    """This rank's planned pieces of a round whose samples begin at ``start`` of ``indices``, each with its samples.
 
-    fills: a micro-step with nothing to do gets samples that count for nothing."""
+    fills: an empty micro-step gets samples that count for nothing."""
     division = plan.division
     own = plan.loads if division is None else division.first + division.kept
     start += sum(own[:rank].tolist())
@@ -69,13 +69,13 @@ def pieces(
     terms: Terms, plan: RoundPlan, mine: Indices, kept: int = 0, filler: Indices | None = None, at: int = 0
 ) -> Iterator[tuple[Indices, Piece]]:
     """Cut this rank's samples of a round into micro-batches of at most ``terms.micro_batch`` samples, in multiples of
-    ``terms.quantum``; into just as many as ``terms.micro-steps`` says, if it does.
+    ``terms.quantum``; into exactly ``terms.micro_steps`` of them, if that is fixed.
 
-    A rank with nothing to do still gets one micro-step, so that it joins the all-reduce: an empty one, or
-    ``filler`` samples that count for nothing where the model cannot take an empty batch.
+    A rank without samples still gets one micro-step, so that it joins the all-reduce: an empty one, or ``filler``
+    samples that count for nothing if the model cannot take an empty batch.
 
     kept: samples of the last piece, before which a part of the round is claimed; 0 if all is run as planned. at: the
-    first sample of all, in the epoch's order.
+    position of the rank's first sample in the epoch's order.
     """
     at_once, micro_steps, unit = len(mine) - kept, terms.micro_steps(plan.loads), terms.quantum
     cuts = spread(at_once, micro_steps, terms.floor, unit) if micro_steps else _cuts(terms, at_once)
@@ -87,7 +87,7 @@ def pieces(
 
 
 def _cuts(terms: Terms, load: int) -> list[int]:
-    """A load in micro-batches; where each is a step of its own, of about as many samples as a step has."""
+    """The micro-batches of a load; if each is a step of its own (local steps), of about a step's size."""
     if not load:
         return []
     if terms.merge is None or terms.micro_batch is None:
@@ -98,7 +98,7 @@ def _cuts(terms: Terms, load: int) -> list[int]:
 def _in_cuts(
     plan: RoundPlan, mine: Indices, cuts: list[int], filler: Indices | None, at: int, lengths: Array | None
 ) -> Iterator[tuple[Indices, Piece]]:
-    """A rank's samples in micro-batches of these sizes, at least one. lengths: of the samples, and more."""
+    """A rank's samples in micro-batches of these sizes, at least one. lengths: those of ``mine``, perhaps more."""
     cuts, start = cuts or [0], 0
     for number, size in enumerate(cuts):
         last = number == len(cuts) - 1
@@ -113,16 +113,16 @@ def _in_cuts(
 
 
 def cut(load: int, most: int | None, unit: int = 1) -> list[int]:
-    """Sizes of the fewest micro-batches of at most ``most`` samples, as even as they can be (larger first) in
-    multiples of ``unit``: a tiny last one would cost a whole overhead, and fail under batch norm."""
+    """Sizes of the fewest micro-batches of at most ``most`` samples, as even as possible (larger first) in multiples
+    of ``unit``: a tiny last one would cost a whole overhead, and fail under batch norm."""
     if most is None or load <= most:
         return [load]
     return _even(load, -(-load // (most // unit * unit)), unit)
 
 
 def spread(load: int, micro_steps: int, floor: int = 1, unit: int = 1) -> list[int]:
-    """Sizes of ``micro_steps`` micro-batches, as even as they can be in multiples of ``unit``, with at least
-    ``floor`` samples or none in each."""
+    """Sizes of ``micro_steps`` micro-batches, as even as possible in multiples of ``unit``, with at least ``floor``
+    samples or none in each."""
     count = min(micro_steps, load // max(floor, unit))
     return (_even(load, count, unit) if count else []) + [0] * (micro_steps - count)
 

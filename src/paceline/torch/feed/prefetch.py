@@ -1,7 +1,7 @@
-"""Loads the samples that this rank claims: nobody knew of them in time for the DataLoader to draw ahead.
+"""Loads the samples that this rank claims: they are known too late for the DataLoader to prefetch them.
 
-Without worker processes they are loaded by the rank itself, as all others are then. With them, processes of their
-own load what is claimed while the piece before it runs.
+Without worker processes the rank itself loads them, as it loads all others then. With them, separate processes load
+what is claimed while the piece before it runs.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from paceline.torch.feed.nested import joinable, joined
 from paceline.torch.feed.pieces import cut
 from paceline.torch.liveness.shutdown import end_with_parent
 
-# From the user's options.
+# The user's DataLoader options that these processes use, too.
 TAKEN_OVER = ("num_workers", "worker_init_fn", "multiprocessing_context", "timeout")
 
 
 class Prefetch:
-    """What is loaded beside the DataLoader. ``next`` gives what is asked for, begun or not.
+    """Loads batches beside the DataLoader. ``next`` gives a batch, whether its loading has begun or not.
 
-    With ``num_workers`` in the options, as many processes load what has begun, set up as the DataLoader's; under the
-    default collate function a micro-step is divided between them, and joined here. Without it the rank loads by
-    itself, when it is their turn.
+    With ``num_workers`` in the options, as many processes load what has begun, set up like the DataLoader's; under
+    the default collate function a micro-step is divided between them, and joined here. Without it the rank itself
+    loads each batch in ``next``.
     """
 
     def __init__(self, dataset: Any, collate: Callable[[Any], Any], options: Mapping[str, Any]) -> None:
@@ -47,18 +47,18 @@ class Prefetch:
                 context = torch.multiprocessing.get_context(context)
             self._queues += [context.SimpleQueue() for _ in range(self._workers)]
             loader: DataLoader[Any] = DataLoader(
-                _Asked(dataset, collate, self._queues),
+                _Requested(dataset, collate, self._queues),
                 batch_size=None,
                 collate_fn=as_it_is,
-                generator=torch.Generator(),  # of its own: the user's numbers shall not depend on who claims
+                generator=torch.Generator(),  # of its own: the user's random numbers must not depend on claims
                 **{name: options[name] for name in TAKEN_OVER if name in options},
             )
             self._loaded = iter(loader)
-        self._task = 0  # the loader hands its tasks round, and keeps their order
-        self._home = weakref.finalize(self, _send_home, self._queues)
+        self._task = 0  # number of the next part: the loader takes parts from its processes in turn, in order
+        self._end = weakref.finalize(self, _end_processes, self._queues)
 
     def begin(self, micro_steps: list[Indices]) -> None:
-        """Begin to load each of these, behind what was begun before; from any thread."""
+        """Begin to load each of these, after what was begun before; from any thread."""
         for micro_step in micro_steps:
             start, many = 0, len(micro_step)
             parts = cut(many, -(-many // self._parts)) if self._workers else []
@@ -69,14 +69,14 @@ class Prefetch:
             self._begun.append((micro_step, len(parts)))
 
     def expect(self, micro_steps: list[Indices]) -> None:
-        """These come next: begin them, if something else was begun."""
+        """These come next: begin them, unless exactly these were begun."""
         begun = [micro_step for micro_step, _ in self._begun]
         if len(micro_steps) != len(begun) or not all(map(np.array_equal, micro_steps, begun)):
             self.reset()
             self.begin(micro_steps)
 
     def comes(self, micro_step: Indices) -> bool:
-        """Whether this is what was begun first."""
+        """Whether this is the first of the micro-steps that were begun."""
         return bool(self._begun) and np.array_equal(self._begun[0][0], micro_step)
 
     def next(self, micro_step: Indices) -> Any:
@@ -90,19 +90,19 @@ class Prefetch:
         return joined([next(self._loaded) for _ in range(parts)])
 
     def reset(self) -> None:
-        """Forget what was begun and not asked for."""
+        """Discard what was begun and not taken by ``next``."""
         while self._begun:
             for _ in range(self._begun.popleft()[1]):
                 next(self._loaded)
 
     def close(self) -> None:
         """No more samples."""
-        self._home()
+        self._end()
         self._loaded = iter(())  # ends the processes now, see ``BalancedLoader.end``
 
 
-class _Asked(IterableDataset):
-    """In a worker process: what its queue asks for, batch after batch."""
+class _Requested(IterableDataset):
+    """In a worker process: the batches that its queue requests, one after the other."""
 
     def __init__(self, dataset: Any, collate: Callable[[Any], Any], queues: list[Any]) -> None:
         self._dataset, self._collate, self._queues = dataset, collate, queues
@@ -110,7 +110,7 @@ class _Asked(IterableDataset):
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
         assert info is not None
-        end_with_parent()  # which may be killed, and then asks for nothing more
+        end_with_parent()  # a parent that is killed sends no end through the queue
         while (indices := self._queues[info.id].get()) is not None:
             yield loaded(self._dataset, self._collate, indices)
 
@@ -122,10 +122,10 @@ def loaded(dataset: Any, collate: Callable[[Any], Any], indices: list[int]) -> A
 
 
 def as_it_is(batch: Any) -> Any:
-    """For those that change nothing about a batch."""
+    """The batch, unchanged: a collate function for items that are batches already."""
     return batch
 
 
-def _send_home(queues: list[Any]) -> None:
+def _end_processes(queues: list[Any]) -> None:
     for queue in queues:
         queue.put(None)

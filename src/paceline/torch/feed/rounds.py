@@ -1,5 +1,5 @@
-"""Loops of other shapes than a batch a micro-step: a round at a time, for ``pace.round(batch, function)``, which
-runs its pieces; and rounds whose samples the loop draws itself, so that Paceline only says how many."""
+"""Loops that do not take one batch for each micro-step: a round at a time, for ``pace.round(batch, function)``, which
+runs its pieces; and rounds whose samples the loop draws itself, so that Paceline only gives their number."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paceline.torch.plan import Claim, Piece, Source
 class RoundBatch:
     """This rank's part of one round, for ``pace.round(batch, function)``, which runs it piece by piece.
 
-    samples: of the round, over all ranks.
+    samples: the number of samples of the round, over all ranks.
     """
 
     def __init__(self, loop: Loop, first: Any, pieces: Iterator[Any], samples: int) -> None:
@@ -29,7 +29,7 @@ class RoundBatch:
         self.ran = False
 
     def pieces(self) -> Iterator[Any]:
-        """What each micro-step is given, drawn as it is run."""
+        """The batches of the micro-steps, each drawn when it is run."""
         if self.ran:
             raise PacelineError(
                 "pace.round() was called twice with one batch; expected once an iteration of the loop"
@@ -63,7 +63,7 @@ def run_round(
     count = 0.0
 
     def one(part: Any) -> tuple[torch.Tensor, float]:
-        """Both passes of a part; its loss, and what that is a mean over."""
+        """Run the forward and backward pass of a part; returns its loss, and the count that it is a mean over."""
         samples = loop.passes.piece.samples
         returned = function(*part) if isinstance(part, list | tuple) else function(part)
         loss, own = returned if isinstance(returned, tuple) else (returned, None)
@@ -85,23 +85,23 @@ def run_round(
 
 
 def check_unchanging(loop: Loop, what: str) -> None:
-    """Raises PacelineError if ranks may be lost or join, or drop what is late, or are to find the same bits."""
+    """Refuses ``what`` by a PacelineError if ranks may be lost or join, drop late pieces, or must find equal bits."""
     reasons = {
         "drop= leaves out none of these samples; use pace.loader(dataset)": loop.work.drops,
         "elastic=True needs to know what a lost rank was to run; use pace.loader(dataset)": loop.changes,
-        "deterministic=True fixes who runs which sample; use pace.loader(dataset)": loop.terms.cell,
+        "deterministic=True fixes which rank runs which sample; use pace.loader(dataset)": loop.terms.cell,
     }
     refuse(what, reasons)
 
 
 def iterate(loop: Loop, source: Source) -> Iterator[Any]:
-    """One iteration over ``source``: what each micro-step is given, or a ``RoundBatch`` for each round."""
+    """One iteration over ``source``: the batch of each micro-step, or a ``RoundBatch`` for each round."""
     each = loop.over(source)
     return _by_round(loop, each) if loop.terms.loop == "round" else each
 
 
 def _by_round(loop: Loop, pieces: Generator[Any]) -> Iterator[RoundBatch]:
-    """One item for each round, whose pieces are drawn as they are run."""
+    """One batch for each round, whose pieces are drawn when they are run."""
     try:
         for first in pieces:
             batch = RoundBatch(loop, first, pieces, loop.passes.piece.batch)
@@ -116,7 +116,7 @@ def _by_round(loop: Loop, pieces: Generator[Any]) -> Iterator[RoundBatch]:
 
 
 class Sizes:
-    """The numbers of samples of this rank's micro-steps, for ``rounds`` rounds, or for ever where that is None."""
+    """The numbers of samples of this rank's micro-steps, for ``rounds`` rounds, or without end if that is None."""
 
     number: int | None = None
     samples: int | None = None
@@ -137,7 +137,7 @@ class Sizes:
         self._planned: Iterator[tuple[Indices, Piece]] = iter(())
 
     def open(self) -> None:
-        """Each iteration has rounds of its own, and nothing is kept of it."""
+        """Nothing to do: an iteration keeps no state."""
 
     end = open
 

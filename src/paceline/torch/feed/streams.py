@@ -1,8 +1,8 @@
-"""Streams: each rank draws from its own as many samples as the plan gives it.
+"""Streams: each rank draws from a stream of its own as many samples as the plan gives it.
 
-A rank keeps samples drawn ahead, and tells the others before each round how many it holds: no plan gives it more. So
-a stream may end at any time: what is left of it is run by its rank, and the others take over the rest of the batch.
-The numbers travel while the round before is computed, and nobody waits for them.
+A rank keeps samples drawn ahead, and reports to the others before each round how many it holds: no plan gives it
+more. So a stream may end at any time: its rank runs what is left of it, and the others take over the rest of the
+batch. The reports travel while the round before is computed, and no rank waits for them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class StreamBuffer:
     """Samples drawn ahead, in the order in which they were drawn.
 
     collate: makes batches of a stream of samples; None for a stream of batches of any size, whose first dimension
-    counts samples. held: lists of samples, or batches. count: samples in all of them.
+    counts samples. held: the drawn lists of samples, or batches. count: the samples in all of them.
     """
 
     def __init__(self, collate: Callable[[list[Any]], Any] | None) -> None:
@@ -44,16 +44,16 @@ class StreamBuffer:
         self.restart([])
 
     def restart(self, held: list[Any]) -> None:
-        """Hold what another buffer held."""
+        """Hold these lists or batches instead, as after a checkpoint."""
         self.held, self.count = deque(held), sum(map(self._size, held))
 
     def add(self, item: Any) -> None:
-        """Take what the stream gave."""
+        """Hold one more item of the stream."""
         self.held.append(item if self._collate is None else [item])
         self.count += self._size(self.held[-1])
 
     def take(self, count: int) -> Any:
-        """The first ``count`` samples, as they are held; None for none."""
+        """Take out the first ``count`` samples, as a list or batch; None if ``count`` is 0."""
         self.count -= count
         parts = []
         while count:
@@ -69,44 +69,44 @@ class StreamBuffer:
         return joined(parts) if self._collate is None else [sample for each in parts for sample in each]
 
     def back(self, taken: Any) -> None:
-        """Put what was taken last where it was."""
+        """Put back what was taken last."""
         if taken is not None:
             self.held.appendleft(taken)
             self.count += self._size(taken)
 
     def batch(self, taken: Any, start: int = 0, end: int | None = None) -> Any:
-        """What the loop is given of what was taken, or of a part of it."""
+        """The loop's batch of what was taken, or of its samples from ``start`` to ``end``."""
         some = taken if end is None else self._cut(taken, start, end)
         return some if self._collate is None else self._collate(some)
 
 
-AHEAD = 2  # times what a rank is to run, and times an equal share of those whose streams go on
-# What a rank tells of its stream: samples drawn ahead, and whether that is all.
+AHEAD = 2  # a rank draws ahead this many times its load, and its equal share among the streams that go on
+# A rank's report of its stream: the samples drawn ahead, and whether they are the last.
 ROW = np.dtype([("held", "f8"), ("ended", "f8")])
 
 
 def available(held: Indices, most: Indices, quantum: int, floor: int) -> Indices:
-    """How many samples each rank may be given in the next round, (n,): what it holds and may take, in whole quanta.
+    """The samples that each rank may be given in the next round, (n,): what it holds, up to ``most``, in quanta.
 
-    floor: loads below it are put together on one rank, which must have room for them.
+    floor: loads below it are moved to one rank, which must hold enough samples for all of them.
     """
     spare = (floor - 1) * len(held)
     return np.minimum(np.maximum(held - spare, 0), most) // quantum * quantum
 
 
 def wanted(load: int, batch: int, ended: int, ranks: int) -> int:
-    """How many samples a rank holds for the next round after one in which it ran ``load`` of ``batch``."""
+    """The samples that a rank holds ahead after it ran ``load`` of ``batch`` in a round. ended: number of streams."""
     share = -(-batch // max(ranks - ended, 1))
     return min(AHEAD * max(load, share), AHEAD * batch)
 
 
 class StreamLoader:
-    """Iterate it until the streams of all ranks have ended. Made by ``Pace.stream``.
+    """Iterates over the streams until those of all ranks have ended. Made by ``Pace.stream``.
 
     dataset: this rank's stream. number: of this loader among those of its Pace. batches: its items are whole batches.
     """
 
-    samples: int | None = None  # of an epoch: nobody knows
+    samples: int | None = None  # of an epoch; unknown
 
     def __init__(
         self,
@@ -128,10 +128,10 @@ class StreamLoader:
         check_unchanging(loop, "pace.stream()")
         peers.agree({"drop_last": drop_last, "batches": batches})
         reasons = {
-            "with loop='local', ranks tell ahead how many samples they hold, which fixes the size of an interval; "
+            "with loop='local', ranks report ahead how many samples they hold, which fixes the size of an interval; "
             "set every= to a number of steps": not terms.every.fixed,
-            f"nobody knows whether a stream ends on a multiple of quantum={terms.quantum}; use drop_last=True, which "
-            "leaves out what is too little for a round": terms.quantum > 1 and not drop_last,
+            f"a stream may end on no multiple of quantum={terms.quantum}; use drop_last=True, which leaves out what "
+            "is too little for a round": terms.quantum > 1 and not drop_last,
         }
         refuse("pace.stream()", reasons)
         self.dataset, self.number = dataset, number
@@ -148,15 +148,15 @@ class StreamLoader:
             )
         self._exchange = exchange.connect(ROW)
         loop.drawn_ahead()
-        self._told = -1  # messages sent
+        self._sent = -1  # number of the newest report
         self._source: Iterator[Any] | None = None
         self._ended = self._resumed = False
         self._supply = np.zeros(loop.ranks, ROW)  # of all ranks
-        self._known = False  # what the ranks hold for the next round
+        self._known = False  # ``_supply`` is that for the next round
         self._loads: Indices | None = None  # of the next round
         self._planned: Iterator[tuple[Indices, Piece]] = iter(())
         self._taken: Any = None  # this rank's samples of the running round
-        self._some: Any = None  # samples that count for nothing, where a micro-step needs some
+        self._some: Any = None  # samples that count for nothing, for a micro-step that needs some
 
     def __iter__(self) -> Iterator[Any]:
         return iterate(self._loop, self)
@@ -165,11 +165,11 @@ class StreamLoader:
         raise TypeError("a stream has no length: its loader ends when the streams of all ranks have ended")
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of this rank's stream between two rounds: where it stands, and what was drawn ahead."""
+        """The state of this rank's stream between two rounds: its position, and the samples drawn ahead."""
         elsewhere = isinstance(self._stream, DataLoader) and self._stream.num_workers > 0
         if elsewhere or not hasattr(self.dataset, "state_dict"):
             raise PacelineError(
-                f"a {type(self.dataset).__name__} cannot tell where it stands (it has no state_dict(), or is read by "
+                f"the position of a {type(self.dataset).__name__} is unknown (it has no state_dict(), or is read by "
                 "processes of its own); expected a stream such as torchdata's StatefulDataLoader"
             )
         return {
@@ -180,7 +180,7 @@ class StreamLoader:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where ``state_dict`` was called, in the next iteration."""
+        """Go on in the next iteration from the state that ``state_dict`` gave."""
         self.dataset.load_state_dict(state["stream"])  # type: ignore[attr-defined]
         self._buffer.restart(state["held"])
         self._ended, self._resumed, self._source = bool(state["ended"]), True, None
@@ -189,21 +189,21 @@ class StreamLoader:
     def close(self) -> None:
         """No more rounds."""
         self._exchange.close()
-        self._source = None  # whose processes end here, see ``BalancedLoader.end``
+        self._source = None  # its processes end here, see ``BalancedLoader.end``
 
-    # -- what Loop ask of a Source ----------------------------------------------------------------------------
+    # -- the methods of a Source, for ``Loop`` -----------------------------------------------------------------
 
     def open(self) -> None:
         source = iter(self._stream)
-        if source is not self._source and not self._resumed:  # else it goes on where it was left
+        if source is not self._source and not self._resumed:  # else it goes on from where it was left
             self._buffer.restart([])
             self._ended = False
         self._source, self._resumed = source, False
-        self._tell(0)
+        self._report(0)
 
     def end(self) -> None:
         if self._taken is not None and self._loop.in_round and not self._loop.passes.complete:
-            self._buffer.back(self._taken)  # of a round that was left
+            self._buffer.back(self._taken)  # the round was left
         self._taken, self._loads = None, None
 
     def more(self) -> bool:
@@ -220,7 +220,7 @@ class StreamLoader:
             assert loads is not None
             own, self._loads = int(loads[loop.rank]), None
             self._taken = self._buffer.take(own)
-            self._tell(own)
+            self._report(own)
             filler = np.full(terms.floor, -1) if terms.fills else None
             plan = RoundPlan(loop.progress.rounds, loads, int(loads.sum()))
             self._planned = pieces(terms, plan, np.arange(own), filler=filler)
@@ -230,7 +230,7 @@ class StreamLoader:
     def claimed(self, claim: Claim) -> Iterator[Any]:
         raise AssertionError("rounds of a stream are run as planned")
 
-    # -- within ----------------------------------------------------------------------------------------------
+    # -- internal --------------------------------------------------------------------------------------------
 
     def _batch(self, chosen: Indices) -> Any:
         if len(chosen) and chosen[0] >= 0:
@@ -243,26 +243,26 @@ class StreamLoader:
         return batch if len(chosen) else part(batch, 0, 0)
 
     def _plan(self) -> Indices | None:
-        """The loads of the next round, (n,); None if the epoch is over. Every rank finds the same."""
+        """The loads of the next round, (n,), the same on every rank; None if the epoch is over."""
         loop, terms = self._loop, self._loop.terms
-        loop.settle()  # the plan goes by the round before
-        self._hear()
+        loop.settle()  # the plan depends on the round before
+        self._receive()
         for attempt in range(2):
             held = self._supply["held"].astype(np.int64)
             can = available(held, terms.most, terms.quantum, terms.floor)
             if can.sum() >= terms.global_batch or self._supply["ended"].all():
                 break
             if not attempt:
-                # Several streams have ended at once: the others draw all that they may be asked for.
-                self._tell(terms.global_batch)
-                self._hear()
+                # Several streams have ended at once: the others draw a whole batch each.
+                self._report(terms.global_batch)
+                self._receive()
         batch = int(min(can.sum(), terms.global_batch))
         if not batch or (self._drop_last and batch < terms.global_batch):
             return None
         return terms.balancer.loads(loop.progress.rounds, batch, can > 0, can)
 
-    def _tell(self, load: int) -> None:
-        """Draw ahead after a round of ``load`` samples, and tell how many are held."""
+    def _report(self, load: int) -> None:
+        """Draw ahead after a round in which this rank ran ``load`` samples, and send how many it holds."""
         terms, ranks = self._loop.terms, self._loop.ranks
         aim = wanted(load, terms.global_batch, int(self._supply["ended"].sum()), ranks)
         aim += (terms.floor - 1) * ranks
@@ -275,10 +275,10 @@ class StreamLoader:
         if self._some is None and self._buffer.count:
             self._some = self._buffer.take(min(terms.floor, self._buffer.count))
             self._buffer.back(self._some)
-        self._told += 1
+        self._sent += 1
         self._known = False
-        self._exchange.send(self._told, np.array((self._buffer.count, self._ended), ROW))
+        self._exchange.send(self._sent, np.array((self._buffer.count, self._ended), ROW))
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         if not self._known:
-            self._supply, self._known = self._exchange.receive(self._told, self._loop.lost), True
+            self._supply, self._known = self._exchange.receive(self._sent, self._loop.lost), True

@@ -1,1 +1,1 @@
-"""Exact gradients: weighted, gathered over a round's pieces, reduced over the ranks, and stepped with once."""
+"""Exact gradients: weighted, accumulated over a round's pieces, reduced over the ranks, and applied in one step."""

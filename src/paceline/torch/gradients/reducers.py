@@ -1,8 +1,8 @@
-"""How a model's gradients are averaged over the ranks: by DDP, by FSDP2, or not at all.
+"""The ways to average a model's gradients over the ranks: by DDP, by FSDP2, or not at all.
 
-Both leave the mean over the ranks in ``grad``, so one weight of the loss serves both. They differ in how an average
-is put off to the round's last micro-batch, and in where a rank waits for the others: in DDP once a round, after its
-last gradient; in FSDP2 in each layer. ``elastic.member.Member`` is a third way, whose sums may fail.
+Both leave the mean over the ranks in ``grad``, so one weight of the loss is right for both. They differ in how they
+defer the average to the round's last micro-batch, and in where a rank waits for the others: in DDP once a round,
+after its last gradient; in FSDP2 in each layer. ``elastic.member.Member`` is a third way, whose sums may fail.
 """
 
 # No `from __future__ import annotations` here: DDP inspects the hook's annotations as types.
@@ -18,51 +18,50 @@ from paceline.errors import PacelineError
 from paceline.torch import peers
 from paceline.torch.plan import Piece, Source
 
-LOOKS = 16  # forward passes, or losses, at the beginning that are looked at
+LOOKS = 16  # backward passes at the beginning that are checked
 Waits = Literal["never", "behind", "within"]
-"""Where a backward pass waits for other ranks: behind the callbacks that were queued while it ran, or within."""
+"""Where a backward pass waits for other ranks: behind the callbacks that were queued while it ran, or within it."""
 
 
 class Reducer:
-    """Makes the ranks' gradients those of the whole round, and commits it: as it stands, in one process.
+    """Makes the ranks' gradients those of the whole round, and commits the round. This base class is the reducer of a
+    single process, which has nothing to sum.
 
     ``begin`` first. For each iteration ``micro_steps``; with the last gradient of a round ``commit``, and ``rows``
-    after its step; ``drop`` if a round is left, ``together`` where a loop or its epoch ends, ``close`` at the end.
+    after its step; ``drop`` if a round is left, ``together`` when a loop or its epoch ends, ``close`` at the end.
     """
 
-    averages = False  # what is in ``grad`` after a round is the mean over the ranks; else it is the sum
-    # The ranks' rows travel with the gradients, and so do counts of what losses are means over.
+    averages = False  # ``grad`` holds the mean over the ranks after a round; else it holds the sum
+    # The ranks' rows travel with the gradients, and so do the counts that losses are means over.
     travels = False
-    in_step = False  # all ranks must take as many micro-steps in a round
+    in_step = False  # all ranks must take the same number of micro-steps in a round
     waits: Waits = "never"
-    counter: Any = None  # for claims, a ``Counter``; by default what suits the process group
-    # By which rows travel, an ``Exchange``; the loop sets it if they do not go with the gradients.
+    counter: Any = None  # a ``Counter`` for claims; by default one that suits the process group
+    # The ``Exchange`` that carries rows; the loop sets it if they do not travel with the gradients.
     way: Any = None
-    late = False  # this rank was handed over the round with its step taken, and takes none
+    late = False  # the round was handed over to this rank with its step taken, so that this rank takes none
 
     def begin(self, loop: Any) -> None:
-        """``loop``, a ``Loop``, is made, and its first round to come."""
+        """``loop``, a ``Loop``, is constructed, and its first round has not begun."""
 
     def join(self, *things: Any) -> None:
         """See ``Pace.register``. Raises PacelineError if ranks cannot be lost or join."""
-        raise PacelineError(
-            "pace.register() was called on a Pace without elastic=True; expected it there alone"
-        )
+        raise PacelineError("pace.register() needs elastic=True: make Pace with it, or leave the call out")
 
     def check_handed_over(self, things: Sequence[Any]) -> None:
-        """Raises PacelineError for an optimizer or a scaler that a rank that joins would not be given."""
+        """Raises PacelineError for an optimizer or a scaler whose state a joining rank would not receive."""
 
     def leave(self) -> None:
         """See ``Pace.leave``. Raises PacelineError if ranks cannot be lost or join."""
-        raise PacelineError("pace.leave() was called on a Pace without elastic=True; expected it there alone")
+        raise PacelineError("pace.leave() needs elastic=True: make Pace with it, or leave the call out")
 
     @property
     def chief(self) -> bool:
-        """Whether this rank does what one rank is to do."""
+        """Whether this rank does what only one rank must do."""
         return peers.rank() == 0
 
     def micro_steps(self, loop: Any, source: Source) -> Iterator[tuple[Any, Piece]]:
-        """What this rank runs in one iteration over ``source``: each micro-step's batch, and what it is."""
+        """The micro-steps of this rank in one iteration over ``source``: each one's batch and piece."""
         while source.more():
             if loop.passes.micro_step is None:
                 loop.round_begins()
@@ -72,7 +71,7 @@ class Reducer:
             yield planned
 
     def claim(self) -> bool:
-        """Whether another part of a round whose sums have failed is there for this rank."""
+        """Claim another part of a round whose sums have failed; False if none is left for this rank."""
         return False
 
     @property
@@ -81,14 +80,14 @@ class Reducer:
         return False
 
     def ran(self, piece: Piece) -> None:
-        """The backward pass of a piece is through."""
+        """The backward pass of a piece is done."""
 
     def commit(self, step: int, row: Any, counted: float | None = None) -> bool:
-        """This rank's gradients are ready, or being summed, and its ``row`` goes to all others with announcement
-        ``step``. False if the sums have failed: nothing has changed on this rank, and what is missing of the round is
-        to be run by whoever claims it, before they are tried again.
+        """This rank's gradients are ready, or being summed: send its ``row`` to all others with announcement
+        ``step``. False if the sums have failed: nothing has changed on this rank, and the ranks claim and run what is
+        missing of the round before the sums are tried again.
 
-        counted: what this rank's losses are means over, if that is not the samples."""
+        counted: the count that this rank's losses are means over, if that is not the samples."""
         self.way.send(step, row)
         return True
 
@@ -97,56 +96,56 @@ class Reducer:
         return self.way.receive(step, lost)
 
     def merge(self, own: Sequence[torch.Tensor], send: str | None) -> None:
-        """Sum these over the ranks, in place, if each has taken steps of its own. send: see ``local.Merge``."""
+        """Sum these over the ranks, in place, if each takes steps of its own. send: see ``local.Merge``."""
 
     def forget(self) -> None:
-        """Other parameters were loaded: what rounding has left out of merges so far is no part of them."""
+        """Other parameters were loaded: forget the rounding errors of earlier merges, which do not belong to them."""
 
     def drop(self) -> None:
         """The running round was left."""
 
     def together(self) -> None:
-        """The loop, or its epoch, is over on this rank: wait until the others need it for no round any more."""
+        """The loop, or its epoch, is over on this rank: wait until the other ranks do not need it for any round."""
 
     def close(self, failed: bool) -> None:
-        """No more rounds. failed: nobody is to be waited for."""
+        """No more rounds. failed: do not wait for other ranks."""
         self.way.close()
 
     def no_sync(self) -> AbstractContextManager[Any]:
-        """Backward passes in here leave the gradients on this rank."""
+        """A context in which backward passes leave the gradients on this rank."""
         return nullcontext()
 
     def check_sync(self, last: bool) -> None:
-        """Raises PacelineError if the coming backward pass would not reduce the gradients in a round's last piece
-        alone."""
+        """Raises PacelineError unless the coming backward pass reduces the gradients exactly if it is the round's
+        ``last``."""
 
     def register_comm_hook(self, state: Any, hook: Any) -> None:
         """Let ``hook`` reduce the gradients."""
 
     def runs_again(self, prepared: Callable[[], None]) -> None:
-        """A forward pass may be left, and run again: what it has told the other ranks by then is not told again.
+        """A forward pass may be left, and run again: what it has sent to the other ranks is not sent again.
 
-        prepared: called if a forward pass is through, and whatever backward pass comes next sums its gradients."""
+        prepared: called after a forward pass that has made the next backward pass sum its gradients."""
 
     def release(self) -> None:
         """Let go of the model before the process group ends."""
 
 
 class Sums:
-    """What an ``elastic.member.Member`` sums of a round: ``begin`` before its last backward pass; then ``finish``, or
-    ``finish`` alone. ``apply`` when all sums are there."""
+    """The sums of a round of an ``elastic.member.Member``: ``begin`` before the last backward pass, if sums are to
+    start while it runs; ``finish`` after it; ``apply`` when all sums are complete."""
 
     def begin(self, sum: Callable[[torch.Tensor], Any]) -> None:
         """The coming backward pass is the round's last: ``sum`` starts a sum."""
 
     def add(self) -> None:
-        """A backward pass is through."""
+        """A backward pass is done."""
 
     def drop(self) -> None:
         """The round was left, perhaps in the backward pass that was to be summed."""
 
     def used(self) -> list[bool]:
-        """Which parameters have a gradient of this rank's own, as far as the others need to know."""
+        """For each parameter, whether it has a gradient of this rank's own; empty if the others need not know."""
         return []
 
     def close(self) -> None:
@@ -154,28 +153,28 @@ class Sums:
 
 
 class _Prepared:
-    """Whether the coming backward pass sums the gradients: a forward pass has been, and no backward pass since. Its
-    hooks may be copied and pickled with the model."""
+    """Whether the coming backward pass sums the gradients: there was a forward pass, and no backward pass since. A
+    class, so that its hooks can be copied and pickled with the model."""
 
     now = False
 
     def through(self, ddp: DistributedDataParallel, *_: Any) -> None:
-        """Behind a forward pass."""
+        """The hook after a forward pass."""
         self.now = self.now or (ddp.require_backward_grad_sync and torch.is_grad_enabled())
 
     def used(self, _: torch.Tensor) -> None:
-        """Behind a parameter's gradient."""
+        """The hook after a parameter's gradient."""
         self.now = False
 
 
 class Replicated(Reducer):
-    """DistributedDataParallel."""
+    """The gradients are averaged by DistributedDataParallel."""
 
     averages = True
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
         self._ddp = ddp
-        self._hooks = getattr(ddp, "_comm_hooks", ())  # of the user's; without a public name
+        self._hooks = getattr(ddp, "_comm_hooks", ())  # the user's; DDP has no public name for them
         self._prepared, self._looks = _Prepared(), LOOKS
         trained = [p for p in ddp.parameters() if p.requires_grad]
         self._handles = [ddp.register_forward_hook(self._prepared.through)]
@@ -197,23 +196,23 @@ class Replicated(Reducer):
         if last and self._looks:
             if not self._prepared.now:
                 raise PacelineError(
-                    "pace.backward() was given a loss whose gradients DistributedDataParallel would sum over no "
-                    "other rank; expected one of its own forward pass, outside of no_sync() and without another "
-                    "backward pass in between: ddp(x), and not model(x) or ddp.module(x)"
+                    "pace.backward() was given a loss whose gradients DistributedDataParallel would not sum over the "
+                    "ranks; expected one of its own forward pass, outside of no_sync() and without another backward "
+                    "pass in between: ddp(x), and not model(x) or ddp.module(x)"
                 )
             self._looks -= 1
             if not self._looks:
-                self._forget()  # they cost time, and such a mistake is made from the beginning
+                self._forget()  # the hooks cost time, and this mistake is usually made from the beginning
 
     def runs_again(self, prepared: Callable[[], None]) -> None:
-        def told(*_: Any) -> None:  # behind the sending of buffers, and before the module's own forward pass
+        def sent(*_: Any) -> None:  # after DDP has sent its buffers, and before the module's own forward pass
             self._ddp.require_forward_param_sync = False
 
         def through(*_: Any) -> None:
             if self._ddp.require_backward_grad_sync and torch.is_grad_enabled():
                 prepared()
 
-        self._ddp.module.register_forward_pre_hook(told)
+        self._ddp.module.register_forward_pre_hook(sent)
         self._ddp.register_forward_hook(through)
 
     def register_comm_hook(self, state: Any, hook: Any) -> None:
@@ -239,7 +238,7 @@ class Replicated(Reducer):
 
 
 class Sharded(Reducer):
-    """FSDP2: modules that were given to ``fully_shard``."""
+    """The gradients are averaged by FSDP2. shards: the modules that were given to ``fully_shard``."""
 
     averages = True
     waits: Waits = "within"
@@ -265,15 +264,15 @@ class Sharded(Reducer):
 
 
 def reducer_of(model: torch.nn.Module, ranks: int) -> Reducer:
-    """How ``model``, or what it wraps, averages its gradients. Raises PacelineError if it does not, or in a way
-    that is not supported."""
+    """The reducer that suits ``model``, or the module that it wraps. Raises PacelineError if the model does not
+    average its gradients, or does so in an unsupported way."""
     modules = list(model.modules())
     wrapped = [module for module in modules if isinstance(module, DistributedDataParallel)]
     if len(wrapped) == 1:
         if (members := wrapped[0].process_group.size()) != ranks:
             raise PacelineError(
                 f"the DistributedDataParallel module is in a group of {members} ranks, and {ranks} take part in the "
-                "run; expected a group of all: start each group as a run of its own"
+                "run; expected a group of all ranks: start each group as a run of its own"
             )
         return Replicated(wrapped[0])
     if not wrapped and ranks == 1:
@@ -292,9 +291,9 @@ def reducer_of(model: torch.nn.Module, ranks: int) -> Reducer:
 
 
 def weigh_in_hook(weight: Callable[[], float], bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """DDP's communication hook for a loop whose loss can't be touched: this rank's buffer times ``weight()``, summed.
+    """DDP's communication hook for a loop whose loss cannot be changed: sums this rank's buffer times ``weight()``.
 
-    DDP hands each bucket to it before it is averaged. Weighed by each rank's share of the round and summed, the
+    DDP calls it with each bucket before it is averaged. Weighed by each rank's share of the round and summed, the
     buckets give the gradient of the whole batch (LB-BSP, weighted aggregation).
     """
     buffer = bucket.buffer().mul_(weight())
@@ -304,7 +303,7 @@ def weigh_in_hook(weight: Callable[[], float], bucket: dist.GradBucket) -> torch
 
 def shards(modules: Iterable[torch.nn.Module]) -> list[Any]:
     """Those of the modules that were given to ``fully_shard``."""
-    from torch.distributed.fsdp import FSDPModule  # takes long to load, and few need it
+    from torch.distributed.fsdp import FSDPModule  # takes long to import, and few programs need it
 
     return [module for module in modules if isinstance(module, FSDPModule)]
 
@@ -312,7 +311,7 @@ def shards(modules: Iterable[torch.nn.Module]) -> list[Any]:
 def check(model: torch.nn.Module, ranks: int) -> None:
     """Raise PacelineError unless every parameter is sharded over all ranks, on the CPU, and torch is new enough."""
     if not all(hasattr(module, "set_custom_all_gather") for module in shards(model.modules())):
-        raise PacelineError(f"fully_shard of torch {torch.__version__} was not tried; expected 2.9 or newer")
+        raise PacelineError(f"fully_shard of torch {torch.__version__} is untested; expected 2.9 or newer")
     for name, parameter in model.named_parameters():
         mesh = getattr(parameter, "device_mesh", None)
         if mesh is None or mesh.ndim != 1 or mesh.size() != ranks:
@@ -325,6 +324,6 @@ def check(model: torch.nn.Module, ranks: int) -> None:
             )
         if parameter.device.type != "cpu":
             raise PacelineError(
-                f"fully_shard on {parameter.device.type}: nobody has tried yet whether a rank's own seconds can be "
-                "told from its waits in each layer there; use DistributedDataParallel"
+                f"fully_shard on {parameter.device.type}: it is untested whether a rank's own seconds can be "
+                "distinguished from its waits in each layer there; use DistributedDataParallel"
             )

@@ -1,4 +1,4 @@
-"""Hears of every optimizer step in this process that concerns one model, whoever takes it."""
+"""Notices every optimizer step in this process that concerns one model, whichever code takes it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ After = Callable[[torch.optim.Optimizer], None]
 
 
 class Steps:
-    """before, after: called with each optimizer that holds one of the parameters. ``before`` is also told whether the
-    step has a closure, which runs the backward pass within the step. torch keeps its hooks for as long as the process
-    lives, so these hold what they tell weakly.
+    """The optimizer steps of one model. before, after: called with each optimizer that holds one of the parameters;
+    ``before`` also with whether the step has a closure, which runs the backward pass within the step. torch keeps its
+    hooks for as long as the process lives, so they refer to this object weakly.
 
-    model: whose parameters they are; those that require gradients by now are summed over the ranks, and no others.
-    whole: nothing else is summed, not even what another DistributedDataParallel module holds."""
+    model: has the parameters; those that require gradients now are summed over the ranks, and no others. whole:
+    nothing else is summed, not even the parameters of another DistributedDataParallel module."""
 
     def __init__(self, model: torch.nn.Module, whole: bool, before: Before, after: After) -> None:
         self.taken: list[Any] = []  # optimizers stepped in this micro-step
@@ -33,13 +33,13 @@ class Steps:
         self.seconds = 0.0  # of the newest step
         self.rates = LearningRateWatch()
         self._began = 0.0
-        self._checked: Any = None  # the optimizer that ``take`` steps right now, unheard
+        self._checked: Any = None  # the optimizer that ``take`` steps now, without ``before`` and ``after``
         self._model, self._whole = model, whole
         self._ours = {id(p) for p in model.parameters() if p.requires_grad}
         self._frozen = [p for p in model.parameters() if not p.requires_grad]
-        # how many parameters each optimizer had when all that it moves was found to be summed
+        # The number of parameters of each optimizer when it was checked that all of them are summed.
         self._sizes: dict[weakref.ref[Any], int] = {}
-        # A weak reference to the optimizer that was found to concern the model last, and how many parameters it had.
+        # A weak reference to the optimizer that was last found to concern the model, and its number of parameters.
         self._known: Any = int
         self._size = -1
         self._before, self._after = before, after
@@ -51,7 +51,7 @@ class Steps:
                 return
             steps._check_summed(optimizer)
             if steps._concerned(optimizer):
-                # torch's wrapper puts the optimizer itself first
+                # torch's wrapper passes the optimizer itself as the first argument
                 closure = named.get("closure") if len(arguments) < 2 else arguments[1]
                 steps._before(optimizer, closure is not None)
 
@@ -63,8 +63,8 @@ class Steps:
         self._ends, self._hooks = ends, list[Any]((register_optimizer_step_pre_hook(begins),))
 
     def check_ours(self, optimizers: Iterable[Any]) -> None:
-        """Raises PacelineError for an optimizer that holds none of the parameters, or would move what was not trained
-        when Pace was made."""
+        """Raises PacelineError for an optimizer that holds none of the parameters, or would move parameters that were
+        not trained when Pace was made."""
         for one in optimizers:
             if one is self._known() and sum(map(len, map(_PARAMETERS, one.param_groups))) == self._size:
                 continue
@@ -74,7 +74,7 @@ class Steps:
                         f"pace.step() was given a {type(one).__name__} without any parameter of this Pace's model; "
                         "step another model's optimizer yourself"
                     )
-                if isinstance(one, torch.optim.Optimizer):  # of others, those that they step are heard of
+                if isinstance(one, torch.optim.Optimizer):  # one inside a wrapper is checked at its step
                     self._check_summed(one)
 
     def check_once(self, optimizers: Iterable[Any]) -> None:
@@ -86,9 +86,9 @@ class Steps:
             )
 
     def take(self, optimizers: list[Any], scaler: Any, heard: bool = True) -> float:
-        """Step and zero the optimizers, with the GradScaler if there is one; the seconds of it.
+        """Step and zero the optimizers, with the GradScaler if there is one; returns the seconds it took.
 
-        heard: false if ``before`` and ``after`` need not hear of these steps, since who calls this has checked them.
+        heard: whether ``before`` and ``after`` are called; False if the caller has checked the optimizers itself.
         """
         began = waits.now()
         try:
@@ -110,13 +110,13 @@ class Steps:
         return waits.now() - began
 
     def begin(self) -> None:
-        """A step begins of which others hear, also when it ends."""
+        """A step begins whose end must be noticed, too."""
         if len(self._hooks) == 1:
             self._hooks.append(register_optimizer_step_post_hook(self._ends))
         self._began = waits.now()
 
     def end(self) -> float:
-        """It has ended; its seconds."""
+        """The step has ended; returns its seconds."""
         self.seconds = waits.now() - self._began
         return self.seconds
 
@@ -125,12 +125,12 @@ class Steps:
         return learning_rate([self._known()])
 
     def close(self) -> None:
-        """Hear of no more steps."""
+        """Notice no more steps."""
         for hook in self._hooks:
             hook.remove()
 
     def _check_summed(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raises PacelineError if the optimizer would move what was not trained when Pace was made."""
+        """Raises PacelineError if the optimizer would move parameters that were not trained when Pace was made."""
         size, this = sum(map(len, map(_PARAMETERS, optimizer.param_groups))), weakref.ref(optimizer)
         if self._sizes.get(this) != size or any(map(_REQUIRES_GRAD, self._frozen)):
             names = {id(p): name for name, p in self._model.named_parameters()}
@@ -140,9 +140,9 @@ class Steps:
                 if name and parameter.requires_grad and id(parameter) not in self._ours:
                     raise PacelineError(
                         f"optimizer.step() would move {name}, which was not trained when Pace was made: its gradient "
-                        "is summed over no other rank, and the ranks would part; let it require gradients from the "
-                        "beginning, in a parameter group whose learning rate is 0 until it is to be trained, or make "
-                        "another DistributedDataParallel module and another Pace behind the change"
+                        "is not summed over the ranks, whose parameters would diverge; let it require gradients from "
+                        "the beginning, in a parameter group whose learning rate is 0 until it is to be trained, or "
+                        "make another DistributedDataParallel module and another Pace after the change"
                     )
             self._sizes[this] = size
         if optimizer is self._known() and not self._frozen:
@@ -152,16 +152,16 @@ class Steps:
         """True when the optimizer holds one of the parameters."""
         if optimizer is self._known():
             return True
-        if found := any(id(p) in self._ours for p in held(optimizer)):  # usually its first
+        if found := any(id(p) in self._ours for p in held(optimizer)):  # usually its first parameter
             self._known, self._size = weakref.ref(optimizer), -1
         return found
 
 
 def forget_unscaled(scaler: Any) -> None:
-    """No step follows in this micro-step for which a GradScaler, if there is one, may have unscaled gradients: so it
-    does the next time."""
+    """Reset the state of a GradScaler that may have unscaled gradients for a step that is not taken, so that it
+    unscales them the next time. scaler: None if there is none."""
     if scaler is not None:
-        scaler.update(scaler.get_scale())  # given a number, it asks for no step
+        scaler.update(scaler.get_scale())  # with a number, it needs no step before
 
 
 def held(optimizer: torch.optim.Optimizer) -> Iterator[torch.nn.Parameter]:
@@ -171,15 +171,14 @@ def held(optimizer: torch.optim.Optimizer) -> Iterator[torch.nn.Parameter]:
 
 
 class LearningRateWatch:
-    """Notices a learning rate that is changed at every micro-step of a loop, where a round takes several
-    micro-steps."""
+    """Warns about a learning rate that is changed at every micro-step of a loop although a round takes several."""
 
     def __init__(self) -> None:
         self._before: tuple[int, list[float]] | None = None  # after a micro-step that did not end that round
         self._warned = False
 
     def watch(self, optimizers: Iterable[Any], step: int, complete: bool) -> None:
-        """A micro-step of round ``step`` is over, the last one where ``complete``; warns the first time."""
+        """A micro-step of round ``step`` is over. complete: it was the last one. Warns the first time."""
         for optimizer in optimizers:
             rates = [rate for group in optimizer.param_groups if isinstance(rate := group["lr"], float)]
             before = self._before
@@ -196,6 +195,6 @@ class LearningRateWatch:
 
 
 def learning_rate(optimizers: list[Any]) -> float:
-    """The first optimizer's, of its first group; NaN if there is none."""
+    """The learning rate of the first optimizer's first parameter group; NaN if there is none."""
     groups = getattr(optimizers[0], "param_groups", None) if optimizers else None
     return float(groups[0].get("lr", float("nan"))) if groups else float("nan")

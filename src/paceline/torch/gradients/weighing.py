@@ -1,7 +1,7 @@
-"""A model's gradients: weighed, gathered piece by piece, and reduced once a round.
+"""A model's gradients: weighed, accumulated piece by piece, and reduced once a round.
 
-DDP averages over n ranks, so a micro-batch of m samples with a mean loss is weighed by n m / B (LB-BSP, weighted
-aggregation: g = (1/X) sum_i |B_i| g_i). Under the hook it is DDP's sum that is weighed instead.
+DDP averages over n ranks, so the mean loss of a micro-batch of m samples is weighed by n m / B (LB-BSP, weighted
+aggregation: g = (1/X) sum_i |B_i| g_i). Under the hook, DDP's sum is weighed instead of the loss.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from paceline.torch.gradients.same_bits import ExactSum
 from paceline.torch.gradients.steps import held
 from paceline.torch.plan import Piece
 
-_GRAD, _THERE = attrgetter("grad"), partial(is_not, None)  # these run in C, once a round for each parameter
+_GRAD, _THERE = attrgetter("grad"), partial(is_not, None)  # in C: they run once a round for each parameter
 
 
 class GradientStash:
-    """What became of the gradients of one model, round after round.
+    """Keeps the gradients of one model over the pieces of a round, and checks them from round to round.
 
     For each piece: ``bring_back`` before its backward pass, then ``put``, or ``ready`` after a round's last one. For
-    each round: ``check_there`` before its step, ``used`` after it; ``drop`` where it is left unfinished.
+    each round: ``check_there`` before its step, ``used`` after it; ``drop`` if it is left unfinished.
     """
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         self._parameters = list(parameters)
-        self._kept: list[torch.Tensor | None] | None = None  # of the running round's finished pieces
-        # A pass adds to what was gathered when it is through, so that it can be taken back.
+        self._kept: list[torch.Tensor | None] | None = None  # accumulated over the round's finished pieces
+        # Gradients of a pass are added to the accumulated ones when it has ended, so that a failed one is undone.
         self.apart = False
-        self._begun = False  # a backward pass of the running round has, and may have been left in its middle
+        self._begun = False  # a backward pass of the running round has begun, and may have been left
         self._had: list[bool] = []  # which parameters had gradients when the newest round was complete
         self._used: list[tuple[int, int] | None] | None = None  # identity and version after the last step
-        self._passed = False  # another model's backward pass has perhaps left something here since
+        self._passed = False  # another model's backward pass may have left gradients here since
 
     def bring_back(self, step: int, scale: float = 1.0, apart: bool = False) -> None:
-        """A backward pass of round ``step`` begins: what was gathered before it comes back, times ``scale``; if the
-        pass runs ``apart``, with ``join`` alone.
+        """A backward pass of round ``step`` begins: put the accumulated gradients back, times ``scale``; if the pass
+        runs ``apart``, ``join`` does so after it.
 
-        Raises PacelineError if a gradient is there that is not of this round.
+        Raises PacelineError if the model has a gradient that is not of this round.
         """
         self._begun = True
         if self._passed:
@@ -64,8 +64,8 @@ class GradientStash:
             return
         if any(p.grad is not None for p in self._parameters):
             raise PacelineError(
-                f"round {step}: gradients were added to the model between two pieces of the round; expected those of "
-                "pace.backward(loss) alone: call it instead of loss.backward(), once for each piece"
+                f"round {step}: gradients were added to the model between two pieces of the round; expected only "
+                "those of pace.backward(loss): call it instead of loss.backward(), once for each piece"
             )
         if apart:
             return
@@ -76,7 +76,7 @@ class GradientStash:
             parameter.grad = grad
 
     def join(self) -> None:
-        """A backward pass is through: what was gathered apart from it is added."""
+        """A backward pass that ran apart is done: add the accumulated gradients to its own."""
         kept = self._kept
         if self.apart and kept is not None:
             self._kept = None
@@ -85,12 +85,12 @@ class GradientStash:
                     parameter.grad = before if parameter.grad is None else before.add_(parameter.grad)
 
     def take_back(self) -> None:
-        """A backward pass that ran apart has failed: what it has left here does not count."""
+        """A backward pass that ran apart has failed: drop the gradients that it has left in the model."""
         for parameter in self._parameters:
             parameter.grad = None
 
     def put(self) -> None:
-        """The backward pass of a piece is through, and another piece follows."""
+        """The backward pass of a piece is done, and another piece follows: take the gradients out of the model."""
         self._kept = [p.grad for p in self._parameters]
         for parameter in self._parameters:
             parameter.grad = None
@@ -100,7 +100,7 @@ class GradientStash:
         self._had = list(map(_THERE, map(_GRAD, self._parameters)))
 
     def check_there(self, piece: Piece, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-        """Raises PacelineError if all gradients that an optimizer is to use have gone since ``ready``."""
+        """Raises PacelineError if all gradients of an optimizer's parameters were removed since ``ready``."""
         if self._had == list(map(_THERE, map(_GRAD, self._parameters))):
             return
         for optimizer in optimizers:
@@ -119,23 +119,23 @@ class GradientStash:
 
     def used(self) -> None:
         """The round's step was taken, or left out on purpose."""
-        left = any(map(_THERE, map(_GRAD, self._parameters)))  # else nothing could be counted again
+        left = any(map(_THERE, map(_GRAD, self._parameters)))  # else no gradient can be counted again
         self._used = [_which(p.grad) for p in self._parameters] if left else None
         self._begun = False
 
     def another(self) -> None:
-        """The backward pass of another model follows, perhaps through this one."""
+        """The backward pass of another model follows, and may run through this one."""
         self._passed = True
 
     def drop(self) -> None:
-        """The running round is left unfinished: nothing of it counts."""
+        """The running round is left unfinished: drop its gradients."""
         if self._begun or self._kept is not None:
             for parameter in self._parameters:
                 parameter.grad = None
         self._kept, self._used, self._had, self._begun = None, None, [], False
 
     def there(self) -> bool:
-        """Whether a gradient has come since the last step; zeros are none."""
+        """Whether the model has got a gradient since the last step; zeros do not count as one."""
         used = self._used or [None] * len(self._parameters)
         now = zip(self._parameters, used, strict=True)
         return any(
@@ -143,7 +143,7 @@ class GradientStash:
         )
 
     def finite(self) -> bool:
-        """True when no gradient holds an infinity or NaN."""
+        """Whether no gradient holds an infinity or NaN."""
         grads = [p.grad for p in self._parameters if p.grad is not None]
         return all(bool(torch.isfinite(g).all()) for g in grads)
 
@@ -153,7 +153,7 @@ class GradientStash:
 
     def _check_fresh(self, step: int, used: list[tuple[int, int] | None]) -> None:
         left = [p.grad for p, before in zip(self._parameters, used, strict=True) if before == _which(p.grad)]
-        if any(grad is not None and bool(grad.any()) for grad in left):  # else they were zeroed in place
+        if any(grad is not None and bool(grad.any()) for grad in left):  # zeroed in place is allowed
             raise PacelineError(
                 f"round {step}: gradients of the round before are still in the model when the backward pass begins, "
                 "and would be counted again; expected each optimizer to be stepped and zeroed once a round: "
@@ -162,12 +162,13 @@ class GradientStash:
 
 
 class Weighing(GradientStash):
-    """For each micro-step ``begin``, then ``weigh`` before its backward pass and ``done`` after it (under the hook
-    ``gather`` and ``gathered``); ``used`` when a round is over, ``drop`` where it is left unfinished.
+    """Weighs the gradients of a round's pieces. For each micro-step ``begin``, then ``weigh`` before its backward
+    pass and ``done`` after it (under the hook ``gather`` and ``gathered``); ``used`` when a round is over, ``drop``
+    if it is left unfinished.
 
     by_hook: DDP's communication hook weighs the gradients, not a loss. exact: they are summed without rounding.
-    varies: how many samples of a round are run is known at its end. counted: what its losses are means over, on all
-        ranks together, once its last gradient is there; None if nobody knows it by then.
+    varies: the number of samples run in a round is only known at its end. counted: gives the count over all ranks
+        that a round's losses are means over, once its last gradient is ready; None if it is not known by then.
     """
 
     def __init__(
@@ -183,29 +184,27 @@ class Weighing(GradientStash):
     ) -> None:
         self._reducer, self._by_hook, self._varies = reducer, by_hook, varies
         self._ranks = peers.ranks() if reducer.averages else 1
-        self.sums = reducer.averages or reducer.travels  # over the ranks, in a round's last backward pass
+        self.sums = reducer.averages or reducer.travels  # a round's last backward pass sums over ranks
         self.exact = exact
         self._sum = ExactSum(parameters) if exact else None
-        self._averaged = 1 if exact else self._ranks  # by which DDP divides
+        self._averaged = 1 if exact else self._ranks  # DDP divides by this
         super().__init__(parameters)
         self._counts = Counts(device, counted)
-        self.entered: AbstractContextManager[Any] | None = None  # in which gradients stay on this rank
-        # Under the hook: what the coming piece's gradient is a mean over, if that is not its samples, and what the
-        # gradients gathered so far are.
+        self.entered: AbstractContextManager[Any] | None = None  # the ``no_sync`` that is in effect
+        # Under the hook: the count that the coming piece's gradient is a mean over, if that is not its samples, and
+        # the count that the gradients accumulated so far are a mean over.
         self._count: float | None = None
         self._weighed = 0.0
 
     def begin(self, piece: Piece) -> None:
-        """A micro-step begins that is not the round's only one; gradients are only reduced over the ranks in the
-        last."""
+        """A micro-step begins that is not the round's only one; only the last one reduces gradients over ranks."""
         self.release()
         if not piece.last or self._sum is not None:
             self.entered = self._reducer.no_sync()
             self.entered.__enter__()
 
     def weigh(self, piece: Piece, count: float | None) -> None:
-        """The first backward pass of a micro-step begins, whose loss is over ``count`` where that is not its
-        samples."""
+        """The first backward pass of a micro-step begins. count: what its loss is a mean over, if not its samples."""
         if not self._by_hook:
             self.bring_back(piece.plan.step, apart=self.apart and not (piece.last and self.sums))
         else:
@@ -214,16 +213,16 @@ class Weighing(GradientStash):
             self._counts.add(piece.step, count, piece.last)
 
     def count_back(self, step: int, count: float) -> None:
-        """A backward pass that ran apart has failed, whose loss was over ``count``."""
+        """A backward pass that ran apart, whose loss was over ``count``, has failed: subtract the count."""
         if not self._reducer.travels:
             self._counts.add(step, -count, False)
 
     def weight(self, piece: Piece, part: float) -> float:
-        """What a loss counts whose part of the round is ``part`` samples, where no hook weighs it."""
+        """The weight of a loss over ``part`` samples of the round, if no hook weighs it."""
         return self._averaged * part / piece.plan.batch
 
     def done(self, piece: Piece) -> None:
-        """The micro-step's backward pass is through. Collective after a round's last."""
+        """The micro-step's backward pass is done. Collective after a round's last."""
         if self._sum is not None:
             self._sum.add()
             if piece.last:
@@ -239,13 +238,13 @@ class Weighing(GradientStash):
             self.put()
 
     def share(self, piece: Piece) -> float:
-        """What the hook multiplies this rank's gathered gradients by."""
+        """The factor by which the hook multiplies this rank's accumulated gradients."""
         return self._weighed / piece.batch
 
     def gather(self, piece: Piece) -> None:
         """Under the hook, a micro-step's backward pass begins."""
-        # With mean losses g_1, g_2 over m_1, m_2 samples the round needs (m_1 g_1 + m_2 g_2) / B. Gathered as
-        # g_1 (m_1 / m_2) + g_2, the hook's m_2 / B gives just that.
+        # With gradients g_1, g_2 of mean losses over m_1, m_2 samples the round needs (m_1 g_1 + m_2 g_2) / B.
+        # Accumulated as g_1 (m_1 / m_2) + g_2, this results from the hook's factor m_2 / B.
         many = piece.samples if self._count is None else self._count
         before, self._count = 0.0 if piece.first else self._weighed, None
         scale = before / many if many and not piece.first else 1.0
@@ -253,7 +252,7 @@ class Weighing(GradientStash):
         self._weighed = many or before
 
     def gathered(self, piece: Piece) -> None:
-        """Under the hook, a micro-step's backward pass is through."""
+        """Under the hook, a micro-step's backward pass is done."""
         if not piece.last:
             self.put()
 
@@ -263,19 +262,19 @@ class Weighing(GradientStash):
         self._counts.begin()
 
     def release(self) -> None:
-        """The model reduces its gradients again as it did."""
+        """Leave ``no_sync``: the model reduces its gradients again."""
         entered, self.entered = self.entered, None
         if entered is not None:
             entered.__exit__(None, None, None)
 
 
 def _which(grad: torch.Tensor | None) -> tuple[int, int] | None:
-    """Another number for each gradient, and for each change to it."""
+    """Numbers that identify a gradient and its version: they differ after each change. None without a gradient."""
     return None if grad is None else (id(grad), grad._version)
 
 
 def checked_count(count: Any) -> float:
-    """A count as the user gave it, a number or a tensor with one. Raises PacelineError for what is none."""
+    """The user's count, a number or a tensor with one, as a float. Raises PacelineError for anything else."""
     try:
         value = float(count)
     except (TypeError, ValueError, RuntimeError):
@@ -288,12 +287,12 @@ def checked_count(count: Any) -> float:
 
 
 class Counts:
-    """What is counted in one round, over its pieces and all ranks, where losses are means over something other than
-    samples: tokens, nodes of a graph, pixels that count.
+    """The count of one round, over its pieces and all ranks, if losses are means over something other than samples:
+    tokens, nodes of a graph, pixels that count.
 
-    Their gradient is the sum over all that is counted, over its number in the whole round. That number is known to
-    nobody before the last piece of the round is drawn: until then the number of samples stands for it, and the
-    gradients are put right at the round's end (LB-BSP's weighted aggregation, with tokens for samples).
+    The round's gradient is the sum over everything counted, divided by its number in the whole round. That number is
+    unknown before the last piece of the round is drawn: until then the number of samples takes its place, and the
+    gradients are corrected at the round's end (LB-BSP's weighted aggregation, with tokens for samples).
     """
 
     def __init__(self, device: torch.device, counted: Callable[[int], float | None]) -> None:
@@ -308,8 +307,8 @@ class Counts:
         self._work: Any = None
 
     def add(self, step: int, count: float | None, last: bool) -> None:
-        """A piece's backward pass begins, the last of the round where ``last``. On a device collective there, without
-        a wait; the numbers of processors come with the ranks' measurements."""
+        """A piece's backward pass begins; ``last``: it is the round's last, in which this is collective on a device,
+        without a wait. On a CPU the counts travel with the ranks' measurements."""
         given = count is not None
         if self.given is not given and self.given is not None:
             raise PacelineError(
@@ -323,9 +322,9 @@ class Counts:
                 self._work = dist.all_reduce(self._total, async_op=True)
 
     def factor(self, step: int, batch: int) -> float | torch.Tensor:
-        """By what the round's gradients are to be multiplied, if something other than samples is counted. Collective.
+        """The factor that corrects the round's gradients, if something other than samples is counted. Collective.
 
-        On a device it is a tensor there, shape (), so that the host need not wait until it is known.
+        On a device it is a tensor, shape (), so that the host does not wait until it is known.
         """
         total = self._total
         if total is None:
@@ -334,6 +333,6 @@ class Counts:
             assert counted is not None
             return batch / counted if counted else 0.0
         if self._work is not None:
-            self._work.wait()  # for a sum that was on its way before the gradients; on a device the stream waits
+            self._work.wait()  # the sum began before the gradients' own; on a device only the stream waits
         self.begin()
         return torch.where(total > 0, batch / total, 0.0)[0]

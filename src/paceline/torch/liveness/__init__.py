@@ -1,1 +1,1 @@
-"""Which ranks live, which are missed or lost and why, and how a process group begins and ends."""
+"""Failure detection: which ranks live, which are missing or lost and why; and how a process group begins and ends."""

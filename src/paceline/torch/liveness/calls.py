@@ -1,6 +1,6 @@
-"""Calls that may never return, such as those to a store whose host is stopped: made by a thread of their own.
+"""Calls that may never return, such as those to a store whose host is stopped, made by a thread of their own.
 
-A thread of an executor would not do: the program could not end while one of its calls hangs.
+An executor's thread is not suitable: the program could not end while one of its calls hangs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Calls:
-    """One thread that makes calls in turn. Whoever waits for an answer says for how long."""
+    """One thread that makes calls one after the other. The caller decides how long it waits for an answer."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -32,11 +32,11 @@ class Calls:
         return answer
 
     def within(self, seconds: float, call: Callable[..., T], *arguments: Any) -> T:
-        """What the call returns. Raises TimeoutError when it has not returned after so many seconds."""
+        """What the call returns. Raises TimeoutError if it has not returned after ``seconds``."""
         return self.submit(call, *arguments).result(min(seconds, threading.TIMEOUT_MAX))
 
     def close(self, seconds: float = 1.0) -> None:
-        """End the thread, which may take so long; one whose call hangs is left to itself."""
+        """End the thread, and wait ``seconds`` for it at most; a thread whose call hangs is abandoned."""
         if self._thread is not None:
             self._asked.put(None)
             self._thread.join(seconds)

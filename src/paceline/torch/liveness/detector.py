@@ -1,7 +1,7 @@
-"""Who lives: a failure detector, and what tells workers that are starved from those that are frozen.
+"""A failure detector, and a test that distinguishes starved workers from frozen ones.
 
-Both are told the time and what was seen, and so can be tested with made-up clocks. Whoever looks and stood still
-itself blames nobody: a pause between two looks counts for little, and several looks are needed.
+Both are called with the time and what was observed, so that they can be tested with made-up clocks. An observer that
+was itself stopped blames no one: a long pause between two looks counts for little, and several looks are needed.
 """
 
 from __future__ import annotations
@@ -11,46 +11,47 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-BEAT_SECONDS = 0.1  # between two signs of life of an elastic run
+BEAT_SECONDS = 0.1  # between two heartbeats of an elastic run
 EVERY = BEAT_SECONDS / 2  # seconds between two looks at them
-LOOKS = 4  # without another sign, at least, until somebody counts as silent
-PAUSES = 3.0  # between two looks, that count at most
-UNBORN = b"0"  # the sign of who has not begun, which may take any time
-TIMES = 10  # as long as a frozen one may a worker that has work be silent: then it is in an endless loop
-SHARE = 0.5  # of the looks, and of the time between two of them, from which on a worker has work
+LOOKS = 4  # without a new heartbeat, at least, until a process counts as silent
+PAUSES = 3.0  # usual pauses that the time between two looks counts as, at most
+UNBORN = b"0"  # the heartbeat of a process that has not begun, which may take any time
+TIMES = 10  # a worker that has work may be silent this many times as long as a frozen one; then it hangs
+SHARE = 0.5  # portion of the looks, and of the time between two, in which a worker that has work is active
 PROCESSES = Path("/proc")
 
 
 class Awake:
-    """Counts the seconds between looks, but few of those in which whoever looks stood still. pause: between two."""
+    """Counts the seconds between looks, but few of those in which the observer was stopped. pause: usual seconds."""
 
     def __init__(self, pause: float, now: float) -> None:
         self._most, self.last = PAUSES * pause, now
 
     def since(self, now: float) -> float:
-        """Seconds since the last call, as far as they count. now: as ``time.monotonic`` tells it."""
+        """Seconds since the last call, at most ``PAUSES`` pauses. now: as from ``time.monotonic``."""
         seconds, self.last = now - self.last, now
         return min(seconds, self._most)
 
 
 class FailureDetector:
-    """``(now, beats) -> verdicts``: since when each of several has given no other sign of life.
+    """Finds the processes that give no heartbeat for too long.
 
-    dead: seconds without another one after which somebody is silent. every: seconds between two looks.
+    dead: seconds without a new heartbeat after which a process is silent. every: seconds between two looks.
     """
 
     def __init__(self, dead: float, every: float = EVERY) -> None:
         self._dead, self._every, self._awake = dead, every, Awake(every, 0.0)
-        self._seen: dict[int, tuple[Any, float, int]] = {}  # sign, seconds and looks without another one
+        self._seen: dict[int, tuple[Any, float, int]] = {}  # heartbeat; seconds and looks without a new one
 
     def due(self, now: float) -> bool:
-        """Whether to look again. now: as ``time.monotonic`` tells it."""
+        """Whether to look again. now: as from ``time.monotonic``."""
         return now - self._awake.last >= self._every
 
     def silent(self, now: float, beats: Mapping[int, Any], least: float = 0.0) -> dict[int, float]:
-        """Those who have been silent for too long, and for how many seconds.
+        """The processes that have been silent for too long, and for how many seconds.
 
-        beats: the newest sign of each, by number; who is left out is forgotten. least: seconds that are not too long.
+        beats: the newest heartbeat of each process, by number; one that is left out is forgotten. least: seconds of
+        silence that are never too long.
         """
         seconds, seen = self._awake.since(now), {}
         for number, sign in beats.items():
@@ -63,14 +64,14 @@ class FailureDetector:
         }
 
     def quiet(self, least: float) -> list[int]:
-        """Those that were silent for ``least`` seconds at the last look."""
+        """The processes that were silent for at least ``least`` seconds at the last look."""
         return [number for number, (_, since, _) in self._seen.items() if since >= least]
 
 
 class Threads(NamedTuple):
-    """One process's threads. ready: whether one of them runs, or waits for a processor; stopped: whether one is
-    stopped, as by SIGSTOP. spent: nanoseconds that each has run and has waited for a processor, by its number, up to
-    when it last got one."""
+    """The threads of one process. ready: whether one of them runs, or waits for a processor; stopped: whether one is
+    stopped, as by SIGSTOP. spent: nanoseconds that each has run and has waited for a processor, by thread number, up
+    to when it last got one."""
 
     ready: bool
     stopped: bool
@@ -78,8 +79,8 @@ class Threads(NamedTuple):
 
 
 def threads(pid: int) -> Threads | None:
-    """Those of a process, after proc(5): the state in ``stat``, running and waiting time in ``schedstat``, which some
-    kernels lack. None if there is no such process, or no /proc."""
+    """The threads of a process, after proc(5): the state in ``stat``, running and waiting time in ``schedstat``,
+    which some kernels lack. None if there is no such process, or no /proc."""
     states, spent = set(), dict[int, int]()
     try:
         for task in (PROCESSES / str(pid) / "task").iterdir():
@@ -88,33 +89,33 @@ def threads(pid: int) -> Threads | None:
                 ran, waited, _ = (task / "schedstat").read_text().split()
                 spent[int(task.name)] = int(ran) + int(waited)
             except (OSError, ValueError, IndexError):
-                continue  # it has ended meanwhile, or the kernel counts no such times
+                continue  # the thread has ended meanwhile, or the kernel does not count these times
     except OSError:
         return None
     return Threads("R" in states, bool(states & {"T", "t"}), spent) if states else None
 
 
 class Starved:
-    """Tells workers of this machine that give no sign of life for want of a processor, or of Python's lock while C
-    code runs, from those that are frozen: the former have work, as Linux counts it for each of their threads.
+    """Distinguishes workers of this machine that give no heartbeat because they lack a processor, or Python's lock
+    while C code runs, from frozen ones: the former have work, as Linux counts it for each of their threads.
 
     A thread that sleeps is ready for an instant now and then, and one that has work may be between two pieces of it.
-    So one look says little: a worker has work if it had some in a share of ``SHARE`` of the looks in the last
+    So one look proves little: a worker has work if it had some in a share of ``SHARE`` of the looks in the last
     dead / 2 seconds. At a look it has some if a thread is ready, or if threads have run and waited for a processor
     for ``SHARE`` of the time since the look before; the waiting is counted when a thread gets a processor, so neither
-    implies the other. One that is stopped, or cannot be seen, has none.
+    implies the other. A worker that is stopped, or whose threads cannot be read, has none.
 
-    dead: seconds without a sign of life until a frozen one is lost. see: as ``threads``.
+    dead: seconds without a heartbeat until a frozen worker is lost. see: reads the threads of a process.
     """
 
     def __init__(self, dead: float, see: Callable[[int], Threads | None] = threads) -> None:
         self._many, self._see = max(LOOKS, round(dead / 2 / EVERY)), see
         self._before: dict[int, tuple[float, Threads]] = {}
-        self._had: dict[int, deque[bool]] = {}  # work, at the last looks
+        self._had: dict[int, deque[bool]] = {}  # whether each had work, at the last looks
 
     def look(self, now: float, pids: Mapping[int, int]) -> set[int]:
-        """Those of the workers that have work. pids: of all that have been silent for dead / 2 or more, by their
-        numbers; of the others, what was seen is forgotten."""
+        """The workers that have work. pids: those of all workers that have been silent for dead / 2 or more, by
+        worker number; earlier looks at other workers are forgotten."""
         for known in (self._before, self._had):
             for ident in known.keys() - pids.keys():
                 del known[ident]

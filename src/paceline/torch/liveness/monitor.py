@@ -1,11 +1,11 @@
-"""Watches over the other ranks of a process group from threads of its own, and knows why this rank cannot go on.
+"""Watches the other ranks of a process group from threads of its own, and finds out why this rank cannot go on.
 
-Ranks tell that they live, how far they are and why one failed in a store that rank 0 hosts. Rank 0 looks at the signs
-of life of all the others, and writes what is remarkable in one place that all read. So a look costs each rank two
-requests, however many ranks there are, and rank 0 itself is judged by whether it looks.
+Ranks post signs of life (heartbeats), their progress and the reason of a failure in a store that rank 0 hosts. Rank 0
+looks at the signs of life of all the others, and writes a summary to one key that all read. So a look costs each rank
+two requests, however many ranks there are, and rank 0 itself is judged by whether it looks.
 
-One thread gives signs of life and reads those of the others; its requests hang while rank 0 is stopped. The other
-thread judges what was read, and by when.
+One thread gives signs of life and reads the summary; its requests hang while rank 0 is stopped. The other thread
+decides from what was read, and when, which ranks are missing.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from paceline.torch.liveness.stall import Failure, Sight, StallTimeout
 
 _log = logging.getLogger(__name__)
 CONNECT_SECONDS = 60.0  # to reach the store
-MOST_NAMED = 16  # ranks of each kind
-AFTER = 2  # pauses between signs of life without a new one: the rank is worth telling of
-LOOK, FAILURE = "look", "failure"
-REASON_SECONDS = 4.0  # for the reason of a broken connection to become known
-STAY_SECONDS = 5.0  # how long rank 0 waits for others to hear of an end before it takes the store with it
-POST_SECONDS = 2.0  # to tell the others of this rank's failure
-QUICK = 0.02  # seconds between signs of life when others are to hear of a failure, or one of them is lost
-WORDS = 500  # characters of an error that are told
+MOST_NAMED = 16  # ranks of each kind in a summary
+AFTER = 2  # pauses between signs of life without a new one until the summary names a rank
+LOOK, FAILURE = "look", "failure"  # keys of rank 0's summary, and of the first failure
+REASON_SECONDS = 4.0  # until the reason of a broken connection is known, at most
+STAY_SECONDS = 5.0  # that rank 0, whose end closes the store, waits until the others know of an end
+POST_SECONDS = 2.0  # to post this rank's failure
+QUICK = 0.02  # seconds between signs of life while a failure spreads, or a rank is lost
+WORDS = 500  # characters of an error that are posted
 
 
 class Life(NamedTuple):
@@ -50,17 +50,17 @@ class Life(NamedTuple):
     number: int
     done: int = -1  # the newest round of which the rank has done its part
     ended: bool = False  # in good order
-    heard: bool = False  # it knows of the failure
+    informed: bool = False  # the rank knows of the failure
 
 
 class Reason(WorkerError):
-    """Names the rank without which this one cannot go on."""
+    """An error that names the rank without which this one cannot go on."""
 
 
 class Alone:
-    """One process: nobody to watch over. explain: called with an error that ends the program, before it is told;
-    gives other words for it, or none. where: gives the round that this rank is in, and whether it has done its part
-    of it; called from a thread."""
+    """The monitor of a single process, which watches no other. explain: called with an error that ends the program,
+    before it is posted; gives other words for it, or an empty text. where: gives the round that this rank is in, and
+    whether it has done its part of it; called from a thread."""
 
     explain: Callable[[BaseException], str]
     where: Callable[[], tuple[int, bool]] = staticmethod(lambda: (0, False))
@@ -70,11 +70,11 @@ class Alone:
         return None
 
     def known(self) -> WorkerError | None:
-        """Why this rank need not wait for the others any more, if one of them has told; returns at once."""
+        """The posted reason why this rank need not wait for the others any more, or None; returns at once."""
         return None
 
     def fail(self, error: BaseException) -> None:
-        """This rank cannot go on: tell the others, unless one of them is the reason."""
+        """This rank cannot go on: inform the others, unless one of them is the reason."""
         self.explain(error)
 
     def close(self) -> None:
@@ -82,23 +82,23 @@ class Alone:
 
 
 class Monitor(Alone):
-    """Watches over the other ranks. Construct on all ranks."""
+    """The monitor of a process group, which watches the other ranks. Construct it on all ranks."""
 
     def __init__(self, on_missed: stall.OnMissed, seconds: float) -> None:
-        self._tell = stall.answer(on_missed)
+        self._on_missed = stall.answer(on_missed)
         seconds = stall.check(seconds)
         self._rank, ranks = peers.rank(), range(peers.ranks())
         self._pause = stall.pause(seconds, len(ranks))
         self._stall = StallTimeout(self._rank, seconds)
         self._keys = [f"life/{rank}" for rank in ranks]
         first = {LOOK: json.dumps((0, [], -1, (), ())), FAILURE: "null"}
-        # Each call may hang while rank 0 is stopped, and raises RuntimeError when it has gone.
+        # Each call may hang while rank 0 is stopped, and raises RuntimeError when rank 0 has gone.
         self._store = peers.own_store(CONNECT_SECONDS, first | dict.fromkeys(self._keys, json.dumps(Life(0))))
         self._calls = Calls("posts")
         self._mine, self._sight = Life(0), Sight()
         self._detector = FailureDetector(AFTER * self._pause, self._pause)
-        self._unheard = set(ranks)  # on rank 0: who may live and not know of the failure
-        self._staying = set(ranks)  # on rank 0: who may live and has not ended
+        self._uninformed = set(ranks)  # on rank 0: the ranks that may live and do not know of the failure
+        self._staying = set(ranks)  # on rank 0: the ranks that may live and have not ended
         self._gone = False  # the connection to rank 0 is broken
         self._closing, self._hurry = threading.Event(), threading.Event()
         self._closed = self._posted = False
@@ -122,16 +122,16 @@ class Monitor(Alone):
     def reason(self, error: BaseException | None) -> WorkerError | None:
         if not lost(error):
             return None
-        self._hurry.set()  # so that who gives no sign is found out soon
+        self._hurry.set()  # so that a rank without signs of life is found soon
         until = time.monotonic() + max(REASON_SECONDS, 8 * self._pause)
         while (found := self._found()) is None and time.monotonic() < until:
             time.sleep(QUICK)
         if found is None:
             return Reason(
-                f"rank {self._rank} lost another rank in round {self._step}, and none has told why; look at what the "
-                "launcher says of each rank: one that was killed says nothing"
+                f"rank {self._rank} lost another rank in round {self._step}, and none has reported why; look at what "
+                "the launcher prints for each rank: one that was killed prints nothing itself"
             )
-        self._post(found)  # the others may find this rank lost next, and are to hear of the same one
+        self._post(found)  # otherwise the others may blame this rank, which they lose next
         return self._without(found)
 
     def known(self) -> WorkerError | None:
@@ -169,21 +169,21 @@ class Monitor(Alone):
             self._live(ended=True)
 
     def _post(self, failure: Failure) -> None:
-        """Tell the others; on rank 0, whose end takes the store with it, see that they hear of it."""
+        """Post a failure; on rank 0, whose end closes the store, wait until the others have read it."""
         if self._closed or self._posted or self._gone:
             return
-        _log.info("rank %d tells the others that rank %d %s", self._rank, failure.rank, failure.words)
-        self._posted = True  # also where another rank was quicker
+        _log.info("rank %d reports to the others that rank %d %s", self._rank, failure.rank, failure.words)
+        self._posted = True  # also if another rank was faster
         self._hurry.set()
         with suppress(RuntimeError, TimeoutError):  # rank 0 has gone, or does not answer
-            words = json.dumps(failure)  # the first to be told of is remembered
+            words = json.dumps(failure)  # only the first failure is stored
             self._calls.within(POST_SECONDS, self._store.compare_set, FAILURE, "null", words)
             until = time.monotonic() + STAY_SECONDS
-            while self._rank == 0 and self._unheard and time.monotonic() < until:
+            while self._rank == 0 and self._uninformed and time.monotonic() < until:
                 time.sleep(QUICK)
 
     def _found(self) -> Failure | None:
-        """Who is lost and why, as far as is known yet."""
+        """The lost rank and the reason, as far as they are known yet."""
         sight, mine = self._sight, self._rank
         if sight.failure is not None and sight.failure.rank != mine:
             return sight.failure
@@ -192,7 +192,7 @@ class Monitor(Alone):
             return Failure(silent[max(silent)], words)
         if self._gone and 0 not in sight.left:
             return Failure(
-                0, f"has left the run in round {self._step} without a word; it may have been killed"
+                0, f"has left the run in round {self._step} without a reason; it may have been killed"
             )
         if left := [rank for rank in sight.left if rank != mine]:
             return Failure(left[0], f"has ended its program in round {self._step}")
@@ -201,16 +201,16 @@ class Monitor(Alone):
     # -- in the threads --------------------------------------------------------------------------------------
 
     def _live(self, ended: bool = False) -> Sight:
-        """Give a sign of life and see what is known of the others. ended: it is the last one, but for rank 0's."""
+        """Give a sign of life and read what is known of the others. ended: this rank has ended in good order."""
         self._mine = self._mine._replace(number=self._mine.number + 1, done=self._done, ended=ended)
         self._store.set(self._keys[self._rank], json.dumps(self._mine))
         if self._rank == 0:
             self._look()
         look, failure = (json.loads(bytes(raw)) for raw in self._store.multi_get([LOOK, FAILURE]))
-        self._mine = self._mine._replace(heard=failure is not None)
+        self._mine = self._mine._replace(informed=failure is not None)
         number, silent, least, late, left = look
-        told = None if failure is None else Failure(*failure)
-        return Sight(number, dict(silent), least, tuple(late), tuple(left), told)
+        posted = None if failure is None else Failure(*failure)
+        return Sight(number, dict(silent), least, tuple(late), tuple(left), posted)
 
     def _look(self) -> None:
         lives = [Life(*json.loads(bytes(raw))) for raw in self._store.multi_get(self._keys)]
@@ -220,7 +220,7 @@ class Monitor(Alone):
         least = min((life.done for life in there.values()), default=-1)
         late = [rank for rank, life in there.items() if life.done == least]
         self._staying = set(there) - set(found)
-        self._unheard = {rank for rank in self._staying if not lives[rank].heard}
+        self._uninformed = {rank for rank in self._staying if not lives[rank].informed}
         left = [rank for rank, life in enumerate(lives) if life.ended]
         look = self._mine.number, silent[:MOST_NAMED], least, late[:MOST_NAMED], left
         self._store.set(LOOK, json.dumps(look))
@@ -230,7 +230,7 @@ class Monitor(Alone):
             while True:
                 self._sight = self._live()
                 over = 0 in self._sight.left or self._sight.failure is not None
-                if over and self._rank:  # rank 0 waits until all know of it, and then takes the store with it
+                if over and self._rank:  # rank 0 waits until all know of it, and then closes the store
                     self._live(ended=True)
                     self._gone = True
                     return
@@ -249,11 +249,11 @@ class Monitor(Alone):
             missing = self._stall.judge(self._sight, *self.where(), seconds)
             if missing is not None:
                 _log.info("%s", missing)
-                self._tell(missing)
+                self._on_missed(missing)
 
 
 def lost(error: BaseException | None) -> bool:
-    """Whether an error only says that a connection to another rank broke, or that it did not come in time."""
+    """Whether an error only says that a connection to another rank broke, or that the rank did not come in time."""
     if isinstance(error, WorkerError):
         return not isinstance(error, Reason) and lost(error.__cause__)
     return isinstance(error, dist.DistError) or (
@@ -262,15 +262,15 @@ def lost(error: BaseException | None) -> bool:
 
 
 def monitor(on_missed: stall.OnMissed, seconds: float) -> Alone:
-    """What watches over the ranks of this process group. Collective."""
+    """The monitor of the ranks of this process group. Collective."""
     return Monitor(on_missed, seconds) if peers.ranks() > 1 else Alone()
 
 
-# -- how the program ends: by an exception that nobody catches, or at its end, without a word to Paceline ------------
+# -- the end of a program that does not close its monitor: by an uncaught exception, or at its last line -------------
 
 _watched: weakref.WeakSet[Monitor] = weakref.WeakSet()
 _before = sys.excepthook
-os.register_at_fork(after_in_child=_watched.clear)  # the end of a forked process is its own
+os.register_at_fork(after_in_child=_watched.clear)  # the end of a forked process does not concern the run
 
 
 def _watch_end(monitor: Monitor) -> None:

@@ -1,9 +1,9 @@
 """A clean start and a clean end of the process group.
 
 gloo's background thread may free DDP's last work while Python is already finalizing, which aborts the process
-(SIGABRT) after a successful run. Letting go of DDP's reducer first, then the group, avoids it. And a
-restarted attempt under torchrun finds the addresses of the dead one in the store it inherits, and hangs:
-each attempt gets a prefix of its own.
+(SIGABRT) after a successful run. Releasing DDP's reducer first, then the group, avoids it. And a restarted attempt
+under torchrun finds the addresses of the dead one in the store that it inherits, and would hang: so each attempt
+gets a prefix of its own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch.distributed as dist
 from paceline.errors import PacelineError
 
 _joined = False  # ``join`` has made the process group
-GONE_SECONDS = 0.5  # until the end of a process is seen whose connections are closed
+GONE_SECONDS = 0.5  # to notice the end of a process whose connections are closed, at most
 
 
 def leave(ddp: Any = None) -> None:
@@ -32,13 +32,13 @@ def leave(ddp: Any = None) -> None:
     if ddp is not None and getattr(ddp, "reducer", None) is not None:
         ddp.reducer = None
     if dist.is_available() and dist.is_initialized():
-        gc.collect()  # what DDP has left in circles
+        gc.collect()  # DDP leaves reference cycles
         dist.destroy_process_group()
 
 
 def leave_in_time() -> None:
-    """Leave the process group, if ``join`` has made it; else at the program's end, unless it has left by then: a
-    script that has made it may destroy it."""
+    """Leave the process group now if ``join`` has made it; else at the program's end, unless the script that has made
+    it has destroyed it by then."""
     if _joined:
         leave()
     else:
@@ -46,9 +46,9 @@ def leave_in_time() -> None:
 
 
 def end_with(other: Any) -> None:
-    """End this process as soon as another is there no more, in whatever way that one ends.
+    """End this process as soon as another one has ended, in any way.
 
-    other: what becomes readable then: a pipe whose other end nobody but that process holds, or its sentinel.
+    other: becomes readable then: a pipe whose other end only that process holds, or the process's sentinel.
     """
 
     def watch() -> None:
@@ -59,29 +59,29 @@ def end_with(other: Any) -> None:
 
 
 def end_with_parent(_: int = 0) -> None:
-    """End this process with the one that started it: for a DataLoader's processes, as its ``worker_init_fn``, too.
+    """End this process with the one that started it; for a DataLoader's processes, also as its ``worker_init_fn``.
 
-    torch's own watch looks at the parent in the system's sense, which under forkserver is another process. The thread
-    that hands tensors over tells of its error where the parent was killed meanwhile: nothing is said of that.
+    torch's own watch looks at the operating system's parent, which under forkserver is another process. The thread
+    that passes tensors prints an error if the parent was killed meanwhile, which is suppressed.
     """
     if (parent := multiprocessing.parent_process()) is None:
         return
     end_with(parent.sentinel)
-    told, gone = sys.excepthook, parent.sentinel
+    before, gone = sys.excepthook, parent.sentinel
 
-    def tell(*error: Any) -> None:
+    def report(*error: Any) -> None:
         if not wait([gone], GONE_SECONDS):
-            told(*error)
+            before(*error)
 
-    sys.excepthook = tell
+    sys.excepthook = report
 
 
 def join(backend: str | None = None, timeout: float = 300.0) -> None:
     """Join the process group that torchrun describes; restarts work, also with gloo.
 
-    backend: "gloo", or "nccl", which has not been run yet; default by whether there is a GPU. timeout: seconds for
+    backend: "gloo", or "nccl", which has not been run yet; by default "nccl" if there is a GPU. timeout: seconds for
         a collective.
-    Raises PacelineError if no launcher has said who this process is.
+    Raises PacelineError if no launcher has set this process's rank and address.
     """
     if not all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")):
         raise PacelineError(

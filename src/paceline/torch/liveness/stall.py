@@ -1,7 +1,7 @@
-"""Which ranks keep the others waiting, and when that is worth a word: long before a collective's own timeout.
+"""The stall timeout: finds the ranks that keep the others waiting, long before a collective's own timeout.
 
-A rank that gives no sign of life is stopped or cut off, and is missed after ``patience`` seconds. One that lives may
-compile, evaluate or write a checkpoint: it is missed only after many times that, and many times what rounds take.
+A rank that gives no sign of life is stopped or cut off, and is missing after ``patience`` seconds. A rank that lives
+may compile, evaluate or write a checkpoint: it is missing only after many times that, and many times a round's time.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from typing import NamedTuple
 
 from paceline.errors import PacelineError, number
 
-SECONDS = 30.0  # without a sign of life, by default
-LIVING = 10.0  # times that, and
-TIMES = 10.0  # times the longest of the recent rounds, until a rank that lives is missed
-RECENT = 20
-LONGEST_PAUSE = 2.0  # seconds between two signs of life; who has lost another rank looks more often
-GROWTH = 2.0  # times the wait before: when the same ranks are told of again
+SECONDS = 30.0  # of patience by default: without a sign of life until a rank is missing
+LIVING = 10.0  # times the patience, and
+TIMES = 10.0  # times the longest of the recent rounds, until a rank that lives is missing
+RECENT = 20  # rounds
+LONGEST_PAUSE = 2.0  # seconds between two signs of life; shorter once a rank has lost another one
+GROWTH = 2.0  # the same ranks are reported again after this many times the wait before
 
 
 class Failure(NamedTuple):
     """Why a rank cannot go on."""
 
     rank: int
-    words: str  # what follows its name in a sentence
+    words: str  # the predicate of a sentence about the rank
 
 
 class Sight(NamedTuple):
-    """What is known of the other ranks."""
+    """This rank's knowledge of the other ranks."""
 
-    number: int = 0  # of rank 0's look: it stands still while rank 0 does
+    number: int = 0  # of rank 0's look; it does not grow while rank 0 is stopped
     silent: dict[int, float] = {}  # noqa: RUF012  # seconds without a sign of life, by rank; never changed
     least: int = -1  # the newest round of which all ranks have done their part
     late: tuple[int, ...] = ()  # the ranks that have done their part of no later one
     left: tuple[int, ...] = ()  # ranks that have ended in good order
-    failure: Failure | None = None  # the first that was told
+    failure: Failure | None = None  # the first that was posted
 
 
 class Missing(NamedTuple):
@@ -48,11 +48,11 @@ class Missing(NamedTuple):
     ranks: list[int]
     seconds: float  # since their last sign of life; since this rank's own part of the round, if they live
     lives: bool  # they give signs of life
-    failure: Failure | None = None  # why they cannot go on, if they told
+    failure: Failure | None = None  # why they cannot go on, if they posted that
 
     @property
     def words(self) -> str:
-        """Who is missed and since when."""
+        """The missing ranks, and since when they are missing, as a clause."""
         who = named(self.ranks)
         if self.failure is not None:
             return f"{who} {self.failure.words}"
@@ -75,7 +75,7 @@ OnMissed = str | Callable[[Missing], object]
 
 
 def named(ranks: list[int]) -> str:
-    """ "rank 1" or "rank 1, 2"."""
+    """The ranks in a sentence: "rank 1" or "rank 1, 2"."""
     return "rank " + ", ".join(str(r) for r in ranks)
 
 
@@ -85,19 +85,19 @@ def warn(missing: Missing) -> None:
 
 
 def end(missing: Missing) -> None:
-    """Name the ranks on standard error and end this process: nothing else frees one that waits in a reduction."""
+    """Name the ranks on standard error and end this process: nothing else frees it if it waits in a reduction."""
     last_words(str(missing))
     os._exit(1)
 
 
 def last_words(sentence: str) -> None:
-    """Say on standard error why this process ends: what a log's handlers still hold then may be lost."""
+    """Print why this process ends on standard error, since messages that log handlers still buffer may be lost."""
     sys.stderr.write(f"paceline: {sentence}\n")
     sys.stderr.flush()
 
 
 def answer(on_missed: OnMissed) -> Callable[[Missing], object]:
-    """What to do about missing ranks. Raises PacelineError for what is no such thing."""
+    """The function to call with missing ranks. Raises PacelineError for any other ``on_missed``."""
     if callable(on_missed):
         return on_missed
     known = {"warn": warn, "end": end}
@@ -107,50 +107,50 @@ def answer(on_missed: OnMissed) -> Callable[[Missing], object]:
 
 
 def check(patience: float) -> float:
-    """Seconds of patience. Raises PacelineError if they are none."""
+    """The patience in seconds. Raises PacelineError if it is not a positive number."""
     number("patience", patience, "a positive number of seconds; inf is for ever", lambda seconds: seconds > 0)
     return float(patience)
 
 
 class StallTimeout:
-    """Judges what is known of the others, of which it is told again and again.
+    """Decides which ranks are missing, from a sequence of sights of the other ranks.
 
-    rank: this one. seconds: without a sign of life until a rank is missed.
+    rank: this one. seconds: without a sign of life until a rank is missing.
     """
 
     def __init__(self, rank: int, seconds: float = SECONDS) -> None:
         self._rank, self._patience = rank, seconds
-        self._rounds: deque[float] = deque(maxlen=RECENT)  # seconds that this rank was seen in each
+        self._rounds: deque[float] = deque(maxlen=RECENT)  # seconds that this rank was in each
         self._step, self._since = -1, 0.0  # the round that it is in, and for how long
         self._look, self._quiet = -1, 0.0  # rank 0's newest look at the others, and the seconds since
         self._waited = 0.0  # seconds since this rank has done its part of the round, while others had not
-        self._failed = 0.0  # seconds since a rank told that it failed
-        self._told: tuple[list[int], bool] | None = None
-        self._again = 0.0  # seconds at which those told of are told of again
+        self._failed = 0.0  # seconds since a rank posted its failure
+        self._reported: tuple[list[int], bool] | None = None  # ``ranks`` and ``lives`` of the newest report
+        self._again = 0.0  # seconds of being missing at which the same ranks are reported again
 
     def judge(self, sight: Sight, step: int, waits: bool, seconds: float) -> Missing | None:
-        """Whom to tell of now, if anybody.
+        """The ranks to report as missing now; None if there are none.
 
         step: the round that this rank is in; waits: it has done its part. seconds: since the last call, as far as
-        this process was awake: after a nap of its own it must not blame the others.
+        this process was awake: after a pause of its own it must not blame the others.
         """
         self._since += seconds
         if step != self._step:
             self._rounds.append(self._since)
             self._step, self._since = step, 0.0
-        stands = sight.number == self._look and self._rank != 0
-        self._quiet = self._quiet + seconds if stands else 0.0
+        stopped = sight.number == self._look and self._rank != 0
+        self._quiet = self._quiet + seconds if stopped else 0.0
         self._look = sight.number
         self._waited = self._waited + seconds if waits and sight.least < step else 0.0
         self._failed = self._failed + seconds if sight.failure is not None else 0.0
         missing = self._missing(sight, step)
         if missing is None:
-            self._told = None
+            self._reported = None
             return None
         key = missing.ranks, missing.lives
-        if key == self._told and missing.seconds < self._again:
+        if key == self._reported and missing.seconds < self._again:
             return None
-        self._told, self._again = key, GROWTH * missing.seconds
+        self._reported, self._again = key, GROWTH * missing.seconds
         return missing
 
     def _missing(self, sight: Sight, step: int) -> Missing | None:
@@ -158,7 +158,7 @@ class StallTimeout:
             if self._failed < self._patience or sight.failure.rank == self._rank:
                 return None
             return Missing(step, [sight.failure.rank], self._failed, False, sight.failure)
-        if self._quiet >= self._patience:  # what rank 0 wrote of the others is old
+        if self._quiet >= self._patience:  # rank 0's look at the others is too old
             return None if 0 in sight.left else Missing(step, [0], self._quiet, False)
         silent = {r: s for r, s in sight.silent.items() if s >= self._patience and r != self._rank}
         if silent:
@@ -171,6 +171,6 @@ class StallTimeout:
 
 
 def pause(patience: float, ranks: int) -> float:
-    """Seconds between two signs of life: many within the patience, and no load for any rank, nor for rank 0 if there
-    are many ranks: a sign costs some tenths of a millisecond."""
+    """Seconds between two signs of life: several within the patience, but so few that they are no load for any rank,
+    nor for rank 0 if there are many ranks: a sign costs some tenths of a millisecond."""
     return max(min(LONGEST_PAUSE, patience / 15), ranks / 1000)

@@ -1,1 +1,1 @@
-"""What this rank's rounds took, what the ranks tell each other of them, and the run's record."""
+"""The times of this rank's rounds, the ranks' reports of them to each other, and the run's record."""

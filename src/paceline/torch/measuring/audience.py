@@ -1,4 +1,4 @@
-"""Who hears of each finished round, besides the policy and the user's own function."""
+"""The listeners of each finished round, besides the policy and the user's own function."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from paceline.torch import peers
 from paceline.torch.measuring.recorder import record_run
 
 
-class _Hearer(Protocol):
+class _Listener(Protocol):
     def round(self, result: RoundResult, /) -> None: ...
 
     def close(self) -> object: ...
 
 
 class Audience:
-    """The run's record and sinks, on rank 0; the garbage collector, on all ranks. ``Pace`` says what they are given.
+    """The run's record and sinks, on rank 0; the garbage collector, on all ranks. See ``Pace`` for their options.
 
     listeners: the list to which each of them adds its function. facts: policy, workers and global batch of the run.
     Collective. Raises PacelineError, on every rank, if a record or a sink cannot be begun.
@@ -39,31 +39,31 @@ class Audience:
         sinks: Sequence[str],
         collect_every: int | None,
     ) -> None:
-        self._hearers: list[_Hearer] = []
+        self._members: list[_Listener] = []
         self._listeners = listeners
         if record is not None:
             self._add(peers.on_rank_0(lambda: record_run(record, **facts)))
         if sinks:
             self._add(peers.on_rank_0(lambda: Outlets(sinks, Path(record or "training"), facts)))
-        if collect_every is not None:  # last: it changes the process, and the others may be refused
+        if collect_every is not None:  # last: it changes the process, and the others may raise
             self._add(Collecting(collect_every))
 
-    def _add(self, hearer: _Hearer | None) -> None:
-        """Nobody, if it is another rank's."""
-        if hearer is not None:
-            self._hearers.append(hearer)
-            self._listeners.append(hearer.round)
+    def _add(self, member: _Listener | None) -> None:
+        """Add a listener; None if it belongs to another rank."""
+        if member is not None:
+            self._members.append(member)
+            self._listeners.append(member.round)
 
     def close(self) -> None:
-        """Finish the record, send what is held, and collect by count again. Safe to call twice."""
-        hearers, self._hearers = self._hearers, []
-        for hearer in hearers:
-            hearer.close()
+        """Finish the record, send what is buffered, and collect garbage by count again. Safe to call twice."""
+        members, self._members = self._members, []
+        for member in members:
+            member.close()
 
 
 class Collecting:
-    """Python's garbage collections in the same rounds on all ranks: one pause that all take together, instead of one
-    that each takes when its own count is full, while the others wait for it.
+    """Runs Python's garbage collection in the same rounds on all ranks: one pause that all take together, instead of
+    one that each rank takes when its own count is full, while the others wait for it.
 
     Turns automatic collection off, and collects after every k-th round, until ``close``.
     """
@@ -78,7 +78,7 @@ class Collecting:
         """A round is over on every rank, and the next has not begun."""
         if (result.step + 1) % self._every == 0 and not result.ended < self._collected:
             gc.collect()
-            self._collected = time.perf_counter()  # once for short rounds that are told of together
+            self._collected = time.perf_counter()  # once for short rounds that are settled together
 
     def close(self) -> None:
         """Collect by count again, if that was so before. Safe to call twice."""
@@ -87,7 +87,7 @@ class Collecting:
 
 
 class Outlets:
-    """Sends each finished round to sinks. One that fails is told of once and left out: no training ends for it."""
+    """Sends each finished round to sinks. A sink that fails is warned about once and removed; training goes on."""
 
     def __init__(self, asked: Sequence[str], place: Path, config: Mapping[str, Any]) -> None:
         self._sinks: dict[str, sinks.Sink] = {}
@@ -115,7 +115,7 @@ class Outlets:
                 warnings.warn(f"nothing more is sent to {text}, which failed: {error}", stacklevel=2)
 
     def close(self) -> None:
-        """Send what is still held. Safe to call twice."""
+        """Send what is still buffered. Safe to call twice."""
         for text, sink in list(self._sinks.items()):
             del self._sinks[text]
             try:
@@ -125,7 +125,7 @@ class Outlets:
 
 
 def asked(report_to: str | Sequence[str], metrics_port: int | str | None) -> list[str]:
-    """The sinks that ``Pace`` is told of. Raises PacelineError for what is neither a name nor a port."""
+    """The sinks that these options of ``Pace`` name. Raises PacelineError for what is neither a name nor a port."""
     names = [report_to] if isinstance(report_to, str) else report_to
     if not isinstance(names, Sequence) or not all(isinstance(name, str) and name for name in names):
         raise PacelineError(

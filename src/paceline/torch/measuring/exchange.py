@@ -1,16 +1,16 @@
-"""How the ranks' measurements travel: a few numbers a round, beside the gradients.
+"""Exchanges the ranks' measurements: a few numbers a round, beside the gradients.
 
 ``send`` is called when a rank's gradients are ready, just before or after the sum of its last bucket begins;
 ``receive`` after the step. By then every rank has sent, or is about to (its gradients could not have arrived
-otherwise), so nobody waits longer than a moment. Ranks of one machine tell each other in memory that they share: that
-takes no system call, and no other thread has to run for it. Those of several machines take part in a collective,
+otherwise), so no rank waits longer than a moment. Ranks of one machine exchange rows through shared memory: that
+takes no system call, and no other thread has to run for it. Ranks of several machines take part in a collective,
 which costs each of them some tenths of a millisecond of its processors.
 
-What travels is a row of numbers with names: a structured dtype whose fields are all float64, so that it is one array
-of them on its way. Each exchange is made for one such dtype.
+A row is a structured dtype whose fields are all float64, so that it travels as one array of float64. Each exchange is
+made for one dtype.
 
-On a device the hosts run ahead of the reductions, so that a rank may well be waited for in ``receive``: for as long
-as the process group waits in a collective.
+On a device the hosts run ahead of the reductions, so ``receive`` may wait for another rank: at most for the timeout
+of the process group's collectives.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from numpy.typing import NDArray
 from paceline.errors import WorkerError
 from paceline.torch import memory, peers
 
-SLOTS = 4  # rounds of which a rank may have told and not yet asked
-LOOK_SECONDS = 0.05  # at most, between two looks for a rank that is waited for
-SOON_SECONDS = 1e-4  # the same at first
-SOON = 1 / 8  # and later, as a part of its wait
-LATE_SECONDS = 1e-3  # before that, a rank is about to tell
-STEP = struct.Struct("<d")  # before each row: the round that it is of
-CHECK = struct.Struct("<I")  # behind it: a checksum, so that who reads while it is written sees that
-WHOLE = crc32(CHECK.pack(crc32(b"")))  # the checksum of anything that ends with its own
+SLOTS = 4  # rounds that a rank may have sent and not yet received
+LOOK_SECONDS = 0.05  # between two polls of a rank that is waited for, at most
+SOON_SECONDS = 1e-4  # the same, at least
+SOON = 1 / 8  # the same, as a portion of the wait so far
+LATE_SECONDS = 1e-3  # a rank that has not sent after this time may be lost
+STEP = struct.Struct("<d")  # before each row: the number of its round
+CHECK = struct.Struct("<I")  # behind each row: a checksum, which fails if a row is read while it is written
+WHOLE = crc32(CHECK.pack(crc32(b"")))  # the checksum of any message that ends with its own checksum
 
 
 Rows = NDArray[np.void]  # of a structured dtype
-Row = Rows | bytes  # one of them, shape (), or its bytes
+Row = Rows | bytes  # one row, shape (), or its bytes
 Lost = Callable[[], WorkerError | None]
 
 
-def nobody() -> WorkerError | None:
+def none_lost() -> WorkerError | None:
     """No rank is known to be lost."""
     return None
 
@@ -61,20 +61,20 @@ class Exchange(Protocol):
         """Send this rank's row for round ``step``; returns at once."""
         ...
 
-    def receive(self, step: int, lost: Lost = nobody) -> Rows:
+    def receive(self, step: int, lost: Lost = none_lost) -> Rows:
         """All ranks' rows for round ``step``, shape (n,); call after ``send`` of the same round.
 
-        lost: asked while a rank is waited for; the error that it returns is raised.
+        lost: called while a rank is waited for; the error that it returns is raised.
         """
         ...
 
     def close(self) -> None:
-        """No more rounds; nobody is waited for."""
+        """No more rounds; does not wait for other ranks."""
         ...
 
 
 class Alone:
-    """One process: nobody to tell."""
+    """The exchange of a single process, which receives its own rows."""
 
     def __init__(self, dtype: np.dtype[np.void]) -> None:
         self._dtype = dtype
@@ -83,7 +83,7 @@ class Alone:
     def send(self, step: int, row: Row) -> None:
         self._rows[step % SLOTS] = np.frombuffer(bytearray(_bytes(row)), self._dtype)
 
-    def receive(self, step: int, lost: Lost = nobody) -> Rows:
+    def receive(self, step: int, lost: Lost = none_lost) -> Rows:
         return self._rows[step % SLOTS]
 
     def close(self) -> None:
@@ -91,10 +91,11 @@ class Alone:
 
 
 class MemoryExchange:
-    """In memory that the ranks of one machine share. Each writes into its own, which the others only read; a message
-    stays there until its slot is written again.
+    """An exchange through memory that the ranks of one machine share. Each rank writes into its own memory, which the
+    others only read; a message stays there until its slot is written again.
 
-    dtype: of a row. own, others: of each rank but this one, see ``of_all``. timeout: seconds to wait for a late rank.
+    dtype: of a row. own: this rank's memory. others: memory and pidfd (see ``_process``) of each other rank.
+    timeout: seconds to wait for a late rank.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class MemoryExchange:
 
     @classmethod
     def of_all(cls, dtype: np.dtype[np.void], timeout: float | None = None) -> MemoryExchange | None:
-        """None, for all ranks, if they do not share a machine. Collective."""
+        """The exchange of all ranks; None, on all of them, if they do not share a machine. Collective."""
         length, rank = SLOTS * (STEP.size + dtype.itemsize + CHECK.size) + 1, peers.rank()
         own, place = memory.make(length)
         others: dict[int, tuple[memory.Memory, int]] = {}
@@ -127,7 +128,7 @@ class MemoryExchange:
             if not all(peers.gather(len(others) == peers.ranks() - 1)):
                 return None
         finally:
-            own.close_file()  # all have opened it by now
+            own.close_file()  # all ranks have opened it by now
         return cls(dtype, own, others, peers.timeout() if timeout is None else timeout)
 
     def send(self, step: int, row: Row) -> None:
@@ -136,10 +137,10 @@ class MemoryExchange:
         at = step % SLOTS * self._each
         self._mine[at : at + self._each] = message + self._check(message)
 
-    def receive(self, step: int, lost: Lost = nobody) -> Rows:
+    def receive(self, step: int, lost: Lost = none_lost) -> Rows:
         head, rows = STEP.pack(step), []
         for rank in self._others:
-            message = self._hear(rank, step)
+            message = self._read(rank, step)
             if not message.startswith(head):
                 message = self._wait(rank, step, lost)
             rows.append(message[STEP.size : -CHECK.size])
@@ -147,19 +148,19 @@ class MemoryExchange:
         return np.frombuffer(bytearray().join(rows), self._dtype)
 
     def close(self) -> None:
-        """Nobody need be waited for: what was sent stays where the others have it."""
+        """Close without waiting: the others have this rank's memory mapped, and can still read what it sent."""
         self._end()
 
-    def _hear(self, rank: int, step: int) -> bytes:
-        """What stands in the slot of this rank's round, perhaps of another round; nothing while it is written."""
+    def _read(self, rank: int, step: int) -> bytes:
+        """The message in the rank's slot for ``step``, perhaps that of another round; empty while it is written."""
         at = step % SLOTS * self._each
         read = self._others[rank][at : at + self._each]
         return read if crc32(read) == WHOLE else b""
 
     def _wait(self, rank: int, step: int, lost: Lost) -> bytes:
-        """The rank's message of round ``step``, which is not there yet."""
+        """Wait for the rank's message of round ``step``, and return it."""
         began, head, ended = time.monotonic(), STEP.pack(step), False
-        while not (message := self._hear(rank, step)).startswith(head):
+        while not (message := self._read(rank, step)).startswith(head):
             if ended:
                 raise _no_answer(f"rank {rank}") from dist.DistNetworkError("its exchange was closed")
             waited = _wait_on(began, self._timeout, lost, f"rank {rank}")
@@ -168,7 +169,7 @@ class MemoryExchange:
         return message
 
     def _ended(self, rank: int) -> bool:
-        """Whether a rank has closed its exchange, or its process has ended: it never tells anything any more."""
+        """Whether a rank has closed its exchange, or its process has ended, so that it sends nothing more."""
         if self._others[rank][-1]:
             return True
         if (file := self._processes[rank]) < 0:
@@ -182,14 +183,14 @@ class MemoryExchange:
 
 
 def _process(number: int) -> int:
-    """A file that tells of the end of this process; -1 if there is none."""
+    """A pidfd of the process with this number, readable once it has ended; -1 if the system has none."""
     with suppress(AttributeError, OSError):
         return os.pidfd_open(number)
     return -1
 
 
 def _leave(own: memory.Memory, files: list[int], process: int) -> None:
-    """The exchange of this process is closed; a forked child closes nothing but its files."""
+    """Mark this process's exchange as closed, and close the files; a forked child only closes its files."""
     if os.getpid() == process:
         own.content[-1] = 1
     for file in files:
@@ -197,9 +198,9 @@ def _leave(own: memory.Memory, files: list[int], process: int) -> None:
 
 
 def _wait_on(began: float, timeout: float, lost: Lost, who: str) -> float:
-    """Wait a little longer for what has been waited for since ``began``; the seconds so far.
+    """Sleep for a moment of a wait that began at ``began``; returns the seconds waited so far.
 
-    Raises WorkerError if it need not be waited for any longer."""
+    Raises WorkerError if ``lost`` gives one, or after ``timeout`` seconds, with ``who`` as its subject."""
     waited = time.monotonic() - began
     time.sleep(min(max(SOON * waited, SOON_SECONDS), LOOK_SECONDS))
     if waited > LATE_SECONDS:
@@ -207,9 +208,9 @@ def _wait_on(began: float, timeout: float, lost: Lost, who: str) -> float:
             raise error
         if waited > timeout:
             raise WorkerError(
-                f"{who} has not told of its round {waited:.0f} s after rank {peers.rank()} did, as long as the "
-                "process group waits; expected every rank to take the same rounds: look at that rank for what holds "
-                "it up, and check that all ranks iterate the same loader"
+                f"{who} has not reported its round {waited:.0f} s after rank {peers.rank()} did, as long as the "
+                "process group waits; expected every rank to take the same rounds: find out what holds that rank up, "
+                "and check that all ranks iterate the same loader"
             )
     return waited
 
@@ -221,8 +222,8 @@ def _no_answer(who: str) -> WorkerError:
 
 
 class GroupExchange:
-    """Through an asynchronous all-gather on a gloo group of its own, so that its order never mixes with DDP's.
-    Constructing it is collective."""
+    """An exchange through an asynchronous all-gather, on a gloo group of its own so that its order never mixes with
+    DDP's. Constructing it is collective."""
 
     def __init__(self, dtype: np.dtype[np.void], timeout: float | None = None) -> None:
         self._dtype, self._timeout = dtype, peers.timeout() if timeout is None else timeout
@@ -235,7 +236,7 @@ class GroupExchange:
         self._pending[step] = (dist.all_gather(out, mine, group=self._group, async_op=True), out)
         self._pending.pop(step - SLOTS, None)  # of a round that was left
 
-    def receive(self, step: int, lost: Lost = nobody) -> Rows:
+    def receive(self, step: int, lost: Lost = none_lost) -> Rows:
         (work, out), began = self._pending[step], time.monotonic()
         while not work.is_completed():
             _wait_on(began, self._timeout, lost, "another rank")
@@ -255,7 +256,7 @@ def _bytes(row: Row) -> bytes:
 
 
 def connect(dtype: np.dtype[np.void]) -> Exchange:
-    """The exchange of such rows that suits the default process group. Collective."""
+    """The exchange of rows of this dtype that suits the default process group. Collective."""
     if peers.ranks() == 1:
         return Alone(dtype)
     return MemoryExchange.of_all(dtype) or GroupExchange(dtype)

@@ -1,8 +1,8 @@
-"""How long a worker computed in a round, its waits for the others left out; and what its machine has to offer.
+"""Measures how long a worker computes in a round, without its waits for the others, and its machine's free resources.
 
-A round's clock starts when its first micro-batch is asked for (loading is work too) and stops when the last
-gradient is ready, before it is waited for those of others; it stands still in every collective between. On a GPU
-(written for, not yet run on one) the ends are events on the stream, read a round later, so that nothing on the
+A round's stopwatch starts when its first micro-batch is requested (loading is work too) and stops when the last
+gradient is ready, before this rank waits for those of others; it is paused during every collective between. On a GPU
+(written for, not yet run on one) start and stop are events on the stream, read a round later, so that nothing on the
 training path waits for the device.
 """
 
@@ -22,7 +22,7 @@ _running_pass, _ENGINE = torch._C._current_graph_task_id, torch.autograd.Variabl
 
 
 class Stopwatch(Protocol):
-    """``start`` gives a mark, ``stop`` makes a reading of it, and ``lag`` rounds later its ``seconds`` are known."""
+    """``start`` returns a mark, ``stop`` makes a reading of it, whose ``seconds`` are known ``lag`` rounds later."""
 
     lag: int
 
@@ -38,24 +38,24 @@ class Stopwatch(Protocol):
 
 
 class CpuStopwatch:
-    """The host's clock without its waits: a computation there ends when its call returns."""
+    """The host's clock without its waits: a computation on the host ends when its call returns."""
 
     lag = 0
     start, seconds = staticmethod(waits.now), staticmethod(float)
 
     def __init__(self) -> None:
-        self.close = waits.listen(_nothing, _nothing)  # so that waits are noticed
+        self.close = waits.listen(_nothing, _nothing)  # a listener makes ``waits.now`` leave out waits
 
     def stop(self, mark: float) -> float:
         return waits.now() - mark
 
 
 class CudaStopwatch:
-    """Events on the current stream. The start event lies behind the previous round's work, so the wait for its
-    all-reduce is left out, and so is what lies between the two events around each collective; the reading is taken a
-    round later, when the events have long passed.
+    """Events on the current stream. The start event comes after the previous round's work, so the wait for its
+    all-reduce is left out, and so is the time between the two events around each collective; the reading is taken a
+    round later, when the events are complete.
 
-    event: makes a timing event; a test hands in its own.
+    event: makes a timing event; a test passes its own.
     """
 
     lag = 1
@@ -94,11 +94,11 @@ def _nothing(*_: object) -> None: ...
 
 
 class Readings:
-    """What this machine has to offer the next round: processors and memory, for forecasts that read them.
+    """The processors and memory that this machine has free for the next round, for forecasts that read them.
 
-    Each reading covers the time since the last one, the first the time since this was made.
+    Each reading covers the time since the last one, the first one the time since construction.
 
-    Other processes of the same job, its loaders among them, count as others: what they take is not there.
+    Other processes of the same job, such as its loaders, count as others: what they use is not free.
     """
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ class Readings:
         psutil.cpu_percent(interval=None)
 
     def take(self) -> tuple[float, float]:
-        """(portion of the processors that others left to this process, portion of memory that is free)."""
+        """(portion of the processors that other processes left to this one, portion of memory that is free)."""
         (before, spent), self._last = self._last, (time.perf_counter(), self._spent())
         busy = psutil.cpu_percent(interval=None) / 100
         span = (self._last[0] - before) * self._processors
@@ -128,35 +128,35 @@ def stopwatch(device: torch.device) -> Stopwatch:
 
 
 class LastGradient:
-    """Calls ``told`` when a backward pass is through, perhaps several times.
+    """Calls ``notify`` at the end of a backward pass, perhaps several times.
 
-    A hook of each parameter tells of any pass, and costs each of them some microseconds. If the loss is known that
-    the pass goes through (``begins`` before it, ``ended`` after it), one callback does: those that are queued in a
-    pass are called one after the other when it is through, and DDP's, which waits for other ranks, is queued later.
+    A hook on each parameter notices any pass, and costs some microseconds for each parameter. If the loss that the
+    pass starts from is known (``begins`` before it, ``ended`` after it), one callback is enough: callbacks queued in
+    a pass are called one after the other at its end, and DDP's, which waits for other ranks, is queued later.
 
-    That does not hold where parameters get their gradients in a pass of their own within the pass, as under
+    That does not hold if parameters get their gradients in a nested pass of their own, as under
     ``torch.utils.checkpoint`` with ``use_reentrant=True``: DDP may wait at the end of that one. So the first pass has
     the hooks as well, and they stay unless all of them were called in the pass of the loss.
     """
 
-    def __init__(self, parameters: Sequence[torch.nn.Parameter], told: Callable[[], None]) -> None:
-        self._parameters, self._told, self._key = parameters, told, id(self)
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], notify: Callable[[], None]) -> None:
+        self._parameters, self._notify, self._key = parameters, notify, id(self)
         self._hooks: Any = None
-        # torch's number of the pass through a loss that is known, -1 until it begins
+        # torch's number of the pass through a loss that is known: -1 until it begins, None if no loss is known
         self._pass: int | None = None
         self._within = self._apart = False  # gradients came in the pass of the loss; in another one
         self._hook()
 
-    def begins(self, loss: torch.Tensor, told: Callable[[], None]) -> None:
-        """The backward pass through this loss follows at once, on this thread; ``told`` is called when it is
-        through, too."""
-        first, self._queued = loss.grad_fn, told
+    def begins(self, loss: torch.Tensor, notify: Callable[[], None]) -> None:
+        """The backward pass through this loss follows at once, on this thread; this ``notify`` is also called at its
+        end."""
+        first, self._queued = loss.grad_fn, notify
         if first is None:
             self._pass = None
             return
         self._pass = -1
-        # As ``loss.register_hook``, without the handle for its removal, which costs more than all the rest: it
-        # stays with the loss, and does nothing in other passes.
+        # This does the same as ``loss.register_hook``, without the handle for its removal, which costs more than all
+        # the rest: the hook stays with the loss, and does nothing in other passes.
         hooks: Any = loss._backward_hooks
         if hooks is None:
             loss._backward_hooks = hooks = OrderedDict()
@@ -164,10 +164,10 @@ class LastGradient:
         hooks[self._key] = self._queue
 
     def ended(self) -> None:
-        """A round's last backward pass is through, of which ``begins`` may have told."""
+        """A round's last backward pass is done; ``begins`` may have announced it."""
         number, self._pass = self._pass, None
         if number is None or number < 0:
-            self._hook()  # a host runs the passes, through another loss
+            self._hook()  # the pass was not that of an announced loss: a host runs the passes
         elif self._hooks is not None and self._within and not self._apart:
             self._hooks.remove()
             self._hooks = None
@@ -191,4 +191,4 @@ class LastGradient:
         if self._pass is not None:
             within = _running_pass() == self._pass
             self._within, self._apart = self._within or within, self._apart or not within
-        self._told()
+        self._notify()

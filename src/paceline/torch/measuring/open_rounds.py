@@ -1,12 +1,12 @@
 """Rounds that are not settled yet: from the first micro-batch on this rank to what all ranks reported.
 
-A round is opened with its first micro-batch, finished after the optimizer step, and settled when the others'
-reports are taken in: then the next plan is made, and listeners hear of it.
+A round is opened with its first micro-batch, finished after the optimizer step, and settled when the reports of all
+ranks are collected: then the next plan is made, and the listeners are called with the round's result.
 
-Long rounds are settled one by one. Short ones are settled in intervals, since deciding takes longer than it brings:
-the next decision is due once the rounds since the last one have taken a fixed multiple of what a decision costs. The
-rounds between are light: their plan is the one in force, and the ranks tell nothing. How long an interval is follows
-from the rows that all ranks share, so it ends with the same round on each of them.
+Long rounds are settled one by one. Short ones are settled in intervals, because a decision for each would cost more
+than it gains: the next decision is due once the rounds since the last one have taken a fixed multiple of what a
+decision costs. The rounds between are light: they use the plan in force, and the ranks report nothing. The length of
+an interval follows from the rows that all ranks share, so it ends with the same round on each of them.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from paceline.torch.measuring.exchange import Rows
 from paceline.torch.measuring.meter import MOST_ROUNDS, Meter, OpenRound, check_counts
 from paceline.torch.measuring.piece_reports import PieceReports
 
-LONG_SECONDS = 0.05  # a round of so many seconds is settled by itself
-# An interval takes so many times what a decision costs: deciding takes at most 1 % of the time.
+LONG_SECONDS = 0.05  # a round that takes this long is settled by itself
+# An interval takes this many times what a decision costs: deciding takes at most 1 % of the time.
 MULTIPLE = 100
-SETTLING_ROUNDS = 16  # decided one by one at the beginning, or fewer if the loads stay as they are before
+SETTLING_ROUNDS = 16  # rounds at the beginning that are decided one by one; fewer if the loads settle earlier
 PLAN, LOADS, BATCH = attrgetter("plan"), attrgetter("loads"), attrgetter("batch")
-LOOK = 12  # decisions before links are measured,
-LONG_SUM = 0.25  # if sums take more than that of the slowest rank's own seconds
-SETTLED = 0.05  # of a rank's load, and one sample: a change by less is none
+LOOK = 12  # decisions before the links are measured,
+LONG_SUM = 0.25  # if sums take more than this portion of the slowest rank's own seconds
+SETTLED = 0.05  # portion of a rank's load; a change by no more than this plus one sample counts as none
 
 OnNan = str | Callable[[int, list[int]], object]
 Listeners = list[Callable[[RoundResult], None]]
 
 
 class OpenRounds:
-    """Keeps the rounds that are not settled yet.
+    """The rounds that are not settled yet.
 
-    moves_work: whether work may move within rounds, so that the ranks report what they really ran.
-    listeners: called in turn with each settled round. on_nan: what to do next if its loss is no number.
+    moves_work: whether work may move within rounds, so that the ranks report what they actually ran.
+    listeners: called one after the other with each settled round. on_nan: see ``Finite``.
     """
 
     def __init__(
@@ -59,22 +59,22 @@ class OpenRounds:
         self._balancer, self._meter, self._moves_work = balancer, meter, moves_work
         self.listeners = listeners
         self.fits: Array | None = None  # samples that fit into each rank's memory, (n,), if that is limited
-        self._ran_out: Array = np.zeros(())  # passes of each that did not, until now
-        # What rounds took beyond their slowest rank, until that is enough to tell whether sums take long.
+        self._ran_out: Array = np.zeros(())  # each rank's passes so far that ran out of memory
+        # Rounds' time beyond their slowest rank, as a portion, until ``LOOK`` rounds show whether sums take long.
         self.beyond: list[float] | None = None
         self.links_due = False  # sums take long: each rank's link is to be measured, once
-        self.links: Array | None = None  # seconds of each, (n,), that are to go on record
-        self.every: Every | None = None  # how many samples rounds have, if that is found
-        self.one_by_one = False  # each round is told of by itself, however short
+        self.links: Array | None = None  # seconds of each link, (n,), to be recorded with the next round
+        self.every: Every | None = None  # chooses the number of samples in a round, if it is not fixed
+        self.one_by_one = False  # each round is reported by itself, however short
         self.loss = math.nan  # of the newest settled round
         self._finite, self._blind = Finite(on_nan), Blind()
         self._settling = SETTLING_ROUNDS  # rounds left of the beginning
-        # Ranks that decide at once on a processor.
+        # Ranks for each processor, which decide at the same time.
         self._crowd = max(1.0, peers.ranks() / (os.cpu_count() or 1))
 
     def settle(self) -> None:
-        """Take in what the ranks have told of the newest rounds, once."""
-        if self._meter.told:
+        """Collect the ranks' reports of the newest rounds, if there are any that were not collected yet."""
+        if self._meter.reported:
             began = time.thread_time()
             rounds, rows = self._meter.collect()
             if rounds:
@@ -84,20 +84,20 @@ class OpenRounds:
             self._meter.deciding = (time.thread_time() - began) * self._crowd
 
     def flush(self) -> None:
-        """``settle``, also what has not been told yet, on a GPU (not yet run on one) with the last round's reading.
-        Collective."""
+        """Settle all rounds, also those not reported yet; on a GPU (not yet run on one) with the last round's
+        reading. Collective."""
         self.settle()
         rounds, rows = self._meter.flush()
         if rows is not None:
             self._take(rounds, rows)
 
     def measure_links(self) -> None:
-        """Between two rounds, the same on all ranks, once ``links_due``. Collective."""
+        """Measure the links once ``links_due``, between the same two rounds on all ranks. Collective."""
         self.links_due, self.links = False, peers.links()
 
     def _take(self, rounds: list[OpenRound], rows: Rows) -> None:
-        """An interval, and what all ranks tell of it: the next plan is made from its mean round, and listeners hear
-        of each round."""
+        """Settle an interval with all ranks' rows, (n,): make the next plan from its mean round, and call the
+        listeners with each round."""
         balancer, plans, many = self._balancer, list(map(PLAN, rounds)), len(rounds)
         first, last, newest = rounds[0].step, rounds[-1].step, plans[-1]
         took, losses = rows["seconds"][:, :many], rows["loss"][:, :many]
@@ -110,7 +110,7 @@ class OpenRounds:
         elif self._moves_work and not self._meter.light:
             reports = PieceReports.of(rows["pieces"])
             within = PieceRecord(newest.at_once, float(reports.cost.mean()), reports.pieces, reports.seconds)
-            if newest.deal is None:  # else the cost model has what micro-batches cost
+            if newest.deal is None:  # else the cost model includes what micro-batches cost
                 known = known + (reports.counts - 1).clip(0) * reports.cost
             elif newest.division is not None:
                 parts, head = reports.parts, reports.before_claims(newest.deal, newest.division)
@@ -120,11 +120,11 @@ class OpenRounds:
                     f"round {first}: the ranks ran {ran} of its {batch} samples; expected "
                     "all: check that every rank works through all that its loader yields"
                 )
-        elif self._meter.by_itself:  # a rank that was lost left its part to others, or a late one dropped it
+        elif self._meter.by_itself:  # others may run a lost rank's part, and late ranks drop some of theirs
             loads = rows["samples"].astype(np.int64)
             parts = None if newest.deal is None else rows["parts"]
-        for number, told in enumerate(() if counts is None else counts.T.tolist()):
-            check_counts(first + number, told)
+        for number, given in enumerate(() if counts is None else counts.T.tolist()):
+            check_counts(first + number, given)
         mean = took[:, 0] if many == 1 else took.mean(-1)
         seconds = float(np.fmax.reduce(mean))
         times = None if reports is None else reports.times()
@@ -134,7 +134,7 @@ class OpenRounds:
         )
         ran_out = None
         if self._meter.memory is not None:
-            ran_out = (rows["ran_out"] - self._ran_out).clip(0)  # a rank that has joined counts from 0
+            ran_out = (rows["ran_out"] - self._ran_out).clip(0)  # the count of a rank that joins begins at 0
             self._ran_out, ran_out = rows["ran_out"].copy(), ran_out if ran_out.any() else None
             if not np.isnan(rows["fits"]).all():
                 self.fits = rows["fits"].copy()
@@ -175,15 +175,15 @@ class OpenRounds:
             for listener in self.listeners:
                 listener(result)
         self.links = None
-        # where loads alone say how much there is to do
+        # Only if the loads alone say how much work each rank has.
         if not (self._moves_work or self._meter.drops) and newest.deal is None:
             self._blind.check(loads, mean)
         for number in range(0 if all(map(math.isfinite, means)) else many):
-            self._finite.check(first + number, losses[:, number].tolist(), rows["told"].tolist())
+            self._finite.check(first + number, losses[:, number].tolist(), rows["has_loss"].tolist())
 
     def _interval(self, rows: Rows, seconds: float, loads: NDArray[Any], batch: int, shares: Array) -> int:
-        """Rounds until the next decision is due, from what all ranks know: rounds of ``seconds``, this mean load, and
-        the shares that are planned next."""
+        """The number of rounds until the next decision is due, the same on all ranks: from the ``seconds`` of a
+        round, the mean loads, (n,), and the shares that are planned next, (n,)."""
         alone = self._meter.by_itself or self.one_by_one
         if seconds >= LONG_SECONDS or alone or not self._balancer.steady:
             return 1
@@ -196,8 +196,8 @@ class OpenRounds:
 
 
 def mean_losses(losses: Array, counts: Array | None, batches: NDArray[np.int64]) -> Array:
-    """The means of the ranks' summed losses, (n, rounds), over what they are sums of: samples if no rank counted
-    something else. Shape (rounds,); NaN for a mean over nothing."""
+    """The mean loss of each round, (rounds,), from the ranks' summed losses and counts, both (n, rounds): over the
+    samples if no rank counted something else. NaN for a mean over nothing."""
     many: NDArray[Any] = batches
     if counts is not None:
         counted = ~np.isnan(counts)
@@ -206,8 +206,8 @@ def mean_losses(losses: Array, counts: Array | None, batches: NDArray[np.int64])
 
 
 class Finite:
-    """Looks at each round's losses, the same on every rank: where one is no number, training would go on in silence,
-    and spoil all it has learned.
+    """Checks that each round's losses are finite, the same on every rank: training would go on silently after a loss
+    that is not, and ruin the parameters.
 
     on_nan: "warn" (once, from rank 0), "raise", or a function, called on every rank with (round, ranks). Raises
     PacelineError for anything else.
@@ -219,11 +219,11 @@ class Finite:
         self._on_nan = on_nan
         self._warned = False
 
-    def check(self, step: int, losses: Sequence[float], told: Sequence[float]) -> None:
-        """Look at a round's ``losses``, a sum of each rank; ``told``: 1 if it handed it in, else 0; both (n,)."""
+    def check(self, step: int, losses: Sequence[float], has_loss: Sequence[float]) -> None:
+        """Check a round. losses: each rank's sum; has_loss: 1 if the rank reported its loss, else 0; both (n,)."""
         if all(map(math.isfinite, losses)):
             return
-        ranks = [rank for rank, loss in enumerate(losses) if told[rank] == 1 and not math.isfinite(loss)]
+        ranks = [rank for rank, loss in enumerate(losses) if has_loss[rank] == 1 and not math.isfinite(loss)]
         if not ranks:
             return
         if callable(self._on_nan):
@@ -241,25 +241,25 @@ class Finite:
 
 
 class Blind:
-    """Looks whether a rank's seconds follow its load. If its load changes by a quarter, all ranks take the same
-    seconds all the same, and rounds get no shorter by it, then there is nothing to balance by; warns once, on rank 0.
+    """Checks whether a rank's seconds follow its load. If its load changes by a quarter, and still all ranks take the
+    same seconds and rounds get no shorter, then the times give nothing to balance by; warns once, on rank 0.
     """
 
-    ROUNDS = 64  # or intervals, that are looked at together
+    ROUNDS = 64  # or intervals, that are examined together
 
     def __init__(self) -> None:
-        self._told: list[tuple[Array, Array]] = []  # shares and seconds, each (n,)
+        self._seen: list[tuple[Array, Array]] = []  # shares and seconds, each (n,)
         self._warned = False
 
     def check(self, loads: NDArray[Any], seconds: Array) -> None:
-        """Of a round or an interval: each rank's mean load and mean seconds, (n,)."""
+        """Take in a round or an interval: each rank's mean load and mean seconds, both (n,)."""
         if self._warned or len(loads) < 2:
             return
-        self._told.append((loads / loads.sum(), seconds))
-        if len(self._told) < self.ROUNDS:
+        self._seen.append((loads / loads.sum(), seconds))
+        if len(self._seen) < self.ROUNDS:
             return
-        shares, took = map(np.array, zip(*self._told, strict=True))
-        self._told = []
+        shares, took = map(np.array, zip(*self._seen, strict=True))
+        self._seen = []
         few, many = np.sort(shares, axis=0)[[self.ROUNDS // 4, -self.ROUNDS // 4]]
         rank = int(np.argmax(many / np.maximum(few, 1e-9)))
         own, whole = shares[:, rank], took.max(1)
@@ -267,8 +267,8 @@ class Blind:
         less, more = (
             sorted(each)[len(each) // 2] for each in (whole[own <= few[rank]], whole[own >= many[rank]])
         )
-        # A change of speed shows in a round in which ranks take unlike seconds, before the loads follow it. And what
-        # a small part of all ranks does changes too little of the whole to tell anything.
+        # A change of speed shows in a round in which the ranks' seconds differ, before the loads follow it. And a
+        # small part of all ranks changes too little of the whole to conclude anything.
         alike = bool((whole <= 1.05 * took.min(1)).all()) and abs(more / less - 1) <= 0.03
         varied = many[rank] >= 1.25 * few[rank] and many[rank] - few[rank] >= 0.1 * (1 - few[rank])
         if alike and varied:
@@ -277,8 +277,8 @@ class Blind:
                 warnings.warn(
                     f"rank {rank} was given {100 * few[rank]:.0f} to {100 * many[rank]:.0f} % of the samples, and "
                     "all ranks took the same seconds throughout: either a step hardly depends on its samples, or the "
-                    "ranks wait for each other in something that cannot be told from work; balancing gains nothing "
-                    "then, see docs/limits.md",
+                    "ranks wait for each other in a way that cannot be distinguished from work; balancing gains "
+                    "nothing then, see docs/limits.md",
                     RuntimeWarning,
                     stacklevel=2,
                 )

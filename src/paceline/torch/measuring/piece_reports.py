@@ -1,4 +1,4 @@
-"""What the ranks tell each other of a round that was run in pieces."""
+"""The ranks' reports to each other of a round that was run in pieces."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from paceline.samples.cost import batch_parts
 from paceline.torch.measuring.exchange import Rows
 from paceline.torch.plan import Division
 
-PIECES = 16  # of a round on record for each rank; what follows is added to the last
+PIECES = 16  # of a round that each rank reports; later ones are added to the last
 FIRST_COST = 1e-3  # seconds of a piece beyond its samples, until measured
 ROW = np.dtype(
     [
         ("samples", "f8"),  # that the rank ran
         ("cost", "f8"),  # seconds of a piece beyond its samples
-        ("pieces", "f8"),  # how many
-        ("parts", "f8", (3,)),  # what they add up to, see ``Deal.parts``, if samples cost differently
-        ("sizes", "f8", (PIECES,)),  # samples of each
+        ("pieces", "f8"),  # number of pieces
+        ("parts", "f8", (3,)),  # the samples' summed parts, see ``Deal.parts``, if samples cost differently
+        ("sizes", "f8", (PIECES,)),  # samples of each piece
         ("amounts", "f8", (PIECES,)),  # the same, or their cost if samples cost differently
-        ("times", "f8", (PIECES,)),  # and seconds
+        ("times", "f8", (PIECES,)),  # seconds of each piece
     ]
 )
 
@@ -42,7 +42,7 @@ class PieceReports(NamedTuple):
 
     @classmethod
     def of(cls, rows: Rows) -> PieceReports:
-        """From every rank's ROW, shape (n,)."""
+        """Read the reports from every rank's ROW, shape (n,)."""
         counts = rows["pieces"].astype(np.int64)
         many = counts.tolist()
         sizes, amounts, times = [], [], []
@@ -56,19 +56,19 @@ class PieceReports(NamedTuple):
         )
 
     def times(self) -> PieceTimes:
-        """What the ranks' pieces cost, and how far claims strayed from what the first pieces promised."""
-        if max(map(len, self.pieces)) < 3:  # nobody has claimed anything
+        """The cost of the ranks' pieces, and how far claims deviated from what the first pieces predicted."""
+        if max(map(len, self.pieces)) < 3:  # no rank has claimed anything
             nothing = np.zeros(len(self.cost))
             return PieceTimes(self.cost, nothing, nothing)
         both = [against_the_first(*each) for each in zip(self.amounts, self.seconds, self.cost, strict=True)]
         return PieceTimes(self.cost, *np.array(both, float).T)
 
     def before_claims(self, deal: Deal, division: Division) -> tuple[Array, Array]:
-        """What each rank ran before it claimed anything, (n, 3), and how long that took, (n,); NaN if nothing."""
+        """The parts (``Deal.parts``) that each rank ran before its claims, (n, 3), and their seconds or NaN, (n,)."""
         parts, seconds = np.zeros((len(self.loads), 3)), np.full(len(self.loads), np.nan)
         for rank, (sizes, took) in enumerate(zip(deal.sizes, self.seconds, strict=True)):
             own = sizes[:-1] if division.kept[rank] else sizes
-            own = own[: min(len(took), PIECES) - 1]  # the last number stands for all that follow
+            own = own[: min(len(took), PIECES) - 1]  # the last number is the sum over all later pieces
             if len(own) and own.sum():
                 start = deal.starts[rank]
                 parts[rank] = batch_parts(deal.lengths[start : start + own.sum()], own, deal.model.padded)
@@ -83,8 +83,8 @@ def report(
     amounts: Sequence[float] | None = None,
     parts: Sequence[float] = (0.0, 0.0, 0.0),
 ) -> list[float]:
-    """One rank's ROW, number by number. piece: seconds that each costs beyond its samples. amounts, parts: where
-    samples cost differently."""
+    """The numbers of one rank's ROW, in order. piece: seconds that each piece costs beyond its samples. amounts,
+    parts: given if samples cost differently."""
     numbers = [float(sum(sizes)), piece, float(len(sizes)), *parts]
     for each in (sizes, sizes if amounts is None else amounts, seconds):
         known = (*each[: PIECES - 1], sum(each[PIECES - 1 :])) if len(each) >= PIECES else each
@@ -93,5 +93,5 @@ def report(
 
 
 def cost(sizes: Sequence[float], seconds: Sequence[float], before: float) -> float:
-    """Seconds of a piece beyond its samples, after a round's pieces; the last one waited for a reduction."""
+    """Seconds of a piece beyond its samples: ``before``, updated with a round's pieces; the last waited for a sum."""
     return piece_cost(sizes[:-1], seconds[:-1], before)

@@ -1,5 +1,5 @@
-"""Puts rounds on record, on rank 0: those of ``Pace``, and the steps of any DistributedDataParallel script, so that
-``paceline whatif`` can say what it lost.
+"""Records rounds, on rank 0: those of ``Pace``, and the steps of any DistributedDataParallel script, so that
+``paceline whatif`` can estimate the time that it lost.
 
     recorder = Recorder(ddp, "runs/mine")
     for images, labels in loader:
@@ -9,7 +9,7 @@
         ...
     recorder.close()
 
-The training stays as it is: nothing is balanced, and no rank waits for the record.
+The training is not changed: nothing is balanced, and no rank waits for the record.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Recorder:
 
     model: the DistributedDataParallel module (or a plain one in a single process).
     run_dir: a new directory for the record; rank 0 writes it.
-    config: what else the record should know, as ``policy="my own"``.
+    config: further facts for the record, such as ``policy="my own"``.
 
-    Construct and call it alike on all ranks. Raises PacelineError when the directory cannot be made.
+    Construct and call it in the same way on all ranks. Raises PacelineError if the directory cannot be made.
     """
 
     def __init__(self, model: torch.nn.Module, run_dir: str | Path, **config: Any) -> None:
@@ -54,7 +54,7 @@ class Recorder:
                 self._record = runs.Recorder.create(run_dir, facts | config)
             except PacelineError as error:
                 wrong = str(error)
-        wrong = peers.gather(wrong)[0]  # so that no rank goes on alone
+        wrong = peers.gather(wrong)[0]  # all ranks raise, so that none goes on alone
         if wrong:
             raise PacelineError(wrong)
         self._watch = measure.stopwatch(device)
@@ -106,7 +106,7 @@ class Recorder:
         if kind is None:
             self.close()
         elif self._record is not None:
-            self._record.close()  # the other ranks may be gone: what is written stays
+            self._record.close()  # without the last step, since the other ranks may be gone
 
     def _gradients_ready(self, _: object) -> None:
         accumulating = not getattr(self._model, "require_backward_grad_sync", True)
@@ -118,7 +118,7 @@ class Recorder:
             self._readings[step] = self._watch.stop(self._mark)
         self._walls[step] = now - self._began[step]
         self._send(step)
-        if step:  # a step later everybody's numbers are certain to be there
+        if step:  # a step later the rows of all ranks are certain to be there
             self._write(step - 1)
 
     def _send(self, step: int) -> None:
@@ -158,7 +158,7 @@ class RoundRecorder:
         self._start: float | None = None
 
     def round(self, result: RoundResult, events: Sequence[Any] = ()) -> None:
-        """Append one finished round; ``events``: what happened in it, as far as JSON holds it."""
+        """Append one finished round. events: what happened in it, in types that JSON has."""
         if self._start is None:
             self._start = result.ended - result.seconds
         self.recorder.round(
@@ -190,6 +190,6 @@ class RoundRecorder:
 
 
 def record_run(run_dir: str | Path, *, policy: str, workers: int, global_batch: int) -> RoundRecorder:
-    """Start the record of a run that a user's own script makes."""
+    """Start the record of a run of a user's own script."""
     config = {"engine": "torch", "policy": policy, "workers": workers, "global_batch": global_batch}
     return RoundRecorder(runs.Recorder.create(run_dir, config))
