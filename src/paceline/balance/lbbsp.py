@@ -1,4 +1,4 @@
-"""``lbbsp``: LB-BSP's rule of small steps, as DOLBIE has it: now and then a few samples change hands."""
+"""``lbbsp``: LB-BSP's rule of small steps, as DOLBIE describes it: every few rounds a few samples move."""
 
 from __future__ import annotations
 
@@ -14,23 +14,22 @@ from paceline.balance.protocol import Policy
 from paceline.errors import PacelineError, number, whole
 from paceline.rounds import Array, Cluster, Plan, Round
 
-SAME = 1e-9  # relative difference of seconds that is rounding, not precedence
+SAME = 1e-9  # relative difference of seconds up to which they count as equal, because of rounding
 
 
 class LbbspState(NamedTuple):
     shares: Array  # (..., n)
     streak: NDArray[np.int64]  # rounds in a row that the condition held, (..., 1)
-    fastest: NDArray[np.int64]  # who was fastest in the last round, (..., 1); -1 before
+    fastest: NDArray[np.int64]  # the fastest worker of the last round, (..., 1); -1 before the first
 
 
 @dataclass(frozen=True)
 class Lbbsp(Policy[LbbspState]):
     """LB-BSP by steps: a worker that keeps preceding the straggler takes over a few of its samples.
 
-    delta: samples that change hands. rounds: D, how many in a row it takes; the count starts again after a
-        move.
-    reading: "loose" counts rounds in which some worker precedes the straggler; "strict" wants it to be the
-        same worker each time, which equal workers keep interrupting. DOLBIE, baseline LB-BSP.
+    delta: samples that move. rounds: D, consecutive rounds before a move; the count starts again after one.
+    reading: "loose" counts rounds in which some worker precedes the straggler; "strict" requires the same worker
+        each time, so that equally fast workers keep resetting the count. DOLBIE, baseline LB-BSP.
     """
 
     cluster: Cluster

@@ -1,4 +1,4 @@
-"""``lbbsp-cpu`` and ``lbbsp-gpu``: LB-BSP proper, which forecasts the speeds and equalises the times."""
+"""``lbbsp-cpu`` and ``lbbsp-gpu``: the full LB-BSP, which forecasts the speeds and equalises the times."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class PredictiveState(NamedTuple):
 class LbbspCpu(Forecasting, Policy[PredictiveState]):
     """LB-BSP for CPU clusters: shares in proportion to the forecast speeds (communication is ignored).
 
-    forecast: which, with its options after a colon and ";" between them. LB-BSP, section 3.2 (processors).
+    forecast: its name, with its options after a colon and ";" between them. LB-BSP, section 3.2 (processors).
     """
 
     cluster: Cluster
     forecast: str = "ema"
 
     def __post_init__(self) -> None:
-        self.forecaster()  # an unknown one is said now, not in the first round
+        self.forecaster()  # raises for an unknown one now, not in the first round
 
     def init(self) -> tuple[Plan, PredictiveState]:
         shares = even(self.cluster)
@@ -55,7 +55,7 @@ class LbbspCpu(Forecasting, Policy[PredictiveState]):
         least, most = bounds(cluster, present)
         costs = Linear(slope, np.nan_to_num(overhead))
         loads = water_level(costs, batch, *self._within(least * batch, most * batch)).loads
-        if not present.all():  # whole samples, too, must not go to the absent
+        if not present.all():  # rounding to whole samples must not give any to absent workers
             costs = Linear(np.where(present, slope, np.inf), costs.overhead)
         return Plan(loads / batch, costs=costs), PredictiveState(after, overhead)
 
@@ -71,7 +71,7 @@ class LbbspGpu(LbbspCpu):
     """Equal times with communication, from the knee to the memory's end (LB-BSP, eqs. (3), (5), section 3.3).
 
     knee: x^s, samples below which a GPU is no quicker; every present worker gets at least as many. The
-        upper end x^o is the cluster's ``most``; workers with knees of their own have them in its ``least``.
+        upper end x^o is the cluster's ``most``; if knees differ between workers, give them as its ``least``.
     """
 
     knee: float = 0.0

@@ -23,12 +23,12 @@ class OgdState(NamedTuple):
 
 @dataclass(frozen=True)
 class Ogd(Policy[OgdState]):
-    """Online gradient descent: the straggler gives a step times its slope, everybody shares it.
+    """Online gradient descent: the straggler gives up a step times its slope, and all workers share it.
 
     The round's time is a maximum, so that its subgradient is the straggler's own slope, in seconds for the
     whole batch, and 0 for all others.
 
-    rate: beta, the step. Not free of scale: with seconds the paper's is 0.001. DOLBIE, baseline OGD.
+    rate: beta, the step. It depends on the unit of time: for seconds the paper has 0.001. DOLBIE, baseline OGD.
     """
 
     cluster: Cluster
