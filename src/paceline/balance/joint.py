@@ -132,7 +132,5 @@ def _strays(state: JointState, expected: Linear, round: Round, interrupts: bool)
     usual = np.where(later, state.strays, 0.0).sum(-1) / np.maximum(later.sum(-1), 1)
     stray = np.where(late & later.any(-1), usual, stray)
     pushed = np.concatenate([state.strays[..., 1:], stray[..., None]], axis=-1)
-    keep = (
-        ran & (interrupts | ~late) & np.isfinite(stray)
-    )  # without interrupts a late worker is still running
+    keep = ran & (interrupts | ~late) & np.isfinite(stray)  # without interrupts the late one still runs
     return np.where(keep[..., None], pushed, state.strays)
