@@ -27,7 +27,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from scaffold import command_line, forks, join
 
-from paceline.balance.dolbie import Handover, announce, announced_straggler, decide, play_round, settle, start_peers
+from paceline.balance.dolbie import (
+    Handover,
+    announce,
+    announced_straggler,
+    decide,
+    play_round,
+    settle,
+    start_peers,
+)
 from paceline.coded import Problem, ShiftedExponential, plan
 from paceline.costs import Linear
 from paceline.errors import PacelineError

@@ -69,7 +69,7 @@ def test_a_round_is_told_to_who_listens_and_costs_nothing_else(
     def told(*_: object) -> str:
         raise AssertionError("put together though nobody listens")
 
-    monkeypatch.setattr("paceline.balancer._told", told)
+    monkeypatch.setattr("paceline.balancer._sentence", told)
     with caplog.at_level(logging.INFO, "paceline"):
         _round(balancer, 1)
     assert len(caplog.records) == 1

@@ -273,9 +273,8 @@ class Balancer:
             state = self._state
             pending = self._aside.submit(lambda: self._step(state, happened, brief))
             self._pending = (step + 2 + self.lag, pending)
-        self._plans, self._models, self._most = (
-            policies.since(each, step + 1) for each in (self._plans, self._models, self._most)
-        )
+        kept = self._plans, self._models, self._most
+        self._plans, self._models, self._most = (policies.since(each, step + 1) for each in kept)
         if failed is not None:
             raise failed
         if _log.isEnabledFor(logging.DEBUG):
@@ -353,10 +352,8 @@ class Balancer:
         Raises PacelineError for a state that ``state_dict`` cannot have returned; nothing is changed then.
         """
         cluster = self.policy.cluster
-        workers, policy, fit, plans, newest, warm = (
-            policies.stored_entry(state, name)
-            for name in ("workers", "policy", "fit", "plans", "newest", "warm")
-        )
+        names = "workers", "policy", "fit", "plans", "newest", "warm"
+        workers, policy, fit, plans, newest, warm = (policies.stored_entry(state, name) for name in names)
         if policies.stored_whole(workers, "workers") != cluster.workers:
             _log.info(
                 "the policy starts again at round %d: its state is of %d workers, and %d take part now",

@@ -8,11 +8,14 @@ may be flat in places and may jump, but must never fall.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from paceline.errors import PacelineError, short
 
 __all__ = ["Array", "Cost", "Increasing", "Linear", "Only", "Saturating", "line_through"]
 
@@ -35,6 +38,15 @@ def outside(seconds: Any, least: float = LEAST) -> NDArray[np.bool_]:
     values = np.asarray(seconds, float)
     wrong: NDArray[np.bool_] = ~((values >= least) & (values <= MOST))
     return wrong
+
+
+def numbers(name: str, value: Any, expected: str, least: float | None = None) -> Array:
+    """An argument as float64. Raises PacelineError if it is no number or array of numbers, or one is below least."""
+    with suppress(TypeError, ValueError):
+        found = np.asarray(value, float)
+        if least is None or (found >= least).all():
+            return found
+    raise PacelineError(f"{name}={short(value)}: expected {expected}")
 
 
 class Cost(Protocol):

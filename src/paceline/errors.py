@@ -83,6 +83,13 @@ def number(name: str, value: Any, expected: str, fits: Callable[[Any], Any]) -> 
         raise PacelineError(f"{name}={short(value)}: expected {expected}")
 
 
+def choice(name: str, value: Any, *known: Any) -> None:
+    """Raises PacelineError if this is none of the known words or whole numbers."""
+    if not isinstance(value, str | Integral) or value not in known:
+        given, (*words, last) = value if isinstance(value, str) else short(value), map(str, known)
+        raise PacelineError(f"{name}={given}: expected {', '.join(words)} or {last}")
+
+
 def switches(**given: Any) -> None:
     """Raises PacelineError for the first that is neither True nor False: any text, even "no", would count as True."""
     for name, value in given.items():

@@ -55,7 +55,7 @@ def names() -> list[str]:
 
 def describe(name: str) -> str:
     """The first line of a policy's docstring."""
-    if name not in POLICIES:
+    if not isinstance(name, str) or name not in POLICIES:
         raise PacelineError(f"policy {name!r} is unknown{expected(name, names())}")
     return (POLICIES[name].__doc__ or "").strip().splitlines()[0]
 

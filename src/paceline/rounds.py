@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.costs import LONGEST, QUICKEST, Array, Cost, Linear
-from paceline.errors import PacelineError, whole
+from paceline.errors import PacelineError, short, whole
 
 __all__ = [
     "Array",
@@ -148,11 +148,13 @@ class Round:
     gradients: Gradients | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "seconds", measurable(self.seconds))
-        if self.overhead is None:
-            object.__setattr__(self, "overhead", np.zeros_like(self.seconds))
-        else:
-            object.__setattr__(self, "overhead", measurable(self.overhead))
+        try:  # no check before it: a balancer makes one each round
+            object.__setattr__(self, "seconds", measurable(self.seconds))
+            known = np.zeros_like(self.seconds) if self.overhead is None else measurable(self.overhead)
+        except (TypeError, ValueError):
+            given = f"seconds={short(self.seconds)}, overhead={short(self.overhead)}"
+            raise PacelineError(f"{given}: expected arrays of numbers of shape (..., n)") from None
+        object.__setattr__(self, "overhead", known)
         if self.present is None:
             object.__setattr__(self, "present", ~np.isnan(self.seconds))
 

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from paceline.costs import QUICKEST, Array, Cost, Linear, halfway
-from paceline.errors import PacelineError
+from paceline.costs import QUICKEST, Array, Cost, Linear, halfway, numbers
+from paceline.errors import PacelineError, short
 from paceline.rounds import Plan
 
 __all__ = ["WaterLevel", "at_least", "project", "proportional", "water_level", "whole_samples"]
@@ -45,7 +45,7 @@ def water_level(
     Linear costs are solved exactly in a few passes of O(n); others by bisection down to neighbouring floats; what
     these cannot resolve (a jump) is divided in proportion. Raises PacelineError if the limits cannot hold the batch.
     """
-    total = np.asarray(batch, float)[..., None]
+    total = numbers("batch", batch, "a number of samples, or one for each realization")[..., None]
     low, high = _limits(total, least, total if most is None else most)
     level, loads = _level_within(cost, total, low, high, guess)
     return WaterLevel(level[..., 0], loads)
@@ -56,6 +56,8 @@ def _level_within(
 ) -> tuple[Array, Array]:
     """The level, (..., 1), and the loads, as in ``water_level``; the limits must hold the total, (..., 1)."""
     if not isinstance(cost, Linear):
+        if not hasattr(cost, "load_at"):
+            raise PacelineError(f"cost={short(cost)}: expected a cost of paceline.costs")
         return _bisect(cost, total, low, high)
     rate = 1.0 / np.maximum(cost.seconds_per_sample, QUICKEST)
     return _fill(rate, cost.overhead * rate, total, low, high, guess)
@@ -63,7 +65,7 @@ def _level_within(
 
 def project(y: ArrayLike, least: ArrayLike = 0.0, most: ArrayLike = 1.0) -> Array:
     """The nearest point (Euclidean) to y, shape (..., n), with least <= x <= most and sum 1."""
-    y, whole = np.asarray(y, float), np.ones(1)
+    y, whole = numbers("y", y, "one number for each worker"), np.ones(1)
     low, high = _limits(whole, least, most)
     # x = clip(y - theta, least, most) is a water level with unit speeds and offsets -y; the level is -theta.
     return _fill(np.ones_like(y), -y, whole, low, high, None)[1]
@@ -74,7 +76,7 @@ def proportional(weights: ArrayLike, least: ArrayLike = 0.0, most: ArrayLike = 1
 
     Workers with weight 0 get their least, unless no other may take the rest: then they share it equally.
     """
-    weights, whole = np.asarray(weights, float), np.ones(1)
+    weights, whole = numbers("weights", weights, "one number for each worker"), np.ones(1)
     low, high = _limits(whole, least, most)
     reach = np.where(weights > 0, high, low).sum(-1, keepdims=True)
     if np.any(reach < whole):
@@ -83,9 +85,14 @@ def proportional(weights: ArrayLike, least: ArrayLike = 0.0, most: ArrayLike = 1
     return _fill(weights, np.zeros_like(weights), whole, low, high, None)[1]
 
 
+def _numbers(least: ArrayLike, most: ArrayLike) -> tuple[Array, Array]:
+    wanted = "a number, or one for each worker"
+    return numbers("least", least, wanted), numbers("most", most, wanted)
+
+
 def _limits(total: Array, least: ArrayLike, most: ArrayLike) -> tuple[Array, Array]:
     """The limits as arrays. Raises PacelineError if they cannot hold the total, shape (..., 1)."""
-    low, high = np.asarray(least, float), np.asarray(most, float)
+    low, high = _numbers(least, most)
     slack = 1e-9 * np.abs(total)
     if low.ndim and ((over := low.sum(-1, keepdims=True) - total) > slack).any():
         raise PacelineError(
@@ -113,7 +120,13 @@ def _fill(
     level = (total + offset.sum(-1, keepdims=True)) / rate.sum(-1, keepdims=True)
     loads = rate * level
     loads -= offset
-    settled = ((low <= loads) & (loads <= high)).all(-1, keepdims=True)  # no limit binds
+    try:
+        settled = ((low <= loads) & (loads <= high)).all(-1, keepdims=True)  # no limit binds
+    except ValueError:
+        shapes = f"least and most have shapes {low.shape} and {high.shape}"
+        raise PacelineError(
+            f"{shapes}: expected a number, or one for each of {loads.shape[-1]} workers"
+        ) from None
     settled &= np.abs(total - loads.sum(-1, keepdims=True)) <= CLOSE * np.abs(total)
     if settled.all():
         return level, loads
@@ -239,8 +252,8 @@ def whole_samples(
     The result is the same as that of giving one sample after another to the worker that then ends soonest (exact
     for non-decreasing costs); all but a few of these steps are done at once.
     """
-    total = np.asarray(float(batch))[None]
-    low, high = np.asarray(least, float), np.asarray(batch if most is None else most, float)
+    total = numbers("batch", batch, "a whole number of samples")[None]
+    low, high = _numbers(least, batch if most is None else most)
     near = None  # fractional loads that are close to the best, if known
     if isinstance(expected, Plan):
         low = np.where(expected.shares > 0, low, 0.0)
@@ -376,7 +389,12 @@ def _with_rest(cost: Cost, loads: Array, left: Array, soonest: Array, high: Arra
 
 def at_least(loads: NDArray[np.int64], floor: int) -> NDArray[np.int64]:
     """Moves all loads below the floor to one worker: the one with the largest load, and the lowest rank of equals."""
-    if floor > 1 and (small := (loads > 0) & (loads < floor)).any():
+    try:
+        small = (loads > 0) & (loads < floor) if floor > 1 else None
+    except TypeError:
+        given = f"loads={short(loads)}, floor={short(floor)}"
+        raise PacelineError(f"{given}: expected an array of whole samples and a whole number") from None
+    if small is not None and small.any():
         together = int(loads[small].sum())
         loads = np.where(small, 0, loads)
         loads[int(np.argmax(loads if loads.any() else small))] += together

@@ -32,9 +32,8 @@ def create(text: str, workers: int, mode: str = "push-wait") -> Backup[Any]:
     kind: Any = BACKUPS.get(str(text).split(":")[0].strip())
     if kind is not None and any(field.name == "mode" for field in dataclasses.fields(kind)):
         given["mode"] = mode
-    policy: Backup[Any] = options.build(
-        BACKUPS, options.keyed(BACKUPS, text, *given), "backup policy", **given
-    )
+    named = options.keyed(BACKUPS, text, *given)
+    policy: Backup[Any] = options.build(BACKUPS, named, "backup policy", **given)
     return policy
 
 

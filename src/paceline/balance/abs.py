@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from paceline.balance.members import among_present, carried, even
 from paceline.balance.protocol import Policy
-from paceline.errors import PacelineError, whole
+from paceline.errors import choice, whole
 from paceline.rounds import Array, Cluster, Plan, Round
 
 
@@ -39,8 +39,7 @@ class Abs(Policy[AbsState]):
 
     def __post_init__(self) -> None:
         whole("policy 'abs': window", self.window)
-        if self.reading not in ("inverse", "share"):
-            raise PacelineError(f"policy 'abs': reading={self.reading}: expected inverse or share")
+        choice("policy 'abs': reading", self.reading, "inverse", "share")
 
     def init(self) -> tuple[Plan, AbsState]:
         shares = even(self.cluster)

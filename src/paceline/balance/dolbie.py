@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from paceline.balance.members import among_present, bounds, carried, even, fill_unknown, remembered
 from paceline.balance.protocol import Policy
 from paceline.costs import Cost, Linear, line_through
-from paceline.errors import PacelineError, number, whole
+from paceline.errors import number, whole
 from paceline.rounds import Array, Cluster, Plan, Round
 
 
@@ -53,8 +53,8 @@ class Dolbie(Policy[DolbieState]):
     floor: float = 1e-3
 
     def __post_init__(self) -> None:
-        if self.alpha is not None and not 0 < self.alpha <= 1:
-            raise PacelineError(f"policy 'dolbie': alpha={self.alpha:g}: expected 0 < alpha <= 1")
+        if self.alpha is not None:
+            number("policy 'dolbie': alpha", self.alpha, "0 < alpha <= 1", lambda alpha: 0 < alpha <= 1)
         number("policy 'dolbie': floor", self.floor, "0 <= floor <= 1", lambda floor: 0 <= floor <= 1)
 
     def init(self) -> tuple[Plan, DolbieState]:

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from paceline.balance.level import Level
 from paceline.balance.protocol import Forecasting, Policy
 from paceline.costs import LONGEST, QUICKEST, Linear, line_through
-from paceline.errors import PacelineError, number, whole
+from paceline.errors import choice, number, whole
 from paceline.forecast.portable_math import log
 from paceline.rounds import Array, Cluster, PiecePlan, PieceTimes, Plan, Round
 
@@ -87,13 +87,12 @@ class Factoring(Forecasting, Policy[FactoringState]):
 
     def __post_init__(self) -> None:
         for name, value in (("portion", self.portion), ("part", self.part)):
-            if value is not None and not 0 < value <= 1:
-                raise PacelineError(f"{name}={value:g}: expected more than 0 and at most 1")
+            if value is not None:
+                number(name, value, "more than 0 and at most 1", lambda part: 0 < part <= 1)
         if self.piece is not None:
             whole("piece", self.piece)
         number("overhead", self.overhead, "more than 0 seconds", lambda seconds: seconds > 0)
-        if self.scheme not in ("adaptive", "factoring", "guided", "self"):
-            raise PacelineError(f"scheme={self.scheme}: expected adaptive, factoring, guided or self")
+        choice("scheme", self.scheme, "adaptive", "factoring", "guided", "self")
         Level(self.cluster, self.forecast)  # raises for an unknown forecast
 
     def init(self) -> tuple[Plan, FactoringState]:
@@ -111,9 +110,7 @@ class Factoring(Forecasting, Policy[FactoringState]):
         expected = inner.expected
         speeds = 1.0 / np.where(np.isfinite(plan.costs.seconds_per_sample), expected, np.inf)
         pieces = _learned(state, round.pieces)
-        state = FactoringState(
-            inner, plan.shares, lost[0], lost[1], speeds, *pieces, state.at_once, *lost[2:]
-        )
+        state = FactoringState(inner, plan.shares, *lost[:2], speeds, *pieces, state.at_once, *lost[2:])
         return self._in_pieces(plan, state)
 
     def _lost(self, state: FactoringState, round: Round) -> tuple[Array, Array, Array, Array, Array]:
@@ -162,11 +159,10 @@ class Factoring(Forecasting, Policy[FactoringState]):
             first = part
         if self.part is not None or self.scheme != "adaptive":
             then = np.full_like(then, part)
-        portion = (
-            self._portion(state, seconds, part, then)
-            if first is None
-            else np.full(plan.shares.shape[:-1], float(first))
-        )
+        if first is None:
+            portion = self._portion(state, seconds, part, then)
+        else:
+            portion = np.full(plan.shares.shape[:-1], float(first))
         piece_plan = PiecePlan(portion, np.full(portion.shape, part), then, np.maximum(least, 1.0), speeds)
         divided = Plan(plan.shares, plan.quorum, plan.costs, piece_plan)
         return divided, state._replace(at_once=np.asarray(portion)[..., None])
@@ -231,12 +227,10 @@ class Hindsight(NamedTuple):
         own = np.where(known, np.maximum(own, LEAST_OWN * pace), 0.0)
         took, flat = pace * loads, (pace - own) * loads
         speed = np.divide(1.0, own, out=np.zeros_like(own), where=known)
-        total, together, speeds, seconds = (
-            each.sum(-1, keepdims=True) for each in (loads, np.where(known, planned, 0.0), speed, took)
-        )
-        planned = np.where(known, planned, 0.0) * np.divide(
-            total, together, out=np.zeros_like(total), where=together > 0
-        )
+        planned = np.where(known, planned, 0.0)
+        each_worker = loads, planned, speed, took
+        total, together, speeds, seconds = (each.sum(-1, keepdims=True) for each in each_worker)
+        planned *= np.divide(total, together, out=np.zeros_like(total), where=together > 0)
         level = (total + (flat * speed).sum(-1, keepdims=True)) / np.where(speeds > 0, speeds, 1.0)
         ideal = np.where(together > 0, np.maximum(level, flat.max(-1, keepdims=True)), 0.0)
         part = flat.sum(-1, keepdims=True) / np.where(seconds > 0, seconds, 1.0)

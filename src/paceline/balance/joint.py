@@ -58,18 +58,13 @@ class Joint(Policy[JointState]):
         state = JointState(level, _strays(state, before, round, self.mode == "push-interrupt"))
         here = np.flatnonzero(round.present) if not self.cluster.realizations else np.zeros(0, int)
         known = np.isfinite(state.strays[here]).sum(-1).min(initial=RECENT)
-        if (
-            len(here) < 2
-            or known < FEWEST
-            or round.gradients is None
-            or np.isnan(round.gradients.noise_scale)
-        ):
+        noise_scale = np.nan if round.gradients is None else round.gradients.noise_scale
+        if len(here) < 2 or known < FEWEST or np.isnan(noise_scale):
             return plan, state
         strays = state.strays[here][:, RECENT - known :]
         costs = Linear(level.expected[here], level.overhead[here])
-        least, most = (
-            np.broadcast_to(each, round.shares.shape)[here] for each in bounds(self.cluster, round.present)
-        )
+        limits = bounds(self.cluster, round.present)
+        least, most = (np.broadcast_to(each, round.shares.shape)[here] for each in limits)
         batch, n = self.cluster.global_batch, len(here)
         # Each replica combines the workers' deviations of different rounds.
         turned = [[np.roll(mine, r * i) for i, mine in enumerate(strays)] for r in range(REPLICAS)]
@@ -83,9 +78,7 @@ class Joint(Policy[JointState]):
                 divisions.append(water_level(aimed, batch, least * batch, most * batch).loads)
             for loads in divisions:
                 seconds = costs.seconds(loads) * factors
-                gain = gain_a_second(
-                    seconds, loads, int(k), round.gradients.noise_scale, self.mode == "push-interrupt"
-                )
+                gain = gain_a_second(seconds, loads, int(k), noise_scale, self.mode == "push-interrupt")
                 if gain > best * (WORTH if quorum == n else 1.0):
                     best, quorum, shares = gain, int(k), loads / batch
         if quorum == n:

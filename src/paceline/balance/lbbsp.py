@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from paceline.balance.dolbie import slowest
 from paceline.balance.members import bounds, carried, even, remembered
 from paceline.balance.protocol import Policy
-from paceline.errors import PacelineError, number, whole
+from paceline.errors import choice, number, whole
 from paceline.rounds import Array, Cluster, Plan, Round
 
 SAME = 1e-9  # relative difference of seconds up to which they count as equal, because of rounding
@@ -40,8 +40,7 @@ class Lbbsp(Policy[LbbspState]):
     def __post_init__(self) -> None:
         number("policy 'lbbsp': delta", self.delta, "a positive number of samples", lambda delta: delta > 0)
         whole("policy 'lbbsp': rounds", self.rounds)
-        if self.reading not in ("loose", "strict"):
-            raise PacelineError(f"policy 'lbbsp': reading={self.reading}: expected loose or strict")
+        choice("policy 'lbbsp': reading", self.reading, "loose", "strict")
 
     def init(self) -> tuple[Plan, LbbspState]:
         shares = even(self.cluster)
@@ -62,12 +61,9 @@ class Lbbsp(Policy[LbbspState]):
         streak = np.where(precedes, state.streak + 1, 0)
 
         due = streak >= self.rounds
-        room = np.minimum(
-            _of(shares, straggler) - _of(least, straggler), _of(most, fastest) - _of(shares, fastest)
-        )
-        moved = np.where(
-            due, np.clip(self.delta / self.cluster.global_batch, 0.0, np.maximum(room, 0.0)), 0.0
-        )
+        spare = _of(shares, straggler) - _of(least, straggler)
+        room = np.minimum(spare, _of(most, fastest) - _of(shares, fastest))
+        moved = np.where(due, np.minimum(self.delta / self.cluster.global_batch, np.maximum(room, 0.0)), 0.0)
         np.put_along_axis(shares, straggler, _of(shares, straggler) - moved, -1)
         np.put_along_axis(shares, fastest, _of(shares, fastest) + moved, -1)
         kept = remembered(present, shares, state.shares)

@@ -11,7 +11,7 @@ from paceline.balance.members import bounds, even, fill_unknown
 from paceline.balance.protocol import Forecasting, Policy
 from paceline.costs import Linear, line_through
 from paceline.errors import PacelineError
-from paceline.forecast import Reading
+from paceline.forecast import Reading, create
 from paceline.forecast.protocol import smoothed
 from paceline.rounds import Array, Cluster, Plan, Round
 from paceline.shares import water_level
@@ -35,7 +35,7 @@ class LbbspCpu(Forecasting, Policy[PredictiveState]):
     forecast: str = "ema"
 
     def __post_init__(self) -> None:
-        self.forecaster()  # raises for an unknown one now, not in the first round
+        create(self.forecast)  # raises for an unknown one now, not in the first round
 
     def init(self) -> tuple[Plan, PredictiveState]:
         shares = even(self.cluster)
@@ -46,9 +46,8 @@ class LbbspCpu(Forecasting, Policy[PredictiveState]):
         cluster, present = self.cluster, round.present
         unknown = np.full_like(round.seconds, np.nan)
         measured = line_through(round.loads, round.seconds, round.overhead, unknown)
-        speed, after = self.forecaster().step(
-            state.forecast, Reading(1.0 / measured, round.cpu, round.memory)
-        )
+        reading = Reading(1.0 / measured, round.cpu, round.memory)
+        speed, after = self.forecaster().step(state.forecast, reading)
         overhead = self._communication(state.overhead, round)
         slope = fill_unknown(1.0 / speed)
         batch = cluster.global_batch

@@ -28,7 +28,7 @@ import numpy as np
 from paceline.balance.members import bounds, even, fill_unknown
 from paceline.balance.protocol import Forecasting, Policy
 from paceline.costs import Linear, line_through
-from paceline.forecast import Reading, tracking
+from paceline.forecast import Reading, create, tracking
 from paceline.forecast.portable_math import exp, log, quantile
 from paceline.rounds import Array, Cluster, Plan, Round
 from paceline.shares import water_level
@@ -70,7 +70,7 @@ class Level(Forecasting, Policy[LevelState]):
     forecast: str = "tracking"
 
     def __post_init__(self) -> None:
-        self.forecaster()  # raises for an unknown one now, not in the first round
+        create(self.forecast)  # raises for an unknown one now, not in the first round
 
     @cached_property
     def few(self) -> float:

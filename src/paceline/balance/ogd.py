@@ -48,9 +48,7 @@ class Ogd(Policy[OgdState]):
         slope = line_through(round.loads, round.seconds, round.overhead, state.seconds_per_sample)
         straggler = slowest(np.where(present, round.seconds, -np.inf))
         steepness = np.take_along_axis(fill_unknown(slope), straggler, -1) * round.batch
-        moved = np.array(shares)
-        np.put_along_axis(
-            moved, straggler, np.take_along_axis(moved, straggler, -1) - self.rate * steepness, -1
-        )
+        moved, held = np.array(shares), np.take_along_axis(shares, straggler, -1)
+        np.put_along_axis(moved, straggler, held - self.rate * steepness, -1)
         shares = project(moved, *bounds(self.cluster, present))
         return Plan(shares), OgdState(remembered(present, shares, state.shares), slope)

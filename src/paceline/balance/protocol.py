@@ -74,4 +74,4 @@ class Forecasting:
 
     def forecaster(self) -> AnyForecast:
         """The forecast. Raises PacelineError for an unknown one."""
-        return forecast.create(self.forecast)
+        return forecast.made(self.forecast)

@@ -156,6 +156,5 @@ def _mean(values: Array) -> Array:
     """Mean over the workers that have a value; 1 if none has."""
     known = np.isfinite(values)
     count = known.sum(-1, keepdims=True)
-    return np.where(
-        count > 0, np.where(known, values, 0.0).sum(-1, keepdims=True) / np.maximum(count, 1), 1.0
-    )
+    mean = np.where(known, values, 0.0).sum(-1, keepdims=True) / np.maximum(count, 1)
+    return np.where(count > 0, mean, 1.0)

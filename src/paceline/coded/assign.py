@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.coded.delay import Array
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, choice
 
 Index = NDArray[np.intp]
 
@@ -67,8 +67,7 @@ def iterated(values: Array, rule: str = "tie-safe", rounds: int = 60) -> Array:
         lexicographically.
     The best assignment found is returned; the listing returns the last, which exploration may have made worse.
     """
-    if rule not in ("printed", "tie-safe"):
-        raise PacelineError(f"rule={rule!r}: expected 'printed' or 'tie-safe'")
+    choice("rule", rule, "printed", "tie-safe")
     rng = np.random.default_rng(0)
     masters, workers = values.shape
     favourite = np.argmax(values, axis=0)
@@ -136,9 +135,8 @@ def _interchange(values: Array, owner: Index, sums: Array) -> bool:
             to_second = values[m2, first]  # v of m2 for this worker
             better = (m1 != m2) & (own[first] + own[rest] < to_first + to_second)
             lowest = sums.min()
-            better &= (sums[m1] - own[first] + to_first > lowest) & (
-                sums[m2] - own[rest] + to_second > lowest
-            )
+            better &= sums[m1] - own[first] + to_first > lowest
+            better &= sums[m2] - own[rest] + to_second > lowest
             at = int(np.argmax(better))
             if not better[at]:
                 break

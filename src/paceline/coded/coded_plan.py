@@ -22,7 +22,7 @@ from paceline.coded.assign import exact, iterated, probabilistic, simple, unifor
 from paceline.coded.delay import Array, Delay
 from paceline.coded.problem import Problem
 from paceline.costs import Linear
-from paceline.errors import PacelineError, among, number
+from paceline.errors import PacelineError, among, number, short, switches
 from paceline.shares import water_level
 
 SECONDS = 20.0  # time limit of the search for the assignment that moves the fewest workers
@@ -50,6 +50,15 @@ class CodedPlan:
     probability: Array
     loads: Array
     t_star: Array
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.problem, Problem):
+            raise PacelineError(f"problem={short(self.problem)}: expected a paceline.coded.Problem")
+        switches(coded=self.coded)
+        for name in ("probability", "loads"):
+            if np.shape(given := getattr(self, name)) != self.problem.shape:
+                pairs = "an array of shape {} x {}, masters x workers".format(*self.problem.shape)
+                raise PacelineError(f"{name}={short(given)}: expected {pairs}")
 
     @property
     def rows_assigned(self) -> NDArray[np.int64]:
@@ -192,7 +201,8 @@ def plan(problem: Problem, assign: str = "iterated", coded: bool = True) -> Code
 
     Raises PacelineError for an unknown name, an uncoded probabilistic plan, and a master that cannot be covered.
     """
-    if assign not in ASSIGNMENTS:
+    switches(coded=coded)
+    if not isinstance(assign, str) or assign not in ASSIGNMENTS:
         raise PacelineError(f"assign={assign!r}: expected one of {among(assign, ASSIGNMENTS)}")
     if not coded and assign == "probabilistic":
         raise PacelineError(

@@ -88,9 +88,8 @@ def by_deadline(made: CodedPlan, t: float) -> tuple[CodedPlan, Array]:
         for m in (giver, taker):
             loads[m], chances[m] = _best_loads(problem, m, sorted(mine[m]), t)
     k = (loads > 0).astype(float)
-    planned = replace(
-        made, assign=f"{made.assign}, by deadline", probability=k, loads=loads, t_star=np.full(len(mine), t)
-    )
+    assign, t_star = f"{made.assign}, by deadline", np.full(len(mine), t)
+    planned = replace(made, assign=assign, probability=k, loads=loads, t_star=t_star)
     everyone = np.arange(problem.shape[1])
     exact = [_done(problem, m, everyone, whole, t, None) for m, whole in enumerate(planned.rows_assigned)]
     return planned, np.array(exact)
@@ -113,11 +112,8 @@ def _scaled(problem: Problem, m: int, workers: list[int], t: float) -> list[tupl
     left = np.maximum(t - problem.wait[m, n], 0.0)
     # Also those with just enough rows if all arrive, or all except those of the largest or the smallest load.
     share = np.sort(left / phi)
-    just = [
-        (1 + 1e-9) * problem.rows[m] / sum_
-        for sum_ in (share.sum(), share[:-1].sum(), share[1:].sum())
-        if sum_ > 0
-    ]
+    sums = share.sum(), share[:-1].sum(), share[1:].sum()
+    just = [(1 + 1e-9) * problem.rows[m] / each for each in sums if each > 0]
     multiples = [scale * left / phi for scale in [*SCALES, *just]]
     found = [(_done(problem, m, n, loads, t), loads) for loads in multiples]
     return sorted(found, key=lambda each: -each[0])
@@ -127,9 +123,8 @@ def _best_loads(problem: Problem, m: int, workers: list[int], t: float) -> tuple
     """(loads of shape (N,), probability): by hill climbing from the best multiples of Theorem 1's loads."""
     n = np.array(workers)
     starts = _scaled(problem, m, workers, t)
-    best, loads = max(
-        (_climbed(problem, m, n, t, *start) for start in starts[:STARTS]), key=lambda each: each[0]
-    )
+    climbed = [_climbed(problem, m, n, t, *start) for start in starts[:STARTS]]
+    best, loads = max(climbed, key=lambda each: each[0])
     whole = np.zeros(problem.shape[1])
     whole[n] = np.minimum(np.ceil(loads - 1e-9), problem.rows[m])  # more than L rows are of no use
     return whole, best

@@ -288,7 +288,7 @@ def fit(
 
     Raises PacelineError if a pair has fewer than two different times, since its spread is then unknown.
     """
-    if family not in FAMILIES:
+    if not isinstance(family, str) or family not in FAMILIES:
         raise PacelineError(f"family={family!r}: expected one of {among(family, FAMILIES)}")
     if finished is not None and family != "shifted-exponential":
         raise PacelineError(f"family={family!r} cannot use cancelled work; choose 'shifted-exponential'")

@@ -14,15 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.coded.delay import (
-    Array,
-    Delay,
-    Fit,
-    ShiftedExponential,
-    Transmitted,
-    fit,
-    fit_shifted_exponential,
-)
+from paceline.coded.delay import Delay, Fit, ShiftedExponential, Transmitted, fit, fit_shifted_exponential
+from paceline.costs import Array
 from paceline.errors import PacelineError
 from paceline.files import open_file
 
@@ -228,9 +221,8 @@ def read_times(
     masters, workers, found = pair_table(lines, path, "times", "some")
     times = np.empty((len(masters), len(workers)), object)
     for pair, ((master, worker), mine) in zip(np.ndindex(times.shape), found.items(), strict=True):
-        times[pair] = np.array(
-            [positive(line, "milliseconds", path) / positive(line, "rows", path) for line in mine]
-        )
+        per_row = [positive(line, "milliseconds", path) / positive(line, "rows", path) for line in mine]
+        times[pair] = np.array(per_row)
         if family != "empirical" and np.ptp(times[pair]) <= 0:
             raise PacelineError(
                 f"{path} has {len(mine)} times for master {master!r} and worker {worker!r}: expected at least "
@@ -261,10 +253,8 @@ class Observations:
             raise PacelineError("observed times are fitted by shifted exponentials; make the plan with these")
         u, a = delay.u.copy(), delay.a.copy()
         for n, seen in enumerate(self.seen):
-            z, finished = (
-                np.array([per_row for per_row, _ in seen]),
-                np.array([each for _, each in seen], bool),
-            )
+            z = np.array([per_row for per_row, _ in seen])
+            finished = np.array([each for _, each in seen], bool)
             if finished.sum() >= ENOUGH and np.ptp(z[finished]) > 0:
                 u[master, n], a[master, n], *_ = fit_shifted_exponential(z, finished)
         return replace(problem, delay=ShiftedExponential(u, a))

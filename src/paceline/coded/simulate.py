@@ -52,10 +52,8 @@ class Completion(NamedTuple):
         times = np.sort(self._of(master))
         count = len(times)
         half = 1.959964 * np.sqrt(count * q * (1 - q))
-        ranks = np.clip(
-            [np.ceil(count * q), np.floor(count * q - half), np.ceil(count * q + half) + 1], 1, count
-        )
-        value, low, high = times[ranks.astype(int) - 1]
+        ranks = np.array([np.ceil(count * q), np.floor(count * q - half), np.ceil(count * q + half) + 1])
+        value, low, high = times[np.clip(ranks, 1, count).astype(int) - 1]
         return Interval(float(value), float(low), float(high))
 
     def probability(self, t: float, master: int | None = None) -> Interval:
@@ -106,9 +104,8 @@ def simulate(plan: CodedPlan, runs: int, rng: np.random.Generator, messages: int
                 before = edges[m - 1] if m else np.zeros(len(divided))
                 chosen = (draw >= before) & (draw < edges[m])
                 finish[:, shared] = np.where(chosen[:, column], finish[:, shared], np.inf)
-            times[part, m] = _arrival(
-                finish, loads[m, mine], problem.wait[m, mine], problem.rows[m], plan.coded, messages
-            )
+            wait, need = problem.wait[m, mine], problem.rows[m]
+            times[part, m] = _arrival(finish, loads[m, mine], wait, need, plan.coded, messages)
     return Completion(times)
 
 

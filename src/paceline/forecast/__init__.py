@@ -23,9 +23,14 @@ FORECASTS: dict[str, type[AnyForecast]] = {
 """Every forecast's class, by its name for ``create``."""
 
 
-@cache  # policies call it in each round, and a forecast never changes
 def create(text: str) -> AnyForecast:
     """The forecast named by ``text``: ``name`` or ``name:key=value,...`` (";" for "," if nested)."""
+    return made(text) if isinstance(text, str) else options.build(FORECASTS, text, "forecast")
+
+
+@cache  # policies call it in each round, and a forecast never changes
+def made(text: str) -> AnyForecast:
+    """The same for text that ``create`` has accepted."""
     return options.build(FORECASTS, text.replace(";", ","), "forecast")
 
 

@@ -135,9 +135,8 @@ def _given_theta(change: Array, theta: Array, p: int) -> tuple[Array, Array]:
     if p == 0:
         return np.zeros((0, *theta.shape)), total
     cross, square = gram[0, 1:], gram[1:, 1:]
-    square = np.where(
-        np.triu(np.ones((p, p), bool)).reshape(p, p, *[1] * theta.ndim), square, square.swapaxes(0, 1)
-    )
+    upper = np.triu(np.ones((p, p), bool)).reshape(p, p, *[1] * theta.ndim)
+    square = np.where(upper, square, square.swapaxes(0, 1))
     matrix = np.moveaxis(square, (0, 1), (-2, -1)).copy()
     scale = np.trace(matrix, axis1=-2, axis2=-1) / p
     diagonal = np.arange(p)

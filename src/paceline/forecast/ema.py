@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from paceline.errors import PacelineError, number
+from paceline.errors import choice, number
 from paceline.forecast.protocol import Forecast, Reading, seen, smoothed
 from paceline.rounds import Array
 
@@ -44,8 +44,7 @@ class Ema(Forecast[Array]):
 
     def __post_init__(self) -> None:
         check_gain("ema", self.gain)
-        if self.of not in ("speed", "seconds"):
-            raise PacelineError(f"forecast 'ema': of={self.of}: expected speed or seconds")
+        choice("forecast 'ema': of", self.of, "speed", "seconds")
 
     def init(self, shape: tuple[int, ...]) -> Array:
         return np.full(shape, np.nan)

@@ -16,7 +16,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from paceline.errors import PacelineError, whole
+from paceline.errors import PacelineError, choice, whole
 from paceline.files import open_file, write_whole
 from paceline.forecast.ema import check_gain
 from paceline.forecast.networks import Network, Perceptron
@@ -208,8 +208,7 @@ class Narx(Learned):
 
     def __post_init__(self) -> None:
         Learned.__post_init__(self)
-        if self.inputs not in (6, 8):
-            raise PacelineError(f"forecast 'narx': inputs={self.inputs}: expected 6 or 8")
+        choice("forecast 'narx': inputs", self.inputs, 6, 8)
         whole("forecast 'narx': hidden", self.hidden, 0)
 
     @property
@@ -218,10 +217,8 @@ class Narx(Learned):
 
     @property
     def lags(self) -> list[tuple[int, int]]:
-        readings = range(3 if self.inputs == 8 else 2)
-        return [(1, SPEED), (2, SPEED)] + [
-            (lag, channel) for channel in (CPU, MEMORY_USE) for lag in readings
-        ]
+        lags = range(3 if self.inputs == 8 else 2)
+        return [(1, SPEED), (2, SPEED), *((lag, channel) for channel in (CPU, MEMORY_USE) for lag in lags)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,8 +237,7 @@ class Recurrent(Learned):
 
     def __post_init__(self) -> None:
         Learned.__post_init__(self)
-        if self.cell not in ("simple", "lstm"):
-            raise PacelineError(f"forecast 'recurrent': cell={self.cell}: expected simple or lstm")
+        choice("forecast 'recurrent': cell", self.cell, "simple", "lstm")
         whole("forecast 'recurrent': look", self.look)
         whole("forecast 'recurrent': hidden", self.hidden)
 

@@ -36,9 +36,8 @@ class Perceptron:
     def draw(self, rng: np.random.Generator) -> Array:
         spread = np.sqrt(3 / (self.features + self.hidden))
         first = rng.uniform(-spread, spread, self.hidden * self.features)
-        return np.concatenate(
-            [first, np.zeros(self.hidden), rng.uniform(0.5, 1, self.hidden) / self.hidden, [0.0]]
-        )
+        second = rng.uniform(0.5, 1, self.hidden) / self.hidden
+        return np.concatenate([first, np.zeros(self.hidden), second, [0.0]])
 
     def _run(self, parameters: Array, inputs: Array) -> tuple[Array, Array, Array]:
         """(output, hidden units (models, samples, hidden), their weights in the output)."""

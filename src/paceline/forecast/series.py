@@ -90,13 +90,11 @@ def google2011(folder: Path, rng: np.random.Generator, workers: int = 32, hold: 
     machine = np.array(table["vm"].to_pylist())
     order = np.lexsort((table["t"].to_numpy(), machine))
     machines = len(np.unique(machine))
-    cpu, memory = (
-        table[name].to_numpy().astype(float)[order].reshape(machines, -1).T for name in ("cpu_pct", "mem_pct")
-    )
+    columns = (table[name].to_numpy().astype(float)[order] for name in ("cpu_pct", "mem_pct"))
+    cpu, memory = (each.reshape(machines, -1).T for each in columns)
     chosen = rng.choice(cpu.shape[1], workers, replace=False)
-    free_cpu, free_memory = (
-        np.repeat(np.clip(1 - x[:, chosen] / 100, 0.05, 1), hold, axis=0) for x in (cpu, memory)
-    )
+    free = (np.clip(1 - x[:, chosen] / 100, 0.05, 1) for x in (cpu, memory))
+    free_cpu, free_memory = (np.repeat(each, hold, axis=0) for each in free)
     sizes = rng.permutation(np.resize([80.0] * 19 + [110.0] * 10 + [160.0] * 2 + [40.0], workers))
     return _contend(rng, sizes, free_cpu, free_memory, spikes=0.03)
 
@@ -144,10 +142,8 @@ def walk(forecast: AnyForecast, speed: Array, cpu: Array | None = None, memory: 
     predicted = np.full(speed.shape, np.nan)
     state = forecast.init(speed.shape[1:])
     for k in range(1, len(speed)):
-        reading = Reading(
-            speed[k - 1], None if cpu is None else cpu[k], None if memory is None else memory[k]
-        )
-        predicted[k], state = forecast.step(state, reading)
+        offered = (None if each is None else each[k] for each in (cpu, memory))
+        predicted[k], state = forecast.step(state, Reading(speed[k - 1], *offered))
     return predicted
 
 

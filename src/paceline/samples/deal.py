@@ -13,13 +13,13 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from paceline.costs import Array
-from paceline.errors import PacelineError
+from paceline.costs import Array, numbers
+from paceline.errors import PacelineError, number, switches, whole
 from paceline.samples.cost import CostModel, batch_parts, cost_of
 from paceline.samples.divide import limited, longest_first
 from paceline.samples.padded import Limits, sorted_runs
@@ -31,16 +31,7 @@ Counts = NDArray[np.int64]
 GUESS = 0.25
 
 
-class Room(NamedTuple):
-    """Limits of a round and of a micro-batch.
-
-    least, most: samples of each worker in the round, (n,) or a number; None for none and all.
-    micro_batch: samples of a micro-batch at most, in the same form. budget: length of a micro-batch at most, in the
-        user's unit: the sum of its lengths, or its size times the longest if it is padded.
-    micro_steps: every worker takes exactly this many micro-batches, some of them empty. in_step: all workers take
-        the same number. floor: a worker with any samples has at least this many (batch norm needs 2).
-    """
-
+class _Limits(NamedTuple):
     least: ArrayLike | None = None
     most: ArrayLike | None = None
     micro_batch: ArrayLike | None = None
@@ -49,12 +40,42 @@ class Room(NamedTuple):
     in_step: bool = False
     floor: int = 1
 
+
+class Room(_Limits):
+    """Limits of a round and of a micro-batch.
+
+    least, most: samples of each worker in the round, (n,) or a number; None for none and all.
+    micro_batch: samples of a micro-batch at most, in the same form. budget: length of a micro-batch at most, in the
+        user's unit: the sum of its lengths, or its size times the longest if it is padded.
+    micro_steps: every worker takes exactly this many micro-batches, some of them empty. in_step: all workers take
+        the same number. floor: a worker with any samples has at least this many (batch norm needs 2).
+
+    Raises PacelineError for anything else; ``_replace``, with which engines make each round's, checks nothing.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, *given: Any, **named: Any) -> Room:
+        room = super().__new__(cls, *given, **named)
+        for name, least in (("least", 0), ("most", 0), ("micro_batch", 1)):
+            if (value := getattr(room, name)) is not None:
+                numbers(name, value, f"samples, {least} or more, for all workers or for each", least)
+        number("budget", room.budget, "a length of more than 0", lambda budget: budget > 0)
+        whole("micro_steps", 1 if room.micro_steps is None else room.micro_steps)
+        whole("floor", room.floor)
+        switches(in_step=room.in_step)
+        return room
+
     def counts(self, workers: int, batch: int) -> tuple[Counts, Counts, Counts]:
         """(least, most, micro_batch) of each worker, (n,), cut to the batch."""
-        least, most, micro = (
-            np.minimum(np.broadcast_to(batch if given is None else np.asarray(given), workers), batch)
-            for given in (0 if self.least is None else self.least, self.most, self.micro_batch)
-        )
+        given = (0 if self.least is None else self.least, self.most, self.micro_batch)
+        limits = [np.asarray(batch if each is None else each) for each in given]
+        try:
+            least, most, micro = (np.minimum(np.broadcast_to(each, workers), batch) for each in limits)
+        except ValueError:
+            shapes = ", ".join(str(each.shape) for each in limits)
+            expected = f"expected a number, or one for each of {workers} workers"
+            raise PacelineError(f"least, most and micro_batch have shapes {shapes}: {expected}") from None
         return least.astype(np.int64), most.astype(np.int64), micro.astype(np.int64)
 
 
@@ -154,12 +175,9 @@ def dealt(order: Counts, lengths: Array, loads: Counts, sizes: list[Counts], mod
     The samples after those of the workers are not dealt yet.
     """
     starts = np.cumsum(loads) - loads
-    parts = np.array(
-        [
-            batch_parts(lengths[start : start + load], each[each > 0], model.padded)
-            for start, load, each in zip(starts, loads, sizes, strict=True)
-        ]
-    )
+    places = zip(starts, loads, sizes, strict=True)
+    found = [batch_parts(lengths[at : at + load], each[each > 0], model.padded) for at, load, each in places]
+    parts = np.array(found)
     return Deal(order, loads, tuple(sizes), parts, cost_of(model, parts), lengths, model)
 
 

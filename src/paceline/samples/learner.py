@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from paceline.costs import Array
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, short, switches, whole
 from paceline.samples.cost import CostModel, SampleCosts, cost_of
 
 __all__ = ["CostLearner"]
@@ -193,6 +193,11 @@ class CostLearner:
     """
 
     def __init__(self, costs: SampleCosts, workers: int, batch: int, *, padded: bool = False) -> None:
+        if not isinstance(costs, SampleCosts):
+            raise PacelineError(f"costs={short(costs)}: expected a paceline.samples.SampleCosts")
+        whole("workers", workers)
+        whole("batch", batch)
+        switches(padded=padded)
         self.costs, self.padded = costs, padded
         self._workers, self._batch = workers, batch
         self.restart()

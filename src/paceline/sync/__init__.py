@@ -28,7 +28,7 @@ def create(text: str, workers: int, mode: str = "push-wait") -> Gate[Any]:
     exclude each other.
     """
     whole("workers", workers)
-    if mode not in MODES:
+    if not isinstance(mode, str) or mode not in MODES:
         raise PacelineError(f"mode {mode!r} is unknown{expected(mode, MODES)}")
     named = options.keyed(GATES, text, "workers", "mode")
     gate: Gate[Any] = options.build(GATES, named, "gate", workers=workers, mode=mode)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, choice
 from paceline.sync.protocol import (
     GONE,
     IDLE,
@@ -51,6 +51,7 @@ class Bsp(Gate[BspState]):
     takes_quorum: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        choice("bsp: late", self.late, "drop", "use")
         if self.late == "use" and self.mode == "push-interrupt":
             raise PacelineError(
                 "late=use with push-interrupt: an interrupted gradient never arrives; use push-wait or pull"

@@ -52,9 +52,8 @@ class Lsp(Gate[LspState]):
     def arrive(self, state: LspState, worker: int, now: float) -> tuple[Effects, LspState]:
         base = state.doing[worker]
         gradient = Gradient(worker, base, weight_of(state.version - base, self.stale))
-        return self._go_on(
-            state._replace(doing=replaced(state.doing, worker, IDLE), pending=(*state.pending, gradient))
-        )
+        doing, pending = replaced(state.doing, worker, IDLE), (*state.pending, gradient)
+        return self._go_on(state._replace(doing=doing, pending=pending))
 
     def leave(self, state: LspState, worker: int, now: float) -> tuple[Effects, LspState]:
         return self._go_on(state._replace(doing=replaced(state.doing, worker, GONE)))

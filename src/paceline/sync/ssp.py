@@ -42,13 +42,9 @@ class Ssp(Gate[SspState]):
     def arrive(self, state: SspState, worker: int, now: float) -> tuple[Effects, SspState]:
         base = state.doing[worker]
         gradient = Gradient(worker, base, weight_of(state.version - base, self.stale))
-        return self._go_on(
-            state._replace(
-                doing=replaced(state.doing, worker, IDLE),
-                clocks=replaced(state.clocks, worker, state.clocks[worker] + 1),
-                pending=(*state.pending, gradient),
-            )
-        )
+        doing, pending = replaced(state.doing, worker, IDLE), (*state.pending, gradient)
+        clocks = replaced(state.clocks, worker, state.clocks[worker] + 1)
+        return self._go_on(state._replace(doing=doing, clocks=clocks, pending=pending))
 
     def leave(self, state: SspState, worker: int, now: float) -> tuple[Effects, SspState]:
         return self._go_on(state._replace(doing=replaced(state.doing, worker, GONE)))
@@ -64,11 +60,8 @@ class Ssp(Gate[SspState]):
         if not present:
             return (), state
         allowed = min(present) + self.staleness
-        free = tuple(
-            worker
-            for worker, (clock, doing) in enumerate(zip(state.clocks, state.doing, strict=True))
-            if doing == IDLE and clock <= allowed
-        )
+        workers = enumerate(zip(state.clocks, state.doing, strict=True))
+        free = tuple(worker for worker, (clock, doing) in workers if doing == IDLE and clock <= allowed)
         if not free:
             return (), state
         effects: Effects = ()
