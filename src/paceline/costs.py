@@ -43,9 +43,8 @@ def outside(seconds: Any, least: float = LEAST) -> NDArray[np.bool_]:
 def numbers(name: str, value: Any, expected: str, least: float | None = None) -> Array:
     """An argument as float64. Raises PacelineError if it is no number or array of numbers, or one is below least."""
     with suppress(TypeError, ValueError):
-        found = np.asarray(value, float)
-        if least is None or (found >= least).all():
-            return found
+        if least is None or np.all(np.asarray(value, float) >= least):
+            return np.asarray(value, float)
     raise PacelineError(f"{name}={short(value)}: expected {expected}")
 
 

@@ -36,8 +36,7 @@ class DropCompute(Backup[TraceState]):
 
     tau: the threshold, seconds; 0 finds the one with the largest effective speed-up from the first updates, in which
         nothing is dropped.
-    pieces: of a task. trace: the number of these first updates. exchange: further seconds of each update, as for
-        exchanging gradients.
+    pieces: of a task. trace: the number of first updates. exchange: further seconds of each update, for its sums.
     """
 
     workers: int

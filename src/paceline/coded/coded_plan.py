@@ -22,7 +22,7 @@ from paceline.coded.assign import exact, iterated, probabilistic, simple, unifor
 from paceline.coded.delay import Array, Delay
 from paceline.coded.problem import Problem
 from paceline.costs import Linear
-from paceline.errors import PacelineError, among, number, short, switches
+from paceline.errors import PacelineError, among, number, refuse, short, switches
 from paceline.shares import water_level
 
 SECONDS = 20.0  # time limit of the search for the assignment that moves the fewest workers
@@ -55,10 +55,9 @@ class CodedPlan:
         if not isinstance(self.problem, Problem):
             raise PacelineError(f"problem={short(self.problem)}: expected a paceline.coded.Problem")
         switches(coded=self.coded)
-        for name in ("probability", "loads"):
-            if np.shape(given := getattr(self, name)) != self.problem.shape:
-                pairs = "an array of shape {} x {}, masters x workers".format(*self.problem.shape)
-                raise PacelineError(f"{name}={short(given)}: expected {pairs}")
+        pairs = "an array of shape {} x {}, masters x workers".format(*self.problem.shape)
+        for name, given in (("probability", self.probability), ("loads", self.loads)):
+            refuse(f"{name}={short(given)}", {f"expected {pairs}": np.shape(given) != self.problem.shape})
 
     @property
     def rows_assigned(self) -> NDArray[np.int64]:
@@ -130,8 +129,7 @@ class CodedPlan:
 def finish(problem: Problem, assign: str, k: Array, coded: bool, phi: Array, rate: Array) -> CodedPlan:
     """The plan for a given k: loads and times. Raises PacelineError if a master's rows are not covered.
 
-    Without a code, L is divided among a master's workers: equally for "uniform" (Sun et al., benchmark 1), otherwise
-    by mean speed.
+    Without a code, L is divided among a master's workers: equally (Sun et al., benchmark 1), or else by mean speed.
     """
     if not coded:
         weight = (k > 0) / (1.0 if assign == "uniform" else problem.delay.mean())
@@ -171,8 +169,7 @@ def coded_loads(problem: Problem, k: Array, t: Array, phi: Array) -> Array:
 
 
 def expected_completion(problem: Problem, loads: Array) -> Array:
-    """E[time at which all of a master's workers are done], shape (M,): an uncoded plan's t*, the integral of
-    P[T > t]."""
+    """E[time until all of a master's workers are done], (M,), the integral of P[T > t]: an uncoded plan's t*."""
     result = np.zeros(len(loads))
     for m in range(len(loads)):
         mine = np.flatnonzero(loads[m] > 0)

@@ -31,8 +31,7 @@ SETTLE = 20  # readings of a worker before its units are known
 POOLED_SAMPLES = 4096  # at most in a training step of a pooled model
 EACH_SAMPLES = 256  # at most in a training step of one model, if every worker has its own
 TURN = 128  # models that train in one round, if every worker has its own; the others train in the next ones
-# Training stops when the loss falls by less than the first number for as many consecutive steps as the second
-# (LB-BSP, section 4.2).
+# Training stops after CALM[1] consecutive steps in which the loss falls by less than CALM[0] (LB-BSP, section 4.2).
 CALM = 1e-4, 4
 BLOCK = 32  # rounds
 MEMORY = 1000  # rounds over which a worker's mean and spread are taken

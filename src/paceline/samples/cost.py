@@ -51,9 +51,7 @@ class SampleCosts:
 
     @staticmethod
     def checked(values: ArrayLike, samples: int, named: str = "cost") -> SampleCosts:
-        """The lengths of a data set of this many ``samples``. Raises PacelineError if they are not valid lengths.
-
-        named: the argument's name in messages."""
+        """The lengths of a data set of this many ``samples``. Raises PacelineError, under this name, if invalid."""
         try:
             lengths = np.array(values, dtype=float)
         except (TypeError, ValueError) as error:

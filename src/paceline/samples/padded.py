@@ -155,8 +155,7 @@ class _Cutting:
             size = min(most, cap, self.budgeted[start])
             return [took] if (took := int(min(size, budget / first))) > 0 else []
         costs, launch, budgeted = self.costs, self.launch, self.budgeted
-        # The best beginning of the last micro-batch for each end, as a queue: (beginning, cost up to it, the first
-        # end for which it is the best).
+        # Beginnings of the last micro-batch, as a queue: (beginning, cost up to it, first end for which it is best).
         begins, spent, since = [start], [0.0], [float(start)]
         front = 0
         parents: dict[int, int] = {}
@@ -186,8 +185,7 @@ class _Cutting:
             if cost > budget:
                 break
             parents[at] = begin
-            # The new beginning replaces the last in the queue from the end at which it is cheaper, or at which a
-            # micro-batch from the last one reaches its limits.
+            # The new beginning replaces the last one once it is cheaper, or once that one reaches its limits.
             value = cost - at * costs[at]
             while True:
                 last = begins[-1]

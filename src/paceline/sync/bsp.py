@@ -1,5 +1,4 @@
-"""``bsp``: one version after the other, each from the first k gradients of the one before (backup workers; k = n is
-BSP).
+"""``bsp``: each version is made from the first k gradients of the one before (backup workers; k = n is BSP).
 
 Chen et al. 2016; the three ways to hand out parameters are those of Xu, Neglia and Sebastianelli (DBW), Sect. 2.
 """
