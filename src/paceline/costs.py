@@ -52,7 +52,7 @@ class Cost(Protocol):
     """Non-decreasing seconds of a load in samples, for each worker."""
 
     def seconds(self, load: Array) -> Array:
-        """Seconds for each worker's load; load broadcasts to (..., n). Infinite where impossible."""
+        """Seconds for each worker's load; load broadcasts to (..., n). Infinite for an impossible load."""
         ...
 
     def load_at(self, seconds: Array) -> Array:

@@ -38,7 +38,7 @@ class JointState(NamedTuple):
 
 @dataclass(frozen=True)
 class Joint(Policy[JointState]):
-    """Shares and the number of gradients to wait for, chosen together; `level` where no gradient may be lost.
+    """Shares and the number of gradients to wait for, chosen together; `level` if no gradient may be lost.
 
     mode: what late workers do, see ``sync.MODES``; the parameter server sets it itself.
     """
