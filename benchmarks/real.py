@@ -27,7 +27,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from scaffold import command_line, forks, join
 
-from paceline.balance.dolbie import Handover, announce, decide, play_round, settle, slowest_heard, start_peers
+from paceline.balance.dolbie import (
+    Handover,
+    announce,
+    announced_straggler,
+    decide,
+    play_round,
+    settle,
+    start_peers,
+)
 from paceline.coded import Problem, ShiftedExponential, plan
 from paceline.costs import Linear
 from paceline.errors import PacelineError
@@ -122,7 +130,7 @@ def _peer(rank: int, steps: int, directory: str, told: Any) -> None:
         for post in posts:
             assert post is not None
             post.wait()
-        straggler, level = slowest_heard(heard), max(each.seconds for each in heard)
+        straggler, level = announced_straggler(heard), max(each.seconds for each in heard)
         me, handover = decide(me, (level - overhead) / costs[-1][0] / BATCH, heard)
         if handover is not None:  # line 9
             dist.send(torch.tensor([handover.share], dtype=torch.float64), straggler)

@@ -173,7 +173,7 @@ def test_quanta_and_floors() -> None:
                 balancer("equal", **{name: wrong})
     with pytest.raises(PacelineError, match=r"policy='level': expected a policy, as paceline\.policies"):
         Balancer("level")  # type: ignore[arg-type]
-    with pytest.raises(PacelineError, match="looks into the future"):
+    with pytest.raises(PacelineError, match="needs the next round's costs"):
         balancer("optimum")
 
 

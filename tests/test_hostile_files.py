@@ -73,7 +73,7 @@ def test_a_pipe_or_a_device_in_place_of_a_file_is_refused(tmp_path: Path, kind: 
     path = place(tmp_path, name)
     for make in (os.mkfifo, lambda at: at.symlink_to("/dev/zero")):
         make(path)
-        with pytest.raises(PacelineError, match="it is a pipe or a device, and no file"):
+        with pytest.raises(PacelineError, match="it is a pipe or a device, not a file"):
             reads(path)
         path.unlink()
 

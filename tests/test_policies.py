@@ -4,7 +4,10 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from paceline import Cluster, PacelineError, Plan, policies
+from paceline import Cluster, PacelineError, Plan, coded, policies, sync
+from paceline.balance import POLICIES
+from paceline.forecast import FORECASTS
+from paceline.sync import GATES
 
 CLUSTER = Cluster(4, 64)
 
@@ -111,3 +114,32 @@ def test_own_policies_have_names_of_their_own(monkeypatch):
         policies.register("level", Mine)
     with pytest.raises(PacelineError, match="unknown"):
         policies.describe("yours")
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda text: policies.describe(text), "policy .* is unknown"),
+        (lambda text: POLICIES["abs"](CLUSTER, reading=text), "reading=array.*: expected inverse or share"),
+        (lambda text: POLICIES["lbbsp"](CLUSTER, reading=text), "reading=array.*: expected loose or strict"),
+        (
+            lambda text: POLICIES["factoring"](CLUSTER, scheme=text),
+            "expected adaptive, factoring, guided or self",
+        ),
+        (lambda text: POLICIES["level"](CLUSTER, forecast=text), "forecast array.* is unknown"),
+        (lambda text: POLICIES["lbbsp-cpu"](CLUSTER, forecast=text), "forecast array.* is unknown"),
+        (lambda text: FORECASTS["ema"](of=text), "of=array.*: expected speed or seconds"),
+        (lambda text: FORECASTS["recurrent"](cell=text), "cell=array.*: expected simple or lstm"),
+        (lambda text: FORECASTS["narx"](inputs=text), "inputs=array.*: expected 6 or 8"),
+        (lambda text: GATES["bsp"](2, late=text), "late=array.*: expected drop or use"),
+        (lambda text: sync.create("bsp", 2, text), "mode array.* is unknown"),
+        (lambda text: coded.fit(np.empty(1, object), text), "family=array.*: expected one of"),
+        (
+            lambda text: coded.plan(coded.random_problem(1, 2, 9, np.random.default_rng(0)), text),
+            "assign=array",
+        ),
+    ],
+)
+def test_an_array_in_place_of_a_word_is_refused_in_a_sentence(call, words):
+    with pytest.raises(PacelineError, match=words):
+        call(np.array(["a", "b"]))

@@ -43,3 +43,16 @@ def test_a_round_knows_who_was_there():
     np.testing.assert_array_equal(seen.present, [True, False])
     np.testing.assert_array_equal(seen.overhead, [0, 0])
     np.testing.assert_array_equal(seen.loads, [4, 4])
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"seconds": [1, 2]}, r"seconds=\[1, 2\], overhead=None: expected arrays of numbers"),
+        ({"seconds": np.array(["a", "b"])}, "expected arrays of numbers"),
+        ({"seconds": np.ones(2), "overhead": "none"}, "overhead='none': expected arrays of numbers"),
+    ],
+)
+def test_a_round_of_no_numbers_is_refused_in_a_sentence(given, words):
+    with pytest.raises(PacelineError, match=words):
+        Round(np.array([0.5, 0.5]), batch=8, **given)

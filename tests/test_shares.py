@@ -10,7 +10,7 @@ from scipy.optimize import linprog
 
 from paceline import PacelineError, Plan
 from paceline.costs import Increasing, Linear, Saturating
-from paceline.shares import project, proportional, water_level, whole_samples
+from paceline.shares import at_least, project, proportional, water_level, whole_samples
 
 
 @st.composite
@@ -266,5 +266,28 @@ def test_a_hundred_thousand_workers_get_whole_samples():
     ],
 )
 def test_limits_that_cannot_hold_the_batch_say_by_how_much(call, words):
+    with pytest.raises(PacelineError, match=words):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: water_level([1, 2], 10), r"cost=\[1, 2\]: expected a cost"),
+        (lambda: water_level(Linear(np.ones(2), np.zeros(2)), "ten"), "batch='ten': expected a number"),
+        (lambda: water_level(Linear(np.ones(2), np.zeros(2)), 10, "no"), "least='no': expected a number"),
+        (lambda: water_level(Linear(np.ones(2), np.zeros(2)), 10, 0, "all"), "most='all': expected a number"),
+        (lambda: water_level(Linear(np.ones(2), np.zeros(2)), 10, [1, 2, 3]), "for each of 2 workers"),
+        (lambda: whole_samples([0.5, 0.5], 10), "expected a cost"),
+        (lambda: whole_samples(Plan(np.array([0.5, 0.5])), "ten"), "batch='ten': expected a whole number"),
+        (lambda: whole_samples(Plan(np.array([0.5, 0.5])), 10, "no"), "least='no': expected a number"),
+        (lambda: project("x"), "y='x': expected one number for each worker"),
+        (lambda: project([1, 2], [0, 0, 0]), "for each of 2 workers"),
+        (lambda: proportional(["a", "b"]), "weights=.*: expected one number for each worker"),
+        (lambda: at_least([1, 2, 3], 2), r"loads=\[1, 2, 3\], floor=2: expected an array"),
+        (lambda: at_least(np.array([1, 2, 3]), "two"), "floor='two': expected an array"),
+    ],
+)
+def test_arguments_that_cannot_be_divided_are_refused_in_a_sentence(call, words):
     with pytest.raises(PacelineError, match=words):
         call()

@@ -69,7 +69,7 @@ def test_a_round_is_told_to_who_listens_and_costs_nothing_else(
     def told(*_: object) -> str:
         raise AssertionError("put together though nobody listens")
 
-    monkeypatch.setattr("paceline.balancer._told", told)
+    monkeypatch.setattr("paceline.balancer._sentence", told)
     with caplog.at_level(logging.INFO, "paceline"):
         _round(balancer, 1)
     assert len(caplog.records) == 1
@@ -80,7 +80,7 @@ def test_a_policy_that_begins_afresh_is_told(caplog: pytest.LogCaptureFixture) -
     with caplog.at_level(logging.INFO, "paceline"):
         Balancer(policies.create("level", Cluster(3, 96))).load_state_dict(before, 7)
     assert [record.getMessage() for record in caplog.records] == [
-        "the policy begins afresh at round 7: its state is of 2 workers, and 3 take part now"
+        "the policy starts again at round 7: its state is of 2 workers, and 3 take part now"
     ]
 
 

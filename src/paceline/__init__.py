@@ -12,7 +12,7 @@ __all__ = ["Cluster", "Machines", "PacelineError", "Plan", "Round", "WorkerError
 
 
 def __getattr__(name: str) -> Any:
-    """What needs numpy is imported when it is asked for: ``paceline.client`` does without."""
+    """Import what needs numpy only when it is used: ``paceline.client`` runs without numpy."""
     if name in __all__:
         from paceline import rounds
 

@@ -1,9 +1,9 @@
-"""The decision loop that every engine runs: what the workers reported in, whole samples for each out.
+"""The decision loop that every engine runs: from the workers' reports to whole samples for each worker.
 
 Every rank runs the same loop on the same reports and so makes the same plans. A plan made from round t takes
-effect in round t + 1 + lag, where lag is how far loaders draw ahead or measurements come in late. A policy whose
-forecast trains decides aside, in a thread at low priority, while the next round runs: its plan takes effect one
-round later still, on every rank alike.
+effect in round t + 1 + lag; lag is the number of rounds that loaders prefetch or that measurements arrive late.
+A policy whose forecast trains decides in a background thread at low priority, while the next round runs: its plan
+takes effect one more round later, on every rank alike.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from paceline.rounds import Array, Gradients, PiecePlan, PieceTimes, Plan, Round
 from paceline.samples import CostLearner, CostModel, Deal, InPieces, Room, deal, in_pieces
 
 _log = logging.getLogger(__name__)
-NICE = 10  # of 19: a decision made aside yields to whatever else wants the processor
+NICE = 10  # of 19: the thread that decides in the background yields the processor to all others
 WORTH = 50.0  # times what a piece costs beyond its samples: shorter rounds are not run in pieces
-FADE = 0.995  # of what a piece was found to cost, for each whole round since
+FADE = 0.995  # factor on the measured cost of a piece, for each round since that ran as planned
 
 
 class Balancer:
@@ -40,7 +40,7 @@ class Balancer:
     policy: from ``policies.create``, for a single run (no leading axes).
     quantum: loads are multiples of this many samples; the remainder of a short batch goes to one worker.
     floor: a load is 0 or at least this many samples (batch norm needs 2).
-    learner: what the samples cost, if they cost differently: rounds are then asked for with ``deal``.
+    learner: learns what samples cost, if they cost differently; the engine then divides rounds with ``deal``.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Balancer:
             )
         if policy.needs_upcoming:
             raise PacelineError(
-                f"{type(policy).__name__.lower()} looks into the future and only runs in simulations; "
+                f"{type(policy).__name__.lower()} needs the next round's costs and only runs in simulations; "
                 "choose another policy"
             )
         self.policy, self.lag = policy, 0
@@ -68,39 +68,39 @@ class Balancer:
         self.learner: CostLearner | None = None
         self.needs_readings = policy.needs_readings
         self._aside = thread_aside() if policy.trains else None
-        self._most: dict[int, Array] = {}  # samples of each worker at most, by the round from which they hold
+        self._most: dict[int, Array] = {}  # samples of each worker at most, by the first round they hold for
         self.restart(0)
         if learner is not None:
             self.learn(learner, 0)
 
     def restart(self, step: int) -> None:
-        """Begin afresh at round ``step``."""
+        """Begin again at round ``step``, with nothing learned."""
         plan = self._forget()
-        self._plans: dict[int, Plan] = {}  # by the round from which each holds
+        self._plans: dict[int, Plan] = {}  # by the first round that each holds for
         self._holds(step, plan)
-        self._models: dict[int, CostModel] = {}  # likewise, if samples cost differently
+        self._models: dict[int, CostModel] = {}  # the same, if samples cost differently
         if self.learner is not None:
             self.learner.restart()
             self._models = {step: self.learner.model()}
         self._newest = plan
         if self._most:  # what fits does not depend on the policy
             self._most = {step: policies.in_force(self._most, max(self._most))}
-        self._pending: tuple[int, Future[tuple[Plan, Any]]] | None = None  # a decision being made aside
+        self._pending: tuple[int, Future[tuple[Plan, Any]]] | None = None  # the background thread's decision
 
     def _holds(self, step: int, plan: Plan) -> None:
-        """The plan is in force from round ``step`` on, and no other holds from a later one."""
+        """Put the plan in force from round ``step`` on; no plan may hold from a later round."""
         self._plans[step], self._last = plan, (step, plan)
 
     def _forget(self) -> Plan:
-        """Take in no round yet: the first plan."""
+        """Forget all rounds; returns the policy's first plan."""
         plan, self._state = self.policy.init()
         self._fit, self._warm, self._cost = overheads.start(self.policy.cluster.shape), False, 0.0
         return plan
 
     def learn(self, learner: CostLearner, step: int) -> None:
-        """From round ``step`` on samples cost differently, as this learner finds: rounds are asked for with ``deal``.
+        """From round ``step`` on, divide rounds by the costs that this learner finds, with ``deal``.
 
-        Raises PacelineError if loads are to be multiples of a number of samples."""
+        Raises PacelineError if loads have to be multiples of a number of samples."""
         if self._quantum > 1:
             raise PacelineError(
                 f"quantum={self._quantum} counts samples, and a division by cost does not; leave one of them out"
@@ -108,8 +108,8 @@ class Balancer:
         self.learner, self._models = learner, {step: learner.model()}
 
     def limit(self, step: int, most: Array) -> None:
-        """From round ``step`` on each worker is given so many samples at most, (n,), within the cluster's limits; NaN
-        for no other. If they leave no room for a batch, and for what an epoch's last round takes beyond it (less than
+        """From round ``step`` on, limit each worker to this many samples, (n,), within the cluster's limits; NaN sets
+        no further limit. If the limits cannot hold a batch and what an epoch's last round takes beyond it (less than
         the floor), all are exceeded by the same factor."""
         cluster, unit = self.policy.cluster, self._quantum
         needed = min(cluster.global_batch + self._floor - 1, cluster.most.sum())
@@ -118,7 +118,7 @@ class Balancer:
         if (room := most.sum()) < needed:
             most = np.minimum(np.ceil(most * (needed / room / unit)) * unit, cluster.most)
         self._most[step] = most if most.sum() >= needed else cluster.most
-        # Another object, so that whoever keeps what it cut by the plan before cuts again.
+        # A new object, so that a caller that caches divisions by the plan object divides again.
         self._holds(step, dataclasses.replace(self.plan(step)))
 
     def _limits(self, step: int) -> tuple[Array, Array]:
@@ -128,7 +128,7 @@ class Balancer:
 
     @property
     def digest(self) -> int:
-        """A number that two ranks share only if they made the same newest plan."""
+        """A number that is equal on two ranks only if they made the same newest plan."""
         return policies.digest(self._newest)
 
     def loads(
@@ -140,9 +140,9 @@ class Balancer:
     ) -> NDArray[np.int64]:
         """Whole samples of each worker in round ``step`` of ``batch`` samples, shape (n,); sums to ``batch``.
 
-        present: who takes part, shape (n,), where the engine knows better than the last report; the others get
-            nothing. room: samples that each worker can be given in this very round, (n,), where that is less than its
-            limit. Raises PacelineError when the limits of those present cannot hold the batch.
+        present: which workers take part, shape (n,), if the engine knows more than the last report; the others get
+            nothing. room: samples that each worker can be given in this round, (n,), if that is less than its
+            limit. Raises PacelineError if the limits of the workers present cannot hold the batch.
         """
         plan = self.plan(step)
         least, most = self._limits(step)
@@ -162,11 +162,11 @@ class Balancer:
         present: NDArray[np.bool_] | None = None,
         room: Room = Room(),  # noqa: B008  # immutable
     ) -> Deal:
-        """Round ``step`` of samples of these lengths, (B,), divided by what they cost: who runs which of them.
+        """Round ``step`` of samples of these lengths, (B,), divided by cost: which worker runs which samples.
 
-        As ``loads``, if samples cost differently: the plan's shares are parts of the round's cost. present: who
-        takes part, (n,). room: what a round and a micro-batch may hold; its least and most are by default the
-        cluster's. Report such a round with ``parts=deal.parts``.
+        The counterpart of ``loads`` if samples cost differently: the plan's shares are parts of the round's cost.
+        present: which workers take part, (n,). room: what a round and a micro-batch may hold; its least and most
+        default to the cluster's. Report this round with ``parts=deal.parts``.
         """
         plan, room = self._here(step, self.plan(step), present, room)
         costs = plan.costs if isinstance(plan.costs, Linear) else plan.by_shares()
@@ -179,9 +179,9 @@ class Balancer:
         present: NDArray[np.bool_] | None = None,
         room: Room = Room(),  # noqa: B008  # immutable
     ) -> InPieces | None:
-        """As ``deal``, where a part of round ``step`` is claimed while it runs; None if it is all run as planned.
+        """Like ``deal``, if workers claim a part of round ``step`` while it runs; None if all of it runs as planned.
 
-        Report such a round with ``parts`` of what was really run, and ``first``.
+        Report this round with ``parts`` of the samples that were really run, and ``first``.
         """
         planned = self.plan(step)
         if (pieces := planned.piece_plan) is None or not _moves_work(planned):
@@ -194,7 +194,7 @@ class Balancer:
     def _here(
         self, step: int, plan: Plan, present: NDArray[np.bool_] | None, room: Room
     ) -> tuple[Plan, Room]:
-        """The plan and the room of those present; what the room leaves open is the cluster's."""
+        """The plan and the room for the workers present; the cluster's limits fill in what the room leaves open."""
         least, most = self._limits(step)
         least = least if room.least is None else np.asarray(room.least, float)
         most = most if room.most is None else np.asarray(room.most, float)
@@ -205,11 +205,11 @@ class Balancer:
         return plan, room._replace(least=least, most=most, floor=max(room.floor, self._floor))
 
     def cost_model(self, step: int) -> CostModel:
-        """What samples are taken to cost in round ``step``; there must be a learner."""
+        """The cost model of round ``step``; there must be a learner."""
         return policies.in_force(self._models, step)
 
     def piece_plan(self, step: int) -> PiecePlan | None:
-        """How round ``step`` is run in pieces; None if it is run as planned."""
+        """How round ``step`` runs in pieces; None if it runs as planned."""
         return self.plan(step).piece_plan
 
     def report(
@@ -226,34 +226,34 @@ class Balancer:
         short: float = 0.0,
         gradients: Gradients | None = None,
     ) -> tuple[Array, Array]:
-        """Take in round ``step``, or the mean of several rounds up to it, and plan from it; each array of shape (n,),
-        seconds NaN if absent.
+        """Record round ``step``, or the mean of several rounds up to it, and plan from it; arrays of shape (n,), the
+        seconds of an absent worker NaN.
 
-        parts: of each worker's cost, (n, 3), where the round was dealt by cost (``Deal.parts``, or what was really
-            run): the policy and the fitted overheads then see costs for loads, and the learner learns from them.
-        first: parts of what each worker ran before it claimed anything, (n, 3), and the seconds of these, (n,), where
-            work moved within the round: the learner then learns from these alone, since all that is claimed takes
-            whatever time there is.
-        short: rounds of fewer seconds, or in which workers take fewer than ``WORTH`` times what a piece costs, are
-            not worth a claim: "auto" plans whole ones, as "level" does. 0 for an engine in which all rounds are.
+        parts: of each worker's cost, (n, 3), if the round was dealt by cost (``Deal.parts``, or what was really
+            run): the policy and the fitted overheads then see costs as loads, and the learner learns from them.
+        first: parts of what each worker ran before its first claim, (n, 3), and the seconds of these, (n,), if work
+            moved within the round: the learner then learns from these alone, since workers claim until the round
+            ends, so that the seconds of claims say nothing of their cost.
+        short: a round of fewer seconds, or in which workers take fewer than ``WORTH`` times the cost of a piece, is
+            too short for claims: "auto" plans it whole, as "level" does. 0 if no round of this engine is too short.
         gradients: what is known of them, if the engine can leave some of them out.
-        Returns (the overhead fitted to each worker, the shares planned), each of shape (n,). Whatever the policy
-        raises is raised here; the plans are then those of before, and the next round can be taken in.
+        Returns (the overhead fitted to each worker, the shares planned), each of shape (n,). Errors of the policy
+        are raised here; the plans then stay as before, and the next round can be reported.
         """
         seconds = measurable(seconds)
         known = np.zeros(seconds.shape) if known_overhead is None else measurable(known_overhead)
         ran = loads.astype(float)
         if self.learner is not None and parts is not None:
             if first is None:
-                told_anew = self.learner.take(parts, seconds, np.nan_to_num(known))
+                replay = self.learner.take(parts, seconds, np.nan_to_num(known))
             else:
-                told_anew = self.learner.take(first[0], measurable(first[1]))
+                replay = self.learner.take(first[0], measurable(first[1]))
             self._models[step + 1 + self.lag] = self.learner.model()
-            if told_anew and self._aside is None and not self.needs_readings and pieces is None:
-                self._see_again(self.learner)
+            if replay and self._aside is None and not self.needs_readings and pieces is None:
+                self._replay(self.learner)
             ran = self.learner.cost(parts)
         moved = _moves_work(self.plan(step))
-        if pieces is not None:  # what is known of pieces fades in whole rounds, so that they are tried again
+        if pieces is not None:  # without pieces the known cost fades, so that pieces are tried again
             self._cost = float(np.nanmean(pieces.cost)) if moved else FADE * self._cost
         least = WORTH * self._cost if short else 0.0
         brief = bool(np.fmax.reduce(seconds) < short or (least and np.nanmean(seconds) < least))
@@ -273,45 +273,44 @@ class Balancer:
             state = self._state
             pending = self._aside.submit(lambda: self._step(state, happened, brief))
             self._pending = (step + 2 + self.lag, pending)
-        self._plans, self._models, self._most = (
-            policies.since(each, step + 1) for each in (self._plans, self._models, self._most)
-        )
+        kept = self._plans, self._models, self._most
+        self._plans, self._models, self._most = (policies.since(each, step + 1) for each in kept)
         if failed is not None:
             raise failed
         if _log.isEnabledFor(logging.DEBUG):
-            _log.debug("%s", _told(step, loads, seconds, self._newest))
+            _log.debug("%s", _sentence(step, loads, seconds, self._newest))
         return happened.overhead, self._newest.shares
 
     @property
     def steady(self) -> bool:
-        """Whether several rounds may be taken in as one: they are run as planned, and neither the policy nor a model
-        of what samples cost wants to see each of them."""
+        """Whether several rounds may be reported as one: they run as planned, and neither the policy nor a model of
+        sample costs has to see each of them."""
         return not (self._aside or self.learner or any(map(_moves_work, self._plans.values())))
 
     def _happened(self, ran: Array, seconds: Array, known: Array, moved: bool = False, **more: Any) -> Round:
         """A round as policies see it, with the overheads fitted so far; moved: work moved within it."""
-        # If the load follows the speed within the round, all end together: seconds that stay the same as the
-        # load varies would pass for overhead. There only what the engine measured to be overhead is.
+        # If work moves within the round, all workers end together: their seconds stay the same while their loads
+        # vary, which looks like overhead. For these rounds only the overhead that the engine measured counts.
         fit = self._fit if moved else overheads.update(self._fit, ran, seconds, known)
         overhead, batch = known + overheads.certain(fit), float(ran.sum())
-        # A first round also warms the workers up. Against it, one with more samples in fewer seconds would look
-        # like all overhead: a worker for which load costs nothing is given everything, and so it stays.
+        # The first round includes warm-up. Compared with it, a later round with more samples in fewer seconds would
+        # look like overhead alone; a worker whose load seems to cost nothing would get all samples from then on.
         self._fit, self._warm = fit if self._warm else self._fit, True
         return Round(ran / batch, seconds, batch, overhead, **more)
 
-    def _see_again(self, learner: CostLearner) -> None:
-        """Let the policy see the rounds before the newest again: what they cost is better known now."""
+    def _replay(self, learner: CostLearner) -> None:
+        """Pass the rounds before the newest to the policy again: their costs are better known now."""
         self._forget()
         for each in learner.seen[:-1]:
             happened = self._happened(learner.cost(each.parts), each.seconds, each.known)
             _, self._state = self._step(self._state, happened)
 
     def _step(self, state: Any, happened: Round, brief: bool = False) -> tuple[Plan, Any]:
-        """The policy's next plan and state. Raises PacelineError if the plan divides nothing: it is a fault of the
-        policy, which whole samples would hide.
+        """The policy's next plan and state. Raises PacelineError if the shares do not sum to 1: a bug of the policy
+        that rounding to whole samples would hide.
         """
         policy, pieces = self.policy, self._newest.piece_plan
-        if brief and pieces is not None and isinstance(policy, Auto):  # which learns nothing of pieces now
+        if brief and pieces is not None and isinstance(policy, Auto):  # it learns nothing of pieces now
             plan, inner = policy.planner.step(state.plan, happened)
             plan = Plan(plan.shares, costs=plan.costs, piece_plan=pieces._replace(at_once=np.ones(())))
             after = state._replace(plan=inner, planned=plan.shares)
@@ -321,7 +320,7 @@ class Balancer:
         return plan, after
 
     def plan(self, step: int) -> Plan:
-        """What is in force in round ``step``: the same object for as long as nothing else is decided."""
+        """The plan of round ``step``: the same object until another plan takes effect."""
         first, plan = self._last
         return plan if first <= step else policies.in_force(self._plans, step)
 
@@ -330,7 +329,7 @@ class Balancer:
         plans, state, newest = self._plans, self._state, self._newest
         if self._pending is not None:
             takes_effect, decision = self._pending
-            if decision.exception() is None:  # else ``report`` will raise it, and leave all as it is
+            if decision.exception() is None:  # else ``report`` raises it, and changes nothing
                 newest, state = decision.result()
                 plans = plans | {takes_effect: newest}
         kept = {
@@ -348,18 +347,16 @@ class Balancer:
         return kept
 
     def load_state_dict(self, state: dict[str, Any], step: int) -> None:
-        """Go on at round ``step``; afresh where the number of workers has changed.
+        """Continue at round ``step``; begin again, with nothing learned, if the number of workers has changed.
 
-        Raises PacelineError for what ``state_dict`` cannot have given; nothing is changed then.
+        Raises PacelineError for a state that ``state_dict`` cannot have returned; nothing is changed then.
         """
         cluster = self.policy.cluster
-        workers, policy, fit, plans, newest, warm = (
-            policies.stored_entry(state, name)
-            for name in ("workers", "policy", "fit", "plans", "newest", "warm")
-        )
+        names = "workers", "policy", "fit", "plans", "newest", "warm"
+        workers, policy, fit, plans, newest, warm = (policies.stored_entry(state, name) for name in names)
         if policies.stored_whole(workers, "workers") != cluster.workers:
             _log.info(
-                "the policy begins afresh at round %d: its state is of %d workers, and %d take part now",
+                "the policy starts again at round %d: its state is of %d workers, and %d take part now",
                 *(step, workers, cluster.workers),
             )
             self.restart(step)
@@ -381,7 +378,7 @@ class Balancer:
 
 
 def thread_aside() -> ThreadPoolExecutor:
-    """One thread at low priority, which carries out one call after another beside the training."""
+    """One background thread at low priority, which runs one call after another while the training goes on."""
     return ThreadPoolExecutor(1, thread_name_prefix="paceline-aside", initializer=_step_back)
 
 
@@ -391,12 +388,12 @@ def _step_back() -> None:
 
 
 def _moves_work(plan: Plan) -> bool:
-    """Whether a part of the round is claimed while it runs."""
+    """Whether workers claim a part of the round while it runs."""
     return plan.piece_plan is not None and not plan.piece_plan.at_once >= 1
 
 
-def _told(step: int, loads: NDArray[np.int64], seconds: Array, plan: Plan) -> str:
-    """What a round came to and what is planned from it, for the log."""
+def _sentence(step: int, loads: NDArray[np.int64], seconds: Array, plan: Plan) -> str:
+    """A round's loads and seconds and the shares planned from it, for the log."""
     slowest = ""
     if not np.isnan(seconds).all():
         last = int(np.nanargmax(seconds))

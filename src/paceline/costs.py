@@ -1,28 +1,31 @@
 """Seconds as a function of load: what a worker's round costs.
 
 A cost answers two questions for all workers at once, in arrays of shape (..., n): how long does each take
-for a load, and how much can each do within a time. The second is the first's generalised inverse, so a cost
-may be flat in places and may jump; it must only never fall.
+for a load, and how much can each do within a time. The second is the generalised inverse of the first, so a cost
+may be flat in places and may jump, but must never fall.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.errors import PacelineError, short
+
 __all__ = ["Array", "Cost", "Increasing", "Linear", "Only", "Saturating", "line_through"]
 
 Array = NDArray[np.float64]
 """Numbers of shape (..., n): the last axis is the worker, the leading axes are realizations."""
 
-RESOLUTION = 1e-9  # part of a round's seconds below which its growth with the load is not told apart
-# Which numbers are taken for seconds: what a clock can tell, and what somebody could wait for. Beyond these a float
-# still holds a number, but sums and quotients of such numbers overflow to infinities, and every figure made from them
-# would be wrong without a word. So they are refused where they enter.
+RESOLUTION = 1e-9  # part of a round's seconds below which growth with the load is taken for noise
+# The numbers that are accepted as seconds: from what a clock can measure to what a person could wait for. A float
+# also holds numbers outside of this range, but their sums and quotients overflow to infinities, and every figure
+# computed from them would be wrong without an error. So they are refused at the input.
 LEAST, MOST = 1e-12, 1e9  # seconds; the larger one is 30 years
 SPAN = "1e-12 to 1e9"  # in words, for durations that must be more than 0
 SPAN_0 = "0 to 1e9"  # for those that may be 0
@@ -31,21 +34,29 @@ QUICKEST, LONGEST = 1e-15, 1e15
 
 
 def outside(seconds: Any, least: float = LEAST) -> NDArray[np.bool_]:
-    """Which numbers are no such seconds, NaN among them. least: 0 for durations that may be 0."""
+    """Whether each number lies outside of ``least`` to ``MOST``, or is NaN. least: 0 for durations that may be 0."""
     values = np.asarray(seconds, float)
     wrong: NDArray[np.bool_] = ~((values >= least) & (values <= MOST))
     return wrong
+
+
+def numbers(name: str, value: Any, expected: str, least: float | None = None) -> Array:
+    """An argument as float64. Raises PacelineError if it is no number or array of numbers, or one is below least."""
+    with suppress(TypeError, ValueError):
+        if least is None or np.all(np.asarray(value, float) >= least):
+            return np.asarray(value, float)
+    raise PacelineError(f"{name}={short(value)}: expected {expected}")
 
 
 class Cost(Protocol):
     """Non-decreasing seconds of a load in samples, for each worker."""
 
     def seconds(self, load: Array) -> Array:
-        """Seconds for each worker's load; load broadcasts to (..., n). Infinite where impossible."""
+        """Seconds for each worker's load; load broadcasts to (..., n). Infinite for an impossible load."""
         ...
 
     def load_at(self, seconds: Array) -> Array:
-        """The largest load whose seconds do not exceed the given; 0 if none does.
+        """The largest load that takes at most the given seconds; 0 if every load takes longer.
 
         seconds broadcasts to (..., n), as a level of shape (..., 1) does.
         """
@@ -89,7 +100,7 @@ class Saturating:
         with np.errstate(over="ignore"):
             load = np.minimum((seconds - self.overhead) / reach, self.most)
         flat = self.overhead + self.seconds_per_sample * self.knee
-        # At exactly the flat level the whole knee is free, whatever rounding says of the division.
+        # At exactly the flat level a load up to the knee fits, even if the division above rounded down.
         return np.where(seconds >= flat, np.maximum(load, self.knee), 0.0)
 
 
@@ -97,7 +108,7 @@ class Saturating:
 class Increasing:
     """Any non-decreasing function of load, inverted by bisection on [0, most] down to neighbouring floats.
 
-    function: loads (..., n) -> seconds (..., n). most: the largest load that is ever asked for, (..., n).
+    function: loads (..., n) -> seconds (..., n). most: the largest load that ``load_at`` returns, (..., n).
     """
 
     function: Callable[[Array], Array]
@@ -117,7 +128,7 @@ class Increasing:
 
 @dataclass(frozen=True, slots=True)
 class Only:
-    """A cost of which only some workers take part: for the others, any load is impossible."""
+    """Another cost with only some of its workers present; for the others, any load is impossible."""
 
     cost: Cost
     present: NDArray[np.bool_]  # (..., n)
@@ -130,9 +141,9 @@ class Only:
 
 
 def halfway(low: Array, high: Array) -> Array:
-    """A float between two; equal to ``low`` when they are neighbours.
+    """A float between two; equal to ``low`` if they are neighbours.
 
-    Halves the count of floats between them rather than their distance, so that bisecting from 0 or to
+    It halves the number of floats between them rather than their distance, so that a bisection from 0 or to
     infinity takes 64 steps at most.
     """
 
@@ -149,7 +160,7 @@ def halfway(low: Array, high: Array) -> Array:
 def line_through(loads: Array, seconds: Array, overhead: Array, otherwise: Array | float) -> Array:
     """Seconds per sample of the line through (0, overhead) and (loads, seconds); all of shape (..., n).
 
-    ``otherwise`` stands where nothing was measured: no load, NaN seconds, or hardly anything beyond the
+    ``otherwise`` is the result if nothing was measured: no load, NaN seconds, or hardly anything beyond the
     overhead, as with a vanishing load, whose slope would be rounding or noise.
     """
     beyond = seconds - overhead

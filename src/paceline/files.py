@@ -1,4 +1,4 @@
-"""Files written whole or not at all, so that a reader never meets half of one; and read without waiting for ever."""
+"""Files written whole or not at all, so that no reader finds half of one, and files read without endless waits."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import BinaryIO
 
 from paceline.errors import PacelineError, saying
 
-PART = ".paceline-"  # begins the name of what is not in its place yet
-SMALL = 1 << 24  # bytes of a file that people write, at most
-LARGE = 1 << 33  # of one that programs write, at most
+PART = ".paceline-"  # prefix of the name of a file that is not in its place yet
+SMALL = 1 << 24  # bytes, the most of a file that people write
+LARGE = 1 << 33  # bytes, the most of a file that programs write
 
 
 def open_file(path: str | os.PathLike[str], most: int = LARGE) -> BinaryIO:
-    """A regular file of at most ``most`` bytes, to read.
+    """Opens a regular file of at most ``most`` bytes for reading.
 
-    Raises OSError also for anything else, so that nobody waits for a pipe's other end, or reads a device that never
-    ends: its ``strerror`` is for people.
+    Raises OSError for anything else too, so that no caller waits for a pipe's other end, or reads a device that never
+    ends; its ``strerror`` can be shown to users.
     """
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     status = os.fstat(handle)
@@ -30,7 +30,7 @@ def open_file(path: str | os.PathLike[str], most: int = LARGE) -> BinaryIO:
     if stat.S_ISDIR(status.st_mode):
         wrong = "it is a directory"
     elif not stat.S_ISREG(status.st_mode):
-        wrong = "it is a pipe or a device, and no file"
+        wrong = "it is a pipe or a device, not a file"
     elif status.st_size > most:
         wrong = f"it has {status.st_size:,} bytes, and {most:,} are the most that are read"
     if wrong:
@@ -40,22 +40,22 @@ def open_file(path: str | os.PathLike[str], most: int = LARGE) -> BinaryIO:
 
 
 def read(path: str | os.PathLike[str], most: int = LARGE) -> bytes:
-    """All that is in a file, see ``open_file``."""
+    """The whole content of a file, see ``open_file``."""
     with open_file(path, most) as file:
         return file.read()
 
 
 def write_whole(path: str | os.PathLike[str], content: str | bytes) -> Path:
-    """Write ``content`` beside ``path``, then put it in its place in one move.
+    """Write ``content`` to a new file beside ``path``, then rename it to ``path`` in one step.
 
-    Raises PacelineError if the place cannot be written.
+    Raises PacelineError if the file cannot be written.
     """
     path = Path(path)
     data = content.encode() if isinstance(content, str) else content
     part = part_of(path)
     with saying(f"cannot write {path}", "choose a place that can be"):
         try:
-            with part.open("xb") as file:  # as readable as any other that the user writes
+            with part.open("xb") as file:  # with the user's default permissions
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -67,23 +67,23 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> Path:
 
 
 def part_of(path: Path) -> Path:
-    """A new name beside ``path``, for what will be moved into its place."""
-    return path.parent / f"{PART}{secrets.token_hex(8)}"  # short, whatever the name is
+    """A new name beside ``path`` for a file that will be renamed to ``path``."""
+    return path.parent / f"{PART}{secrets.token_hex(8)}"  # short, even if the name is long
 
 
 def sweep(directory: Path) -> None:
-    """Delete what a program that was killed had not yet moved into its place. Nobody may be writing there."""
+    """Delete the unfinished files of a program that was killed. No program may be writing to the directory."""
     for path in directory.glob(f"{PART}*"):
         path.unlink(missing_ok=True)
 
 
 def allow_open(least: int, who: str) -> None:
-    """Let this process, and those that it starts, have as many files and connections open as the system allows.
+    """Raise this process's limit of open files and connections, and its children's, to what the system allows.
 
-    Shells often allow fewer. Raises PacelineError if ``who`` needs ``least``, and that is more.
+    Shells often set a lower one. Raises PacelineError if ``who`` needs at least ``least`` and the limit is lower.
     """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # not ours to change
+    with suppress(ValueError, OSError):  # the system may not let this process change it
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if allowed != resource.RLIM_INFINITY and allowed < least:
@@ -93,7 +93,7 @@ def allow_open(least: int, who: str) -> None:
 
 
 def check_place(path: str | os.PathLike[str]) -> None:
-    """Raises PacelineError if ``path`` could not be written after long work: before that."""
+    """Raises PacelineError if ``path`` cannot be written: call it before long work whose result goes there."""
     path = Path(path)
     _check(path, "it is a directory" if os.path.isdir(path) else "")
 
@@ -109,7 +109,7 @@ def _check(path: Path, wrong: str) -> None:
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
-        wrong = wrong or ("" if above.is_dir() else f"{above} is no directory")
+        wrong = wrong or ("" if above.is_dir() else f"{above} is not a directory")
     except OSError as error:
         wrong = error.strerror or str(error)
     if not wrong and not os.access(above, os.W_OK):

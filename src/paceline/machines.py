@@ -1,4 +1,4 @@
-"""What the workers' machines are: processors, how fast, how much memory; for a first division of the work."""
+"""Sizes of the workers' machines (processors, their speed, memory), for a first division of the work."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import numpy as np
 
 from paceline.rounds import Machines
 
-ATTEMPTS, SIZE = 50, 8192  # of the probe: exponentials of this many numbers, by one thread
-BOOT = Path("/proc/sys/kernel/random/boot_id")  # one for a running kernel, whatever a container calls itself
+ATTEMPTS, SIZE = 50, 8192  # runs of the probe, and the numbers whose exponentials one thread computes in each
+BOOT = Path("/proc/sys/kernel/random/boot_id")  # one for each running kernel, the same in its containers
 
 
 class Machine(NamedTuple):
-    """One worker's machine, as that worker finds it.
+    """One worker's machine, as that worker measures it.
 
-    host: which machine it is. processors: those the worker may run on. speed: probes per second on one of
+    host: identifies the machine. processors: those the worker may run on. speed: probes per second on one of
     them. memory: bytes.
     """
 
@@ -32,7 +32,7 @@ class Machine(NamedTuple):
 
 
 def measure() -> Machine:
-    """This process's machine, in some milliseconds."""
+    """Measures this process's machine, which takes some milliseconds."""
     processors = tuple(sorted(os.sched_getaffinity(0)))
     memory = float(os.sysconf("SC_PAGE_SIZE")) * os.sysconf("SC_PHYS_PAGES")
     return Machine(_host(), processors, _speed(), memory)
@@ -41,7 +41,7 @@ def measure() -> Machine:
 def sizes(machines: Sequence[Machine]) -> Machines:
     """Each worker's part of its machine: workers share the processors that they may run on, and the memory.
 
-    cpus: processors. cores: processors, as fast as they are. memory: bytes. Each of shape (n,).
+    cpus: processors. cores: processors times their speed. memory: bytes. Each of shape (n,).
     """
     users = Counter((m.host, processor) for m in machines for processor in m.processors)
     neighbours = Counter(m.host for m in machines)
@@ -62,7 +62,7 @@ def _host() -> str:
 
 
 def _speed() -> float:
-    """By the quickest of several attempts, which others on the machine disturb least."""
+    """Probes per second of the fastest of several attempts, which other processes disturb least."""
     numbers = np.linspace(-1.0, 1.0, SIZE)
     out, took = np.empty_like(numbers), []
     for _ in range(ATTEMPTS):

@@ -1,4 +1,4 @@
-"""``name:key=value,key=value``: how people ask for a policy or a forecast and set its options.
+"""``name:key=value,key=value``: the text form of a policy or a forecast and its options.
 
 The names come from a registry of frozen dataclasses; the options are their fields, converted by the fields'
 types. A nested name writes ";" between its own options: ``lbbsp:forecast=narx:inputs=6;window=256``.
@@ -18,12 +18,12 @@ T = TypeVar("T")
 
 
 def build(registry: Mapping[str, type[T]], text: str, noun: str, **given: Any) -> T:
-    """The object that text asks for.
+    """The object that ``text`` describes.
 
-    registry: names to frozen dataclasses; text: ``name`` or ``name:key=value,...``; noun: what the names are,
+    registry: names to frozen dataclasses; text: ``name`` or ``name:key=value,...``; noun: what the names stand for,
     for the messages; given: fields that the caller sets and text may not.
 
-    Raises PacelineError on an unknown name or option, or a value that its field cannot hold.
+    Raises PacelineError for an unknown name or option, or a value that its field cannot hold.
     """
     name, _, rest = text.strip().partition(":") if isinstance(text, str) else (text, "", "")
     if not isinstance(text, str) or name not in registry:
@@ -47,7 +47,7 @@ def build(registry: Mapping[str, type[T]], text: str, noun: str, **given: Any) -
 def keyed(registry: Mapping[str, type[Any]], text: str, *taken: str) -> str:
     """``lsp:3:5`` as ``lsp:group=3,barrier=5``: values without a key belong to the fields in their order.
 
-    taken: fields that the caller sets. What cannot be resolved is left for ``build`` to complain about.
+    taken: fields that the caller sets. Text that cannot be resolved is returned as it is, for ``build`` to refuse.
     """
     name, *parts = (part.strip() for part in str(text).replace(",", ":").split(":"))
     if name not in registry or not parts:

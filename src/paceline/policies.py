@@ -1,6 +1,6 @@
-"""The names by which people ask for a policy, and what checkpoints keep of one.
+"""Policies by name, and what checkpoints store of a policy.
 
-``create("dolbie:alpha=0.001", cluster)`` gives a policy; ``init`` its first plan and state; ``step`` the next
+``create("dolbie:alpha=0.001", cluster)`` returns a policy; ``init`` its first plan and state; ``step`` the next
 ones. A policy never sleeps, prints, sends or reads a clock: the same object runs on a virtual clock and under
 real training, and replicas that see the same rounds make the same plans.
 """
@@ -28,9 +28,9 @@ T = TypeVar("T")
 
 
 def create(text: str, cluster: Cluster) -> Policy[Any]:
-    """The policy that text asks for: ``name`` or ``name:key=value,...``.
+    """The policy named by ``text``: ``name`` or ``name:key=value,...``.
 
-    Raises PacelineError on an unknown name or option, or a value that does not fit, and lists what does.
+    Raises PacelineError for an unknown name or option, or an invalid value, and lists the valid ones.
     """
     if not isinstance(cluster, Cluster):
         raise PacelineError(f"cluster={short(cluster)}: expected a paceline.Cluster")
@@ -40,9 +40,9 @@ def create(text: str, cluster: Cluster) -> Policy[Any]:
 
 
 def register(name: str, kind: type[Any]) -> None:
-    """Makes a policy of your own known by name: a frozen dataclass with ``cluster`` as its first field.
+    """Registers a policy of your own under a name: a frozen dataclass with ``cluster`` as its first field.
 
-    Raises PacelineError when the name is taken.
+    Raises PacelineError if the name is taken.
     """
     if POLICIES.setdefault(name, kind) is not kind:
         raise PacelineError(f"policy {name!r} exists already; choose another name")
@@ -54,8 +54,8 @@ def names() -> list[str]:
 
 
 def describe(name: str) -> str:
-    """One line on a policy: the first of its docstring."""
-    if name not in POLICIES:
+    """The first line of a policy's docstring."""
+    if not isinstance(name, str) or name not in POLICIES:
         raise PacelineError(f"policy {name!r} is unknown{expected(name, names())}")
     return (POLICIES[name].__doc__ or "").strip().splitlines()[0]
 
@@ -68,9 +68,9 @@ def leaves(state: Any) -> list[NDArray[Any]]:
 
 
 def restore(template: S, stored: Sequence[ArrayLike]) -> S:
-    """The state that ``leaves`` took apart. template: any state of the same policy, such as ``init`` gives.
+    """Rebuilds the state that ``leaves`` flattened. template: any state of the same policy, as from ``init``.
 
-    Raises PacelineError when the number of arrays or their shapes are another policy's or cluster's.
+    Raises PacelineError if the number of arrays or their shapes belong to another policy or cluster.
     """
     if isinstance(stored, str) or not isinstance(stored, Sequence):
         raise PacelineError(f"the stored policy state is {stored!r:.60}; expected a list of arrays")
@@ -104,7 +104,7 @@ def restore(template: S, stored: Sequence[ArrayLike]) -> S:
 
 
 def in_force(by_step: dict[int, T], step: int) -> T:
-    """What holds in round ``step``; the latest is last."""
+    """The entry that holds in round ``step``; the latest entry is last."""
     for first in reversed(by_step):
         if first <= step:
             return by_step[first]
@@ -112,7 +112,7 @@ def in_force(by_step: dict[int, T], step: int) -> T:
 
 
 def since(by_step: dict[int, T], step: int) -> dict[int, T]:
-    """What holds at ``step`` or later."""
+    """The entries that hold at ``step`` or later."""
     if not by_step:
         return by_step
     running = max((first for first in by_step if first <= step), default=step)
@@ -120,7 +120,7 @@ def since(by_step: dict[int, T], step: int) -> dict[int, T]:
 
 
 def check(plan: Plan, name: str) -> None:
-    """Raise PacelineError if the plan of a policy of this name divides nothing."""
+    """Raise PacelineError if the shares of a plan of this policy are negative or do not sum to 1."""
     least, together = float(plan.shares.min()), float(plan.shares.sum())
     if not (abs(together - 1.0) <= 1e-6 and least >= 0):
         raise PacelineError(
@@ -129,17 +129,17 @@ def check(plan: Plan, name: str) -> None:
         )
 
 
-DIGESTS = 2**52 - 47  # a prime: numbers that differ in a few bits have other remainders
+DIGESTS = 2**52 - 47  # a prime, so that numbers that differ in a few bits have different remainders
 
 
 def digest(plan: Plan) -> int:
-    """52 bits of what the plan divides, the same on every machine; exact as a float64, to travel among floats."""
+    """A 52-bit digest of the plan's numbers, the same on every machine; exact as a float64, to be sent as one."""
     numbers = plan.shares.ravel().tolist()
     for part in plan.piece_plan or ():
         numbers += np.asarray(part).ravel().tolist()
-    # Adding 0.0 makes one zero of the two.
-    told = struct.pack(f"<{len(numbers) + 1}d", len(numbers), *[number + 0.0 for number in numbers])
-    return int.from_bytes(told, "little") % DIGESTS
+    # Adding 0.0 turns -0.0 into 0.0.
+    packed = struct.pack(f"<{len(numbers) + 1}d", len(numbers), *[number + 0.0 for number in numbers])
+    return int.from_bytes(packed, "little") % DIGESTS
 
 
 def plan_as_lists(plan: Plan) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def plan_as_lists(plan: Plan) -> dict[str, Any]:
 
 
 def stored_plan(kept: Any, workers: int) -> Plan:
-    """The plan that ``plan_as_lists`` took apart. Raises PacelineError for what is no plan of this many workers."""
+    """Rebuilds the plan from ``plan_as_lists``. Raises PacelineError if it is not a plan of this many workers."""
     one, each = np.zeros(()), np.zeros(workers)
     (shares,) = restore((each,), [stored_entry(kept, "shares")])
     line, pieces = stored_entry(kept, "line"), stored_entry(kept, "pull")
@@ -166,7 +166,7 @@ def stored_plan(kept: Any, workers: int) -> Plan:
 
 
 def stored_plans(kept: Any, workers: int, step: int) -> dict[int, Plan]:
-    """Plans by the round from which each holds, one of which must hold for round ``step``."""
+    """Plans by the first round that each holds for; one of them must hold for round ``step``."""
     if not isinstance(kept, dict):
         raise PacelineError(f"the stored plans are {short(kept)}; expected a dict from rounds to plans")
     found = {
@@ -180,7 +180,7 @@ def stored_plans(kept: Any, workers: int, step: int) -> dict[int, Plan]:
 
 
 def stored_entry(state: Any, name: str) -> Any:
-    """What a stored dict holds under this name."""
+    """The value of a stored dict under this name."""
     if not isinstance(state, dict) or name not in state:
         raise PacelineError(
             f"the stored balancer or plan is {short(state)}; expected a dict with {name} in it"
@@ -189,7 +189,7 @@ def stored_entry(state: Any, name: str) -> Any:
 
 
 def stored_whole(kept: Any, name: str) -> int:
-    """A whole number, also where JSON has made a string of it."""
+    """A stored whole number, also if JSON has turned it into a string, as it does with keys."""
     try:
         if isinstance(kept, int | str):
             return int(kept)

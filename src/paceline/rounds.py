@@ -1,4 +1,4 @@
-"""What happened in a round, what comes next, and what is known before the first one.
+"""The data of the decision loop: the cluster, a finished round, and the plan of the next round.
 
 All arrays are float64 of shape (..., n): the last axis is the worker, the leading axes are realizations, so
 that a hundred simulated runs are one array. Loads are samples (fractions allowed); shares are portions of the
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.costs import LONGEST, QUICKEST, Array, Cost, Linear
-from paceline.errors import PacelineError, whole
+from paceline.errors import PacelineError, short, whole
 
 __all__ = [
     "Array",
@@ -40,25 +40,25 @@ Vector = NDArray[np.float32] | NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Machines:
-    """What each worker's machine is, for the initial division of WLBS; each of shape (n,), positive."""
+    """The size of each worker's machine, for the initial division of WLBS; each of shape (n,), positive."""
 
     cpus: Array
     cores: Array
-    memory: Array  # any one unit
+    memory: Array  # in any unit, the same for all
 
 
 @dataclass(frozen=True, eq=False)
 class Cluster:
-    """Who takes part, and within which limits: fixed for the life of a policy.
+    """The workers that take part and their limits, fixed for the life of a policy.
 
     workers: n.
     global_batch: B, samples in a full round.
     least, most: whole samples each worker must and may take in a full round, shape (n,); defaults 0 and B.
-        Fractions are cut to the whole samples within them.
-    machines: sizes of the machines where a policy asks for them.
+        Fractions are rounded to the whole samples within them.
+    machines: sizes of the machines, for a policy that needs them.
     realizations: leading shape of every array, () for one run.
 
-    Raises PacelineError when the limits cannot hold the batch, and says by how much.
+    Raises PacelineError if the limits cannot hold the batch, and says by how much.
     """
 
     workers: int
@@ -123,16 +123,16 @@ class Round:
     shares: portion of the round's batch that each worker really ran, shape (..., n).
     seconds: time each took, without its wait for others, shape (..., n); NaN if a worker reported nothing.
     overhead: the part of seconds that does not grow with the load, shape (..., n); zeros if unknown.
-    present: who took part, bool, shape (..., n); default: where seconds is not NaN.
-    batch: samples in this round; the last round of an epoch may be short. Where samples cost differently, all loads
-        are costs in mean samples of the data set instead, and this is the round's, a fraction.
-    costs: this round's seconds as a function of load, where the engine knows more than a line through
+    present: which workers took part, bool, shape (..., n); by default those whose seconds are not NaN.
+    batch: samples in this round; the last round of an epoch may be short. If samples cost differently, all loads
+        are costs in mean samples of the data set instead, and this is the round's cost, a fraction.
+    costs: this round's seconds as a function of load, if the engine knows more than a line through
         (shares * batch, seconds) with the given overhead.
     upcoming: the next round's costs. Only a clairvoyant policy reads it (``needs_upcoming``).
     cpu, memory: portions in [0, 1] that each worker can have in the NEXT round, shape (..., n); for forecasts
-        that read them, where an engine does.
-    pieces: how it went in pieces, where it did.
-    gradients: what is known of them, where an engine can leave some of them out as a plan says.
+        that use them, if the engine measures them.
+    pieces: the figures of its pieces, if the round ran in pieces.
+    gradients: what is known of them, if the engine can leave some of them out as a plan says.
     """
 
     shares: Array
@@ -148,11 +148,13 @@ class Round:
     gradients: Gradients | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "seconds", measurable(self.seconds))
-        if self.overhead is None:
-            object.__setattr__(self, "overhead", np.zeros_like(self.seconds))
-        else:
-            object.__setattr__(self, "overhead", measurable(self.overhead))
+        try:  # no check before it: a balancer makes one each round
+            object.__setattr__(self, "seconds", measurable(self.seconds))
+            known = np.zeros_like(self.seconds) if self.overhead is None else measurable(self.overhead)
+        except (TypeError, ValueError):
+            given = f"seconds={short(self.seconds)}, overhead={short(self.overhead)}"
+            raise PacelineError(f"{given}: expected arrays of numbers of shape (..., n)") from None
+        object.__setattr__(self, "overhead", known)
         if self.present is None:
             object.__setattr__(self, "present", ~np.isnan(self.seconds))
 
@@ -163,14 +165,16 @@ class Round:
 
 
 def measurable(seconds: Array) -> Array:
-    """Seconds within what a clock could tell, 0 and NaN as they are: their squares and reciprocals are finite."""
+    """Seconds cut to a range whose squares and reciprocals are finite; 0 and NaN stay as they are."""
     within = np.minimum(np.maximum(seconds, QUICKEST), LONGEST)
     return np.where(seconds > 0, within, seconds)
 
 
 class Gradients(NamedTuple):
-    """noise_scale: samples whose mean gradient's variance is the gradient's squared norm; NaN if unknown. late: whose
-    seconds and load are those of an earlier round, since its gradient of this one was left out, (..., n)."""
+    """What an engine that can leave gradients out knows of a round's gradients.
+
+    noise_scale: samples whose mean gradient's variance is the gradient's squared norm; NaN if unknown. late: workers
+    whose gradient was left out, so that their seconds and load are those of an earlier round, (..., n)."""
 
     noise_scale: float
     late: NDArray[np.bool_]
@@ -180,9 +184,9 @@ class PieceTimes(NamedTuple):
     """How a round in pieces went; each of shape (..., n), NaN if a worker reported nothing.
 
     cost: seconds that a piece costs beyond its samples.
-    expected: seconds that what a worker claimed would have taken at the pace of its first piece.
-    strayed: how far from that it was, in seconds.
-    pace: seconds per sample behind its first piece, NaN if nothing was run there; None if no worker tells.
+    expected: seconds that a worker's claims would have taken at the pace of its first piece.
+    strayed: the difference between the real seconds of these claims and ``expected``.
+    pace: seconds per sample after its first piece, NaN if it ran nothing then; None if no worker reports it.
     """
 
     cost: Array
@@ -192,12 +196,12 @@ class PieceTimes(NamedTuple):
 
 
 class PiecePlan(NamedTuple):
-    """How a round is run in pieces: a portion of each share first, the rest claimed while the round runs.
+    """How a round runs in pieces: a portion of each share first, the rest claimed while the round runs.
 
-    at_once: portion of every share that is run at once, shape (...,); 1 leaves nothing to claim.
+    at_once: portion of every share that runs at once, shape (...,); 1 leaves nothing to claim.
     claim_before_known: what a worker claims, as a part of what it still has to do if all are to end together; 1 for
         its part of all that is left (guided self-scheduling), 0 for pieces of the least size. Shape (...,).
-    claim_after_known: the same once every worker has told its speed in this round.
+    claim_after_known: the same once every worker has reported its speed in this round.
     least: samples of the smallest piece, and of the one that each worker keeps for its end, shape (..., n).
     speeds: samples per second to expect, shape (..., n); zeros while nothing is known.
     """
@@ -211,11 +215,11 @@ class PiecePlan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What comes next.
+    """The plan of the next round.
 
     shares: portion of the next batch for each worker, shape (..., n), non-negative, sum 1, within the limits.
-    quorum: how many gradients to wait for, by engines that tell a noise scale; None waits for all.
-    costs: what the policy expects each load to cost; whole samples are rounded by it where given.
+    quorum: how many gradients to wait for, in engines that measure the noise scale; None waits for all.
+    costs: what the policy expects each load to cost; if given, shares are rounded to whole samples by it.
     piece_plan: how to run the round in pieces, for engines that can; None runs the shares as they are.
     """
 
@@ -225,27 +229,27 @@ class Plan:
     piece_plan: PiecePlan | None = None
 
     def by_shares(self) -> Linear:
-        """Costs of which the shares are the division that ends soonest: seconds_i(b) = b / share_i."""
+        """Costs for which these shares are the division that ends soonest: seconds_i(b) = b / share_i."""
         with np.errstate(divide="ignore"):
             return Linear(1.0 / self.shares, np.zeros_like(self.shares))
 
     def among(self, present: NDArray[np.bool_]) -> Plan:
-        """Without the absent, of one run; what the others have of it stays in proportion."""
+        """The plan of one run without its absent workers; the shares of the others stay in proportion."""
         kept = np.where(present, self.shares, 0.0)
         if not kept.any():
-            return Plan(present / present.sum())  # nobody of them was planned for: equal parts
+            return Plan(present / present.sum())  # the plan has nothing for any of them: equal parts
         costs = self.costs
         if isinstance(costs, Linear):
             slope = np.where(present, costs.seconds_per_sample, np.inf)
-            # Who was gone when the plan was made may be all that is left now: then the shares alone must do.
+            # If all workers present were absent when the plan was made, it has no costs for them: use the shares.
             costs = Linear(slope, costs.overhead) if np.isfinite(slope).any() else None
         return Plan(kept / kept.sum(), costs=costs)
 
 
 class PieceRecord(NamedTuple):
-    """How a round was run in pieces, under the names of a run's record; lists have one entry a worker.
+    """How a round ran in pieces, under the names of a run's record; lists have one entry for each worker.
 
-    at_once: portion of the plan that was run before anything was claimed. piece_cost: seconds of a piece beyond its
+    at_once: portion of the plan that ran before the first claim. piece_cost: seconds of a piece beyond its
     samples, mean over the workers. pieces, piece_seconds: samples and seconds of each worker's pieces.
     """
 
@@ -257,8 +261,8 @@ class PieceRecord(NamedTuple):
 
 @dataclass(kw_only=True, eq=False)
 class RoundResult:
-    """One finished round, for whoever hears of it; the same on every rank. Arrays of shape (n,), NaN for a worker
-    that was absent or told nothing."""
+    """One finished round, as passed to callbacks; the same on every rank. Arrays of shape (n,), NaN for a worker
+    that was absent or reported nothing."""
 
     step: int  # counted over the whole run
     epoch: int = 0
@@ -267,16 +271,16 @@ class RoundResult:
     compute: Array  # seconds, without the wait for others
     overhead: Array  # the part of compute that does not grow with the load, as fitted
     seconds: float  # wall seconds of the round on this rank, or since the round before it ended
-    loss: float = math.nan  # mean over the round's samples, or what was counted; NaN where nobody told of one
+    loss: float = math.nan  # mean over the round's samples, or what was counted; NaN if none was reported
     shares: Array  # the plan made from it
     within: PieceRecord | None = None  # its pieces, if work may move within the round
-    # Of the first optimizer's first group; NaN where pace.step did not step it.
+    # Of the first optimizer's first group; NaN if pace.step did not step it.
     learning_rate: float = math.nan
     costs: Array | None = None  # of each worker's part in mean samples, if the loader was given costs
-    parts: Array | None = None  # lengths, squared lengths and micro-batches these are made of, (n, 3)
-    ran_out: Array | None = None  # passes of each that have not fitted into its memory since they were told
+    parts: Array | None = None  # lengths, squared lengths and micro-batches that make up the costs, (n, 3)
+    ran_out: Array | None = None  # passes of each that did not fit into its memory since the last report
     # Seconds of a message over each worker's link, in the round before which it was measured.
     links: Array | None = None
-    # Samples of each that were planned and not run, where late ones are dropped.
+    # Samples of each that were planned and not run, if late samples are dropped.
     dropped_loads: Array | None = None
-    ended: float = math.nan  # at its end: this rank's ``time.perf_counter``, or the engine's clock
+    ended: float = math.nan  # when it ended, by this rank's ``time.perf_counter`` or the engine's clock

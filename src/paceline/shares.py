@@ -1,6 +1,6 @@
-"""Dividing a batch: the water level, projections, proportions, and whole samples (min-max greedy).
+"""Division of a batch: the water level, projections, proportions, and whole samples (min-max greedy).
 
-Everything works on arrays of shape (..., n), each row by itself. Limits are loads (or shares) of shape (n,) or
+All functions work on arrays of shape (..., n), each row by itself. Limits are loads (or shares) of shape (n,) or
 (..., n); limits that cannot hold the batch raise PacelineError and say by how much.
 """
 
@@ -13,18 +13,18 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from paceline.costs import QUICKEST, Array, Cost, Linear, halfway
-from paceline.errors import PacelineError
+from paceline.costs import QUICKEST, Array, Cost, Linear, halfway, numbers
+from paceline.errors import PacelineError, short, whole
 from paceline.rounds import Plan
 
 __all__ = ["WaterLevel", "at_least", "project", "proportional", "water_level", "whole_samples"]
 
 LARGEST = np.finfo(float).max
-CLOSE = 1e-14  # part of a total by which the sum of its parts may miss it
+CLOSE = 1e-14  # relative error that the sum of the loads may have
 
 
 class WaterLevel(NamedTuple):
-    """The common finishing time and what everybody gets done by then."""
+    """The common finishing time, and each worker's load that ends by then."""
 
     seconds: Array  # (...,)
     loads: Array  # (..., n), sum to the batch
@@ -42,11 +42,10 @@ def water_level(
     batch: samples, a number or shape (...,). least, most: samples, default 0 and the batch. guess: a level
     near the answer, shape (...,), or NaN, which saves a pass or two over the workers of a linear cost.
 
-    Linear costs are solved exactly in a handful of passes of O(n); others by bisection down to neighbouring
-    floats, with what they cannot resolve (a jump) divided in proportion.
-    Raises PacelineError when the limits cannot hold the batch.
+    Linear costs are solved exactly in a few passes of O(n); others by bisection down to neighbouring floats; what
+    these cannot resolve (a jump) is divided in proportion. Raises PacelineError if the limits cannot hold the batch.
     """
-    total = np.asarray(batch, float)[..., None]
+    total = numbers("batch", batch, "a number of samples, or one for each realization")[..., None]
     low, high = _limits(total, least, total if most is None else most)
     level, loads = _level_within(cost, total, low, high, guess)
     return WaterLevel(level[..., 0], loads)
@@ -55,8 +54,10 @@ def water_level(
 def _level_within(
     cost: Cost, total: Array, low: Array, high: Array, guess: ArrayLike | None = None
 ) -> tuple[Array, Array]:
-    """The level, shape (..., 1), and the loads, as in ``water_level``, of limits that hold the total, (..., 1)."""
+    """The level, (..., 1), and the loads, as in ``water_level``; the limits must hold the total, (..., 1)."""
     if not isinstance(cost, Linear):
+        if not hasattr(cost, "load_at"):
+            raise PacelineError(f"cost={short(cost)}: expected a cost of paceline.costs")
         return _bisect(cost, total, low, high)
     rate = 1.0 / np.maximum(cost.seconds_per_sample, QUICKEST)
     return _fill(rate, cost.overhead * rate, total, low, high, guess)
@@ -64,18 +65,18 @@ def _level_within(
 
 def project(y: ArrayLike, least: ArrayLike = 0.0, most: ArrayLike = 1.0) -> Array:
     """The nearest point (Euclidean) to y, shape (..., n), with least <= x <= most and sum 1."""
-    y, whole = np.asarray(y, float), np.ones(1)
+    y, whole = numbers("y", y, "one number for each worker"), np.ones(1)
     low, high = _limits(whole, least, most)
-    # x = clip(y - theta, least, most): a water level of unit speeds that start at -y (the level is -theta).
+    # x = clip(y - theta, least, most) is a water level with unit speeds and offsets -y; the level is -theta.
     return _fill(np.ones_like(y), -y, whole, low, high, None)[1]
 
 
 def proportional(weights: ArrayLike, least: ArrayLike = 0.0, most: ArrayLike = 1.0) -> Array:
     """Portions that sum to 1, in proportion to weights (..., n), cut to the limits.
 
-    Weights of 0 get their least, unless nobody else may take what is left: then they share it equally.
+    Workers with weight 0 get their least, unless no other may take the rest: then they share it equally.
     """
-    weights, whole = np.asarray(weights, float), np.ones(1)
+    weights, whole = numbers("weights", weights, "one number for each worker"), np.ones(1)
     low, high = _limits(whole, least, most)
     reach = np.where(weights > 0, high, low).sum(-1, keepdims=True)
     if np.any(reach < whole):
@@ -84,9 +85,14 @@ def proportional(weights: ArrayLike, least: ArrayLike = 0.0, most: ArrayLike = 1
     return _fill(weights, np.zeros_like(weights), whole, low, high, None)[1]
 
 
+def _numbers(least: ArrayLike, most: ArrayLike) -> tuple[Array, Array]:
+    wanted = "a number, or one for each worker"
+    return numbers("least", least, wanted), numbers("most", most, wanted)
+
+
 def _limits(total: Array, least: ArrayLike, most: ArrayLike) -> tuple[Array, Array]:
     """The limits as arrays. Raises PacelineError if they cannot hold the total, shape (..., 1)."""
-    low, high = np.asarray(least, float), np.asarray(most, float)
+    low, high = _numbers(least, most)
     slack = 1e-9 * np.abs(total)
     if low.ndim and ((over := low.sum(-1, keepdims=True) - total) > slack).any():
         raise PacelineError(
@@ -101,7 +107,7 @@ def _limits(total: Array, least: ArrayLike, most: ArrayLike) -> tuple[Array, Arr
     return low, high
 
 
-# Where numbers of unlike size overflow, the bisection takes over.
+# If numbers of very different size overflow, the bisection takes over.
 @np.errstate(over="ignore", divide="ignore", invalid="ignore")
 def _fill(
     rate: Array, offset: Array, total: Array, low: Array, high: Array, guess: ArrayLike | None
@@ -114,7 +120,13 @@ def _fill(
     level = (total + offset.sum(-1, keepdims=True)) / rate.sum(-1, keepdims=True)
     loads = rate * level
     loads -= offset
-    settled = ((low <= loads) & (loads <= high)).all(-1, keepdims=True)  # no limit binds
+    try:
+        settled = ((low <= loads) & (loads <= high)).all(-1, keepdims=True)  # no limit binds
+    except ValueError:
+        shapes = f"least and most have shapes {low.shape} and {high.shape}"
+        raise PacelineError(
+            f"{shapes}: expected a number, or one for each of {loads.shape[-1]} workers"
+        ) from None
     settled &= np.abs(total - loads.sum(-1, keepdims=True)) <= CLOSE * np.abs(total)
     if settled.all():
         return level, loads
@@ -134,35 +146,35 @@ def _fill(
         step = level + short / np.where(loads == free, rate, 0.0).sum(-1, keepdims=True)
         blind = unfilled & ~((left <= step) & (step <= right) & np.isfinite(step))
         if attempt >= 12 and attempt % 2 == 1:
-            blind = unfilled  # crossing to and fro: halve the bracket instead
+            blind = unfilled  # the steps alternate around the solution: halve the bracket instead
         if blind.any():
             start, end = _ends(rate, offset, low, high)
             left = np.where(blind, np.maximum(left, np.nextafter(start, -np.inf)), left)
             right = np.where(blind, np.minimum(right, np.nextafter(end, np.inf)), right)
             step = np.where(blind, 0.5 * (left + right), step)
-        # Who is settled stays so, whatever the other realizations still do.
+        # A settled realization keeps its level while the others go on.
         settled = settled | ~unfilled | (np.abs(step - level) <= 4e-16 * np.abs(level))
         if settled.all():
             break
         level = np.where(settled, level, step)
     missed = ~(np.abs(short) <= 1e-12 * np.abs(total))
-    if missed.any():  # somebody is so quick, or so late, that neighbouring floats are far apart
+    if missed.any():  # a worker is so quick, or so late, that neighbouring floats are far apart
         bisected, divided = _bisect_lines(rate, offset, total, low, high)
         return np.where(missed, bisected, level), np.where(missed, divided, loads)
     return level, loads
 
 
 def _bisect_lines(rate: Array, offset: Array, total: Array, low: Array, high: Array) -> tuple[Array, Array]:
-    """The same by bisection down to neighbouring floats, and what they cannot resolve in proportion."""
+    """Like ``_fill``, by bisection down to neighbouring floats; what these cannot resolve goes in proportion."""
     start, end = _ends(rate, offset, low, high)
-    # Beyond what rounding takes from the sums: there everybody is at a limit.
+    # The bracket exceeds the rounding error of the sums, so that every worker is at a limit at its ends.
     left = np.nan_to_num(start - 1e-9 * np.abs(start))
     right = np.nan_to_num(end + 1e-9 * np.abs(end))
     shape = np.broadcast_shapes(total.shape, left.shape)  # one total may serve many realizations
     left, right = (np.broadcast_to(level, shape) for level in (np.minimum(left, right), right))
     level, loads = _narrowed(lambda level: np.clip(rate * level - offset, low, high), total, left, right)
-    # What rounding leaves goes by speed, since it takes a slow worker long, to those who begin before the level; what
-    # nobody with a speed can take goes to those without one.
+    # The rounding residue goes by speed, since it takes a slow worker long, to the workers that begin before the
+    # level; what no worker with a speed can take goes to those without one.
     loads = _topped_up(loads, np.where(rate * level - offset >= low, rate, 0.0), total, low, high, 0.0)
     return level, _topped_up(loads, high - loads, total, low, high, 1e-12)
 
@@ -170,7 +182,7 @@ def _bisect_lines(rate: Array, offset: Array, total: Array, low: Array, high: Ar
 def _narrowed(
     loads_at: Callable[[Array], Array], total: Array, left: Array, right: Array
 ) -> tuple[Array, Array]:
-    """The level between two others at which the total is reached, and the loads: mixed of those below and above."""
+    """The level between two others at which the total is reached, and the loads: a mix of those on both sides."""
     while (open_ := (middle := halfway(left, right)) > left).any():
         enough = loads_at(middle).sum(-1, keepdims=True) >= total
         left, right = np.where(open_ & ~enough, middle, left), np.where(open_ & enough, middle, right)
@@ -180,8 +192,8 @@ def _narrowed(
 def _topped_up(
     loads: Array, weights: Array, total: Array, low: Array, high: Array, tolerance: float
 ) -> Array:
-    """The loads, and what they lack of the total in proportion to the weights within the limits, where that is more
-    than a part ``tolerance`` of the total."""
+    """The loads, with what they lack of the total added in proportion to the weights, within the limits; nothing is
+    added if the lack is at most a part ``tolerance`` of the total."""
     short = total - loads.sum(-1, keepdims=True)
     room = np.where(short > 0, high - loads, loads - low)
     weights = np.where(room > 0, weights, 0.0)
@@ -192,7 +204,7 @@ def _topped_up(
 
 
 def _ends(rate: Array, offset: Array, low: Array, high: Array) -> tuple[Array, Array]:
-    """Levels at which nobody has left its least yet, and at which everybody has come to its most, (..., 1)."""
+    """(the level up to which every load is at its least, the one from which every load is at its most), (..., 1)."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         start = np.where(rate > 0, (offset + low) / rate, np.inf).min(-1, keepdims=True)
         end = np.where(rate > 0, (offset + high) / rate, -np.inf).max(-1, keepdims=True)
@@ -200,7 +212,7 @@ def _ends(rate: Array, offset: Array, low: Array, high: Array) -> tuple[Array, A
 
 
 def _bisect(cost: Cost, total: Array, low: Array, high: Array) -> tuple[Array, Array]:
-    """The same for any cost: the highest level that does not fill the batch, and the next float above it."""
+    """The level, (..., 1), and the loads for any cost, by bisection down to neighbouring floats."""
 
     def loads_at(level: Array) -> Array:
         return np.clip(cost.load_at(level), low, high)
@@ -208,7 +220,7 @@ def _bisect(cost: Cost, total: Array, low: Array, high: Array) -> tuple[Array, A
     at_once = loads_at(np.zeros_like(total))
     left = np.zeros((*at_once.shape[:-1], 1))
     level, loads = _narrowed(loads_at, total, left, np.full_like(left, LARGEST))
-    done = at_once.sum(-1, keepdims=True) >= total  # everything takes no time at all
+    done = at_once.sum(-1, keepdims=True) >= total  # the whole batch takes no time
     if done.any():
         mixed = _between(np.broadcast_to(low, at_once.shape), at_once, total)
         level, loads = np.where(done, 0.0, level), np.where(done, mixed, loads)
@@ -229,20 +241,21 @@ def whole_samples(
     most: ArrayLike | None = None,
     unit: int = 1,
 ) -> NDArray[np.int64]:
-    """Samples for each worker, shape (..., n): they sum exactly to ``batch``, and no others end sooner.
+    """Samples for each worker, shape (..., n): they sum exactly to ``batch``, and no other division ends sooner.
 
     expected: a cost, or a plan; a plan without costs stands for seconds_i(b) = b / share_i. Ties go to the
-    lowest rank. least, most: samples, as for a full batch; where a short batch is smaller than the sum of the
-    leasts, they shrink in proportion, and a worker whom a plan gives nothing needs no least. unit: loads are
-    multiples of so many samples, but for one worker that takes the remainder of a batch that is none.
-    Raises PacelineError when the mosts cannot hold the batch.
+    lowest rank. least, most: samples, as for a full batch; if a short batch is smaller than the sum of the
+    leasts, they shrink in proportion, and a worker to which a plan gives nothing needs no least. unit: loads are
+    multiples of this many samples, except that one worker takes the remainder of a batch that is not a multiple.
+    Raises PacelineError if the mosts cannot hold the batch.
 
-    The result is that of giving one sample after another to whoever then ends soonest (exact for
-    non-decreasing costs); all but a few of these steps are taken together.
+    The result is the same as that of giving one sample after another to the worker that then ends soonest (exact
+    for non-decreasing costs); all but a few of these steps are done at once.
     """
+    whole("batch", batch, 0)
     total = np.asarray(float(batch))[None]
-    low, high = np.asarray(least, float), np.asarray(batch if most is None else most, float)
-    near = None  # loads that are likely to be best, in fractions
+    low, high = _numbers(least, batch if most is None else most)
+    near = None  # fractional loads that are close to the best, if known
     if isinstance(expected, Plan):
         low = np.where(expected.shares > 0, low, 0.0)
         cost = expected.costs or expected.by_shares()
@@ -287,15 +300,15 @@ def _counts(cost: Cost, level: Array, low: Array, high: Array) -> Array:
     """Whole samples that each worker can end by ``level``, within its limits."""
     loads = np.floor(cost.load_at(np.minimum(level, LARGEST)))
     loads = np.minimum(np.maximum(loads, low), high)
-    # The division above rounds; what counts is the cost as the cost itself computes it.
+    # ``load_at`` rounds, so the counts are checked with ``seconds``.
     loads += (loads < high) & (cost.seconds(loads + 1) <= level)
     loads -= (loads > low) & (cost.seconds(loads) > level)
-    return np.where(np.isinf(level), high, loads)  # never is soon enough, even for those who are gone
+    return np.where(np.isinf(level), high, loads)  # without a level, even absent workers take their most
 
 
 def _ends_with(cost: Cost, loads: Array, more: int, high: Array) -> Array:
-    """When each ends with so many samples more. Somebody who never ends comes after all others, but before somebody
-    who is at the limit."""
+    """When each worker ends with ``more`` further samples. A worker that never ends sorts after all others, but
+    before a worker at its limit."""
     loads = loads + more
     return np.where(loads <= high, np.minimum(cost.seconds(loads), LARGEST), np.inf)
 
@@ -303,8 +316,8 @@ def _ends_with(cost: Cost, loads: Array, more: int, high: Array) -> Array:
 def _first_to_end(
     cost: Cost, near: Array, total: Array, low: Array, high: Array
 ) -> tuple[Array, Array, Array] | None:
-    """The whole samples of loads that are ``near`` the best, how many are left to give out, (..., 1), and when each
-    would end with one more; None if many are left, or one of them could end before one of those."""
+    """(the whole samples of loads that are ``near`` the best, how many remain to be given out, (..., 1), when each
+    worker would end with one more); None if many remain, or if a remaining one could end before a given one."""
     loads = np.minimum(np.maximum(np.floor(near), low), high)
     left = total - loads.sum(-1, keepdims=True)
     if not ((left >= 0) & (left <= loads.shape[-1])).all():
@@ -315,10 +328,10 @@ def _first_to_end(
 
 
 def _most_together(cost: Cost, total: Array, low: Array, high: Array) -> Array:
-    """All samples that end before some level, chosen so that few are left to give out.
+    """The loads that end before some level, chosen so that few samples remain to be given out.
 
-    Interpolation and bisection of the level in turn, until no row has many samples left, or the level is
-    settled to neighbouring floats: then all the rest end at the same time and go out by rank.
+    Interpolation and bisection of the level alternate until no row has many samples left, or the level is
+    known to neighbouring floats: then all the rest end at the same time and are given out by rank.
     """
     left = np.maximum(_level_within(cost, total, low, high)[0] * (1 - 1e-12), 0.0)
     loads = _counts(cost, left, low, high)
@@ -326,7 +339,7 @@ def _most_together(cost: Cost, total: Array, low: Array, high: Array) -> Array:
     if (early := missing < 0).any():  # many end at the same time, or all take no time
         left, loads = np.where(early, 0.0, left), np.where(early, low, loads)
         missing = total - loads.sum(-1, keepdims=True)
-    few = min(max(32, loads.shape[-1]), 1000)  # a worker's part of a sample each, as a rule
+    few = min(max(32, loads.shape[-1]), 1000)  # as a rule a fraction of a sample for each worker
     if np.max(missing) <= few:
         return loads
     ends = cost.seconds(np.minimum(loads + 1, high))
@@ -336,7 +349,7 @@ def _most_together(cost: Cost, total: Array, low: Array, high: Array) -> Array:
     attempt = 0
     while np.any(missing > few):
         middle = halfway(left, right)
-        if attempt % 4 == 0:  # where all that is left ends together, the bracket is settled already
+        if attempt % 4 == 0:  # if all remaining samples end together, the bracket needs no further halving
             ends = np.where(loads < high, cost.seconds(np.minimum(loads + 1, high)), np.inf)
             middle = np.where(ends.min(-1, keepdims=True) >= right, left, middle)
         if not np.any(middle > left):
@@ -358,10 +371,10 @@ def _most_together(cost: Cost, total: Array, low: Array, high: Array) -> Array:
 
 
 def _with_rest(cost: Cost, loads: Array, left: Array, soonest: Array, high: Array) -> Array:
-    """Gives what is left, one sample after another, to whoever then ends soonest; the lowest rank wins a tie.
+    """Gives what is left, one sample after another, to the worker that then ends soonest; the lowest rank wins a tie.
 
-    left: samples, (..., 1). soonest: when each ends with one more, (..., n). All whose next sample ends before
-    anybody's next but one are given theirs in one pass, the soonest first.
+    left: samples, (..., 1). soonest: when each ends with one more, (..., n). One pass gives a sample to each worker
+    that would end with it before any worker would end with two more, the soonest first.
     """
     ranks = np.arange(loads.shape[-1])
     while (left > 1).any():
@@ -376,8 +389,13 @@ def _with_rest(cost: Cost, loads: Array, left: Array, soonest: Array, high: Arra
 
 
 def at_least(loads: NDArray[np.int64], floor: int) -> NDArray[np.int64]:
-    """Loads below the floor go together to one worker: the one who has most already, the lowest rank of several."""
-    if floor > 1 and (small := (loads > 0) & (loads < floor)).any():
+    """Moves all loads below the floor to one worker: the one with the largest load, and the lowest rank of equals."""
+    try:
+        small = (loads > 0) & (loads < floor) if floor > 1 else None
+    except TypeError:
+        given = f"loads={short(loads)}, floor={short(floor)}"
+        raise PacelineError(f"{given}: expected an array of whole samples and a whole number") from None
+    if small is not None and small.any():
         together = int(loads[small].sum())
         loads = np.where(small, 0, loads)
         loads[int(np.argmax(loads if loads.any() else small))] += together

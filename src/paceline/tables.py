@@ -8,11 +8,11 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-UNBOUNDED = 10_000  # columns that no table needs
+UNBOUNDED = 10_000  # columns, more than any table needs
 
 
 def begun(*first: str, figures: tuple[str, ...] = ()) -> Table:
-    """A table without rows. first: heads of columns of words; figures: of columns of numbers, to their right."""
+    """A table without rows. first: headings of text columns; figures: of the columns of numbers to their right."""
     shown = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     for head in first:
         shown.add_column(head, no_wrap=True)
@@ -22,7 +22,7 @@ def begun(*first: str, figures: tuple[str, ...] = ()) -> Table:
 
 
 def say(console: Console, sentence: str) -> None:
-    """One line, which a terminal shows broken between words."""
+    """Prints one line, wrapped between words on a terminal."""
     if console.is_terminal:
         lines = textwrap.wrap(sentence, console.width, break_on_hyphens=False, break_long_words=False)
         sentence = "\n".join(lines)
@@ -30,7 +30,7 @@ def say(console: Console, sentence: str) -> None:
 
 
 def print_whole(console: Console, table: Table) -> None:
-    """A table with all its figures: a window that is too narrow breaks the lines, but nothing is cut."""
+    """Prints a table in full width: a narrow window breaks its lines, but no figure is cut."""
     shown = console.width
     wanted = console.measure(table, options=console.options.update(width=UNBOUNDED)).maximum
     console.width = max(shown, wanted)

@@ -1,6 +1,6 @@
-"""Secrets: one token for all who may take part, and one of its own for each worker of the service.
+"""Secrets: one token that all participants share, and one secret for each worker of the service.
 
-Only digests are kept where that is enough. The secrets are random and long, so that a plain digest can't be searched.
+Only digests are stored if that is enough. The secrets are long and random, so a plain digest cannot be reversed.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 from paceline import files
 from paceline.errors import PacelineError, saying
 
-TOKEN = "PACELINE_TOKEN"  # the variable of the environment that may hold it
-LEAST = 16  # characters of a token or secret that somebody chose
+TOKEN = "PACELINE_TOKEN"  # the environment variable that may hold it
+LEAST = 16  # characters of a token or secret that a person chose
 
 
 def fresh() -> str:
@@ -24,17 +24,17 @@ def fresh() -> str:
 
 
 def digest(secret: str) -> str:
-    """What is kept of a secret."""
+    """The SHA-256 of a secret in hex, which is stored in its place."""
     return hashlib.sha256(secret.encode("utf-8", "replace")).hexdigest()
 
 
 def matches(secret: str, kept: str) -> bool:
-    """Whether the digest is of this secret, in the same time whatever they are."""
+    """Whether the digest is that of this secret, compared in constant time."""
     return hmac.compare_digest(digest(secret), kept)
 
 
 def checked(token: str) -> str:
-    """A token that somebody chose. Raises PacelineError if it is easily guessed or no header can carry it."""
+    """A token that a person chose. Raises PacelineError if it is too short or does not fit into an HTTP header."""
     if len(token) < LEAST or not token.isascii() or not token.isprintable() or " " in token:
         raise PacelineError(
             f"the token has {len(token)} characters: expected {LEAST} or more, of ASCII and without spaces"
@@ -49,15 +49,15 @@ def read(path: Path) -> str | None:
     except FileNotFoundError:
         return None
     except UnicodeDecodeError as error:
-        raise PacelineError(f"cannot read the token in {path}: it is no text") from error
+        raise PacelineError(f"cannot read the token in {path}: it is not text") from error
     except OSError as error:
         raise PacelineError(f"cannot read the token in {path}: {error.strerror or error}") from error
 
 
 def kept_in(path: Path, otherwise: str = "choose another --token-file") -> str:
-    """The token in a file; made and written there, readable by its owner alone, where there is none.
+    """The token in a file; if there is none, a new one is written there, readable by the owner alone.
 
-    otherwise: what to do where it cannot be written. Raises PacelineError."""
+    otherwise: advice for the message if it cannot be written. Raises PacelineError."""
     if (kept := read(path)) is not None:
         return kept
     token = fresh()

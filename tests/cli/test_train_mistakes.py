@@ -35,7 +35,7 @@ def sentence(capsys: pytest.CaptureFixture[str], arguments: list[str], status: i
     [
         (["--policy", "fastest"], "policy 'fastest' is unknown; expected one of"),
         (["--policy", "dolbie:stride=1"], "has no option 'stride=1'"),
-        (["--policy", "optimum"], "looks into the future"),
+        (["--policy", "optimum"], "needs the next round"),
         (["--compare", "equal,fastest"], "policy 'fastest' is unknown"),
         (["--compare", ","], "names no policy"),
         (["--slowdown", "1,1,4"], "--slowdown has 3 entries for 4 workers"),
@@ -84,7 +84,7 @@ def sentence(capsys: pytest.CaptureFixture[str], arguments: list[str], status: i
         (["--json", "/"], "cannot write /: it is a directory"),
         (["--json", "x" * 300], "File name too long"),
         (["--out", "x" * 300], "File name too long"),
-        (["--out", "/dev/null/run"], "/dev/null is no directory"),
+        (["--out", "/dev/null/run"], "/dev/null is not a directory"),
         (["--limits", "1:99999999999999999999,:,:,:"], "expected least:most in samples"),
         (
             ["--slowdown", "1,1,1,1e300"],

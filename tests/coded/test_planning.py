@@ -179,3 +179,20 @@ def test_a_worker_that_serves_minus_nothing_brings_nothing():
     assert completion(problem, np.where(k == 0, -0.0, k), rate) == pytest.approx(
         problem.rows / (k * rate).sum(1)
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"coded": "x"}, "coded='x': expected True or False"),
+        ({"problem": "x"}, "problem='x': expected a paceline.coded.Problem"),
+        ({"probability": np.ones(3)}, "probability=.*: expected an array of shape 2 x 4"),
+        ({"loads": "x"}, "loads='x': expected an array of shape 2 x 4"),
+    ],
+)
+def test_a_coded_plan_that_cannot_be_is_refused_in_a_sentence(given, words):
+    made = plan(random_problem(2, 4, 100, np.random.default_rng(0)))
+    with pytest.raises(PacelineError, match=words):
+        dataclasses.replace(made, **given)
+    with pytest.raises(PacelineError, match="coded='no': expected True or False"):
+        plan(made.problem, coded="no")

@@ -107,7 +107,7 @@ def test_commands_that_show_nothing(tmp_path: Path) -> None:
         (("--policy", "fastest"), "policy 'fastest' is unknown"),
         (("--json", tmp_path / "no" / "d.json"), "its directory does not exist"),
         (("--json", tmp_path), "it is a directory"),
-        (("--out", Path(__file__) / "run"), "is no directory"),
+        (("--out", Path(__file__) / "run"), "is not a directory"),
     ):
         refused = paceline("doctor", *options, *command)
         assert_refused(refused, sentence)

@@ -147,10 +147,10 @@ def test_files_that_are_no_model_are_refused(tmp_path: Path, busy: Series) -> No
     (tmp_path / "half.npz").write_bytes(whole[: len(whole) // 2])
     np.savez(tmp_path / "nan.npz", network=repr(made.network), parameters=np.full(11, np.nan))
     for name, message in [
-        ("missing.npz", "is no saved forecast model"),
-        ("text.npz", "is no saved forecast model"),
-        ("other.npz", "is no saved forecast model"),
-        ("half.npz", "is no saved forecast model"),
+        ("missing.npz", "is not a saved forecast model"),
+        ("text.npz", "is not a saved forecast model"),
+        ("other.npz", "is not a saved forecast model"),
+        ("half.npz", "is not a saved forecast model"),
         ("eight.npz", r"holds Perceptron\(features=8, hidden=1\), but Perceptron\(features=6, hidden=2\)"),
     ]:
         with pytest.raises(PacelineError, match=message):

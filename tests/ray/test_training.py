@@ -162,7 +162,7 @@ class TestWithRay:
         (["--sync", "lsp:2:-1"], "barrier=-1"),
         (["--sync", "lsp:2:2", "--mode", "pull"], "exclude each other"),
         (["--sync", "ssp:2", "--backup", "static:2"], "its own rule on how many gradients to wait for"),
-        (["--sync", "bsp:late=use", "--mode", "push-interrupt"], "an interrupted gradient never comes"),
+        (["--sync", "bsp:late=use", "--mode", "push-interrupt"], "an interrupted gradient never arrives"),
         (["--sync", "ssp:2", "--mode", "push-interrupt"], "exclude each other"),
         (["--mode", "shove"], "mode 'shove' is unknown"),
         (["--address", "nowhere"], "expected HOST:PORT"),

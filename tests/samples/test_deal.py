@@ -188,7 +188,7 @@ def test_a_saved_balancer_deals_on_as_if_nothing_had_happened() -> None:
     assert played(resumed, 6, 12) == orders[6:]
     broken = stopped.state_dict()
     broken["costs"]["fit"] = broken["costs"]["fit"][:-1]
-    with pytest.raises(PacelineError, match="stored cost model is none of 3 workers"):
+    with pytest.raises(PacelineError, match="stored cost model is not one of 3 workers"):
         resumed.load_state_dict(broken, 6)
 
 
@@ -217,3 +217,40 @@ def test_a_quantum_and_costs_exclude_each_other() -> None:
     learner = CostLearner(SampleCosts.checked(np.ones(64), 64), 2, 64)
     with pytest.raises(PacelineError, match="quantum=8 counts samples"):
         Balancer(policies.create("level", Cluster(2, 64)), quantum=8, learner=learner)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"least": "x"}, "least='x': expected samples, 0 or more"),
+        ({"least": -1}, "least=-1: expected samples, 0 or more"),
+        ({"most": [3, np.nan]}, "most=.*: expected samples, 0 or more"),
+        ({"micro_batch": 0}, "micro_batch=0: expected samples, 1 or more"),
+        ({"budget": "x"}, "budget='x': expected a length of more than 0"),
+        ({"micro_steps": 0}, "micro_steps=0: expected a whole number"),
+        ({"floor": 1.5}, "floor=1.5: expected a whole number"),
+        ({"in_step": "no"}, "in_step='no': expected True or False"),
+        (
+            {"most": [1, 2, 3]},
+            r"have shapes \(\), \(3,\), \(\): expected a number, or one for each of 2 workers",
+        ),
+    ],
+)
+def test_a_room_that_cannot_be_is_refused_in_a_sentence(given: dict, words: str) -> None:
+    with pytest.raises(PacelineError, match=words):
+        deal(np.ones(5), CostModel(1.0), np.ones(2), room=Room(**given))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"costs": [1, 2, 3]}, "expected a paceline.samples.SampleCosts"),
+        ({"workers": 0}, "workers=0: expected a whole number"),
+        ({"batch": "x"}, "batch='x': expected a whole number"),
+        ({"padded": "no"}, "padded='no': expected True or False"),
+    ],
+)
+def test_a_learner_that_cannot_be_is_refused_in_a_sentence(given: dict, words: str) -> None:
+    right = {"costs": SampleCosts.checked([1, 2, 3], 3), "workers": 2, "batch": 3}
+    with pytest.raises(PacelineError, match=words):
+        CostLearner(**(right | given))

@@ -186,7 +186,7 @@ def test_ssp_never_lets_anybody_run_further_ahead(order, s):
         ("ssp:3", "push-interrupt", "exclude each other"),
         ("asp", "pull", "exclude each other"),
         ("bsp", "poll", "mode 'poll' is unknown"),
-        ("bsp:late=use", "push-interrupt", "never comes"),
+        ("bsp:late=use", "push-interrupt", "never arrives"),
     ],
 )
 def test_bad_input_is_answered_in_one_sentence(text, mode, says):

@@ -1,4 +1,4 @@
-"""How many gradients do we wait for? One file a policy; the names by which people ask for them."""
+"""The backup policies, which decide how many gradients an update waits for, one in each file; and their names."""
 
 from __future__ import annotations
 
@@ -20,21 +20,20 @@ BACKUPS: dict[str, type[Backup[Any]]] = {
     "everyone": Everyone,
     "static": Static,
 }
-"""Every backup policy's class, by the name that ``create`` knows it by."""
+"""Every backup policy's class, by its name for ``create``."""
 
 
 def create(text: str, workers: int, mode: str = "push-wait") -> Backup[Any]:
-    """The backup policy that text asks for: ``everyone``, ``static:12``, ``dbw``, or with ``key=value``.
+    """The backup policy named by ``text``: ``everyone``, ``static:12``, ``dbw``, or with ``key=value``.
 
-    Raises PacelineError on an unknown name or option, or a value out of range, such as k > n.
+    Raises PacelineError for an unknown name or option, or a value out of range, for example k > n.
     """
     given: dict[str, Any] = {"workers": workers}
     kind: Any = BACKUPS.get(str(text).split(":")[0].strip())
     if kind is not None and any(field.name == "mode" for field in dataclasses.fields(kind)):
         given["mode"] = mode
-    policy: Backup[Any] = options.build(
-        BACKUPS, options.keyed(BACKUPS, text, *given), "backup policy", **given
-    )
+    named = options.keyed(BACKUPS, text, *given)
+    policy: Backup[Any] = options.build(BACKUPS, named, "backup policy", **given)
     return policy
 
 

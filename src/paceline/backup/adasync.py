@@ -11,14 +11,14 @@ from paceline.errors import number, whole
 
 
 class AdasyncState(NamedTuple):
-    first_loss: float  # F(w_0), NaN before
+    first_loss: float  # F(w_0), NaN before the first update
     k: int
-    decided: float  # seconds
+    decided: float  # time of the last decision, seconds
 
 
 @dataclass(frozen=True)
 class Adasync(Backup[AdasyncState]):
-    """Waits for few gradients at first and more as the loss falls, by the loss alone (DBW, baseline AdaSync).
+    """Waits for few gradients at first and for more as the loss falls, by the loss alone (DBW, baseline AdaSync).
 
     first: K_0. window: seconds between decisions; 0 decides after each update.
     kind: "sync" for K-sync SGD (with bsp), "async" for K-async SGD (with lsp:barrier=0,scale=mean).

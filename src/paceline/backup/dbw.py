@@ -1,10 +1,10 @@
-"""``dbw`` and ``blind``: as many gradients as lower the loss most a second (Xu, Neglia, Sebastianelli 2021).
+"""``dbw`` and ``blind``: as many gradients as lower the loss most per second (Xu, Neglia, Sebastianelli 2021).
 
-k_t = argmax G_k / T_k, eq. (18), with what an update from k gradients gains, eqs. (10) to (16), and how long it takes
-(``arrival_times``); one more than before where the loss has risen, eq. (19); all where no k promises a gain.
+k_t = argmax G_k / T_k, eq. (18), with the gain of an update from k gradients, eqs. (10) to (16), and its time
+(``arrival_times``); one more than before if the loss has risen, eq. (19); all if no k promises a gain.
 
-DBW's arrivals are exchangeable: whoever comes i-th. Where some workers are slow for good, or the cluster has
-just changed, each worker's own recent round trips say more: they are played forward.
+DBW models arrivals by their place alone, the same for all workers. If some workers are slow for good, or the cluster
+has just changed, each worker's own recent round trips say more, and are used in a simulation.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from paceline.backup.protocol import Backup, Iteration, Timings
 from paceline.errors import number, whole
 from paceline.rounds import Array
 
-RECENT = 12  # round trips of each worker that "workers" looks back on
-REPLICAS, SKIPPED, PLAYED = 6, 6, 12  # clusters played at once; iterations before counting, and counted
+RECENT = 12  # round trips of each worker that times="workers" uses
+REPLICAS, SKIPPED, PLAYED = 6, 6, 12  # simulated clusters; iterations that are skipped, and counted
 
 
 class GainState(NamedTuple):
-    """The last D estimates, newest last, NaN if there was none (from a single gradient, eq. (10) gives none)."""
+    """The last D estimates, newest last, NaN for missing ones (for a single gradient, eq. (10) gives none)."""
 
     variance: Array  # V+, eq. (10)
     norm2: Array  # N+, eq. (11)
@@ -48,15 +48,15 @@ class Gain(NamedTuple):
 
 
 def no_gain(depth: int) -> GainState:
-    """Nothing known yet. depth: D."""
+    """The state without estimates. depth: D."""
     nothing = np.full(depth, np.nan)
     return GainState(nothing, nothing, nothing, np.nan, 0.0)
 
 
 def update_gain(state: GainState, happened: Iteration) -> GainState:
-    """Take in one iteration (DBW, eqs. (10) to (12)).
+    """The state after one more iteration (DBW, eqs. (10) to (12)).
 
-    L+ compares the loss with that of the iteration before, so it comes one iteration later.
+    L+ compares the loss with that of the iteration before, so it is known one iteration later.
     """
     k = happened.quorum
     spread = happened.variance / k if np.isfinite(happened.variance) else 0.0
@@ -77,16 +77,16 @@ def update_gain(state: GainState, happened: Iteration) -> GainState:
 
 
 def estimate(state: GainState) -> Gain:
-    """What the next iteration may expect (DBW, eqs. (13) to (15)).
+    """The estimates for the next iteration (DBW, eqs. (13) to (15)).
 
     The loss is measured on samples, so about half of the single L+ are negative. Their average is cut off at 0
-    (with a negative one the gain would fall with k); cutting each of them off would bias it upwards.
+    (with a negative one the gain would fall with k); cutting off each of them would bias it upwards.
     """
     return Gain(_mean(state.variance), _mean(state.norm2), np.maximum(_mean(state.smoothness), 0.0))
 
 
 def _pushed(values: Array, newest: float) -> Array:
-    """With the newest; the last estimate that there is stays until there is another one."""
+    """The values with the newest added; the last estimate stays until there is another one."""
     after = np.append(values[1:], newest)
     return values if np.isnan(after).all() else after
 
@@ -104,12 +104,12 @@ class TripsState(NamedTuple):
 
 
 def no_trips(workers: int, memory: int) -> TripsState:
-    """No trip yet. memory: M."""
+    """The state without round trips. memory: M."""
     return TripsState(np.full((workers, memory), np.nan), 0)
 
 
 def update_trips(state: TripsState, timings: Timings) -> TripsState:
-    """Add round trips."""
+    """The state with these round trips added."""
     seconds = state.seconds.copy()
     for worker, trip in zip(timings.worker, timings.trip, strict=True):
         if worker < len(seconds) and np.isfinite(trip):
@@ -119,10 +119,10 @@ def update_trips(state: TripsState, timings: Timings) -> TripsState:
 
 
 def expected_seconds(state: TripsState, mode: str) -> Array:
-    """Mean seconds of an iteration that waits for k = 1..n, shape (n,), each k used all the time.
+    """Mean seconds of an iteration that waits for k = 1..n gradients, shape (n,), if all iterations wait for k.
 
-    Late workers end what they do before they begin again ("push-wait", "pull"), or begin at once
-    ("push-interrupt"). Draws repeat for the same number of steps, so that replicas agree.
+    Late workers finish their task before they begin again ("push-wait", "pull"), or begin at once
+    ("push-interrupt"). Draws depend on the number of steps alone, so that replicas agree.
     """
     n = len(state.seconds)
     known = ~np.isnan(state.seconds)
@@ -147,7 +147,7 @@ def expected_seconds(state: TripsState, mode: str) -> Array:
 
 
 def _draws(state: TripsState, known: np.ndarray) -> Array:
-    """Round trips drawn from each worker's own, shape (steps, REPLICAS, n); from all for the unknown."""
+    """Round trips drawn from each worker's own, shape (steps, REPLICAS, n); from all for workers without any."""
     rng = np.random.default_rng(state.steps)
     pooled = state.seconds[known]
     columns = []
@@ -165,15 +165,15 @@ class DbwState(NamedTuple):
 
 @dataclass(frozen=True)
 class Dbw(Backup[DbwState]):
-    """As many gradients as promise the largest decrease of the loss per second (DBW, eqs. (18), (19)).
+    """Waits for as many gradients as promise the largest decrease of the loss per second (DBW, eqs. (18), (19)).
 
-    depth: D, iterations that estimates are averaged over.
-    beta: a loss that grew by this factor asks for one gradient more.
+    depth: D, iterations over which estimates are averaged.
+    beta: a loss that grew by this factor requires one gradient more.
     times: "constrained" solves eq. (17); "naive" takes the plain means; "workers" models each worker's own
         round trips, for clusters whose workers differ.
-    memory: what a time sample still counts for after each iteration, for "constrained" and "naive".
-    worth: "smoothness" is eq. (16), whose L comes from differences of noisy losses; "noise" does without the
-        losses: N / (1 + V / (k N)), what an update from k gradients gains at the best rate for it.
+    memory: factor on the weight of a time sample after each iteration, for "constrained" and "naive".
+    worth: "smoothness" is eq. (16), whose L comes from differences of noisy losses; "noise" does not use the
+        losses: N / (1 + V / (k N)), the gain of an update from k gradients at the best rate for it.
     """
 
     workers: int
@@ -214,7 +214,7 @@ class Dbw(Backup[DbwState]):
         return min(best, n), state
 
     def _worth(self, gains: GainState, k: Array, rate: float) -> Array:
-        """What an update from k gradients is worth; NaN (all the workers, then) as long as nothing is known."""
+        """The gain of an update from k gradients; NaN as long as nothing is known, and then all are waited for."""
         found = estimate(gains)
         if self.worth == "noise":
             return found.norm2**2 / (found.norm2 + found.variance / k)
@@ -232,7 +232,7 @@ class Dbw(Backup[DbwState]):
 
 @dataclass(frozen=True)
 class Blind(Dbw):
-    """As many gradients as come in per second, blind to what they are worth (G_k = k: DBW, baseline B-DBW)."""
+    """Maximizes the gradients per second, whatever their gain (G_k = k: DBW, baseline B-DBW)."""
 
     needs_variance: ClassVar[bool] = False
 

@@ -1,10 +1,10 @@
-"""``dropcompute``: all are waited for, but what they have not begun by a threshold is dropped (Giladi et al.,
+"""``dropcompute``: updates wait for all workers, but pieces not begun by a threshold are dropped (Giladi et al.,
 NeurIPS 2023, arXiv 2306.10598).
 
-A task is run in pieces of equal size. Whoever is over the threshold tau at the end of a piece sends what it has, so
-that a piece that has begun counts, and everybody runs one at least. The gradient is divided by the samples that
-really ran. So the batch varies, and the gradient is unbiased if being late has nothing to do with the samples; if
-long samples are slow, it has less of them. What is dropped goes back to the epoch's order, from which each sample is
+A task runs in pieces of equal size. A worker beyond the threshold tau at the end of a piece sends its gradient, so
+that a piece that has begun counts, and each worker runs at least one. The gradient is divided by the samples that
+really ran. So the batch varies, and the gradient is unbiased if being late is independent of the samples; if long
+samples are slow, it contains fewer of them. Dropped samples go back to the epoch's order, so that each sample is
 still used once an epoch.
 """
 
@@ -19,11 +19,12 @@ from paceline.backup.protocol import Backup, Iteration
 from paceline.errors import number, whole
 from paceline.rounds import Array
 
-NEAR = 0.01  # thresholds whose speed-up is within it of the best are as good: that which drops least is taken
+NEAR = 0.01  # part of the best speed-up by which a larger threshold's may be less, since it drops less
 
 
 class TraceState(NamedTuple):
-    """ends: seconds after which each piece of each worker was done, one (n, pieces) an update. tau: seconds."""
+    """The traced updates. ends: seconds at which each piece of each worker was done, (n, pieces) for each update.
+    tau: the threshold, seconds; infinite until it is found."""
 
     ends: tuple[Array, ...]
     tau: float
@@ -31,11 +32,11 @@ class TraceState(NamedTuple):
 
 @dataclass(frozen=True)
 class DropCompute(Backup[TraceState]):
-    """Waits for everybody, and drops what has not begun by a threshold.
+    """Waits for all workers, and drops pieces that have not begun by a threshold.
 
     tau: the threshold, seconds; 0 finds the one with the largest effective speed-up from the first updates, in which
         nothing is dropped.
-    pieces: of a task. trace: how many updates these are. exchange: further seconds of each update, as of its sums.
+    pieces: of a task. trace: the number of first updates. exchange: further seconds of each update, for its sums.
     """
 
     workers: int
@@ -56,7 +57,7 @@ class DropCompute(Backup[TraceState]):
     def step(self, state: TraceState, happened: Iteration) -> tuple[int, TraceState]:
         ends, quorum = happened.timings.ends, max(1, happened.present)
         whole = len(ends) == self.workers and ends.shape[1:] == (self.pieces,) and not np.isnan(ends).any()
-        if np.isfinite(state.tau) or not whole:  # rounds in which somebody was away tell less
+        if np.isfinite(state.tau) or not whole:  # updates without some worker are not traced
             return quorum, state
         traced = (*state.ends, ends)
         if len(traced) < self.trace:
@@ -68,10 +69,9 @@ class DropCompute(Backup[TraceState]):
 
 
 def threshold(ends: Array, exchange: float = 0.0) -> float:
-    """The seconds at which to drop what has not begun: the largest of those whose effective speed-up is best
-    (Alg. 2).
+    """The threshold in seconds: the largest of those whose effective speed-up is nearly the best (Alg. 2).
 
-    ends: of each piece, (updates, n, pieces), NaN behind the last of a worker with fewer. exchange: further seconds
+    ends: of each piece, (updates, n, pieces), NaN after the last of a worker with fewer. exchange: further seconds
     of each update.
     """
     taus = np.unique(ends[~np.isnan(ends)])
@@ -81,8 +81,8 @@ def threshold(ends: Array, exchange: float = 0.0) -> float:
 
 
 def speed_up(ends: Array, tau: float, exchange: float = 0.0) -> float:
-    """Pieces done per second with this threshold over those without any: the paper's effective speed-up, but that a
-    piece which is running at the threshold counts. Mean over the updates."""
+    """Pieces per second with this threshold over those without one: the paper's effective speed-up, except that a
+    piece that is running at the threshold counts. Mean over the updates."""
     pieces = (~np.isnan(ends)).sum(-1)
     last = np.minimum((ends < tau).sum(-1), pieces - 1)
     took = np.take_along_axis(ends, last[..., None], -1)[..., 0].max(-1) + exchange

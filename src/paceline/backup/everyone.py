@@ -1,4 +1,4 @@
-"""``everyone`` and ``static``: always the same number of gradients."""
+"""``everyone`` and ``static``, which wait for all gradients or for a fixed number of them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from paceline.backup.protocol import Backup, Iteration
 from paceline.errors import whole
 
-Nothing = tuple[()]  # to remember
+Nothing = tuple[()]  # the state: these policies remember nothing
 
 
 @dataclass(frozen=True)
 class Everyone(Backup[Nothing]):
-    """Waits for every worker that is there."""
+    """Waits for every worker that is present."""
 
     workers: int
 

@@ -1,4 +1,4 @@
-"""What a backup policy is told after each update, who keeps that, and the protocol it follows."""
+"""The data that a backup policy gets after each update, their recorder, and the protocol of backup policies."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ S = TypeVar("S")
 
 
 class Timings(NamedTuple):
-    """Arrivals since the last decision, each of shape (m,).
+    """The m arrivals of gradients since the last decision; arrays of shape (m,).
 
-    before: gradients that the update before the measured version had waited for (h).
+    before: gradients for which the update to the measured version had waited (h).
     place: 1 for the first gradient of its version to arrive, 2 for the second, ... (i).
-    seconds: from the update to the arrival (t_{h,i}); seconds of the worker's own round trip in trip.
-    worker: who.
-    ends: when each of its pieces was done, seconds from its beginning, NaN for those left out; (m, pieces).
+    seconds: from the update to the arrival (t_{h,i}). trip: seconds of the worker's own round trip.
+    worker: its rank.
+    ends: when each of its pieces was done, seconds from its beginning, NaN for dropped ones; (m, pieces).
     """
 
     before: NDArray[np.int64]
@@ -33,7 +33,7 @@ class Timings(NamedTuple):
 class Iteration(NamedTuple):
     """One update of the parameters.
 
-    quorum: gradients that entered it (k_t). present: workers that are there now. now: seconds.
+    quorum: gradients in it (k_t). present: number of workers present now. now: seconds.
     loss: mean over the gradients' samples, at the parameters before the update.
     norm2: squared norm of the aggregated gradient.
     variance: unbiased estimate of the summed variance of one gradient's components; NaN from one gradient.
@@ -51,12 +51,12 @@ class Iteration(NamedTuple):
 
 
 class Backup(Protocol[S]):
-    """Decides how many gradients an update waits for. Frozen: what changes lives in the state."""
+    """Decides how many gradients an update waits for. Frozen: all that changes is in the state."""
 
     workers: int
-    # Reads Iteration.variance, which costs reading all gradients once more.
+    # Whether it reads Iteration.variance, for which all gradients are read once more.
     needs_variance: ClassVar[bool] = False
-    pieces: int = 0  # in which a task is run, until ``cut``; 0 for whole tasks
+    pieces: int = 0  # the number of pieces in which a task runs, until ``cut``; 0 for whole tasks
 
     def init(self) -> tuple[int, S]:
         """The first quorum, and the state to hand to ``step``."""
@@ -72,20 +72,20 @@ class Backup(Protocol[S]):
 
 
 class Arrivals:
-    """Turns an engine's events into ``Timings``: tell it of each update and each gradient, late ones included.
+    """Records an engine's events as ``Timings``: call it for each update and each gradient, late ones included.
 
-    A version is forgotten when as many of its gradients as there are workers have come.
+    Versions older than the newest by more than four times the number of workers are forgotten.
     """
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
-        self._versions = {0: (0.0, workers, 0)}  # when it was made, h, how many have come
+        self._versions = {0: (0.0, workers, 0)}  # time of the update, h, number of arrivals
         self._samples: list[tuple[int, int, float, int, float]] = []
         self._ends: list[Array] = []
 
     def updated(self, version: int, now: float, quorum: int) -> Timings:
-        """The parameters became ``version`` at ``now`` (seconds), from ``quorum`` gradients; what arrived since the
-        update before."""
+        """The parameters became ``version`` at ``now`` (seconds), from ``quorum`` gradients. Returns the arrivals
+        since the update before."""
         self._versions[version] = (now, quorum, 0)
         for old in [v for v in self._versions if v < version - 4 * self._workers]:
             del self._versions[old]
@@ -102,8 +102,8 @@ class Arrivals:
         trip: float,
         ends: Array = np.zeros(0),  # noqa: B008  # read only
     ) -> None:
-        """A gradient for ``version`` came at ``now``; the worker's round trip took ``trip`` seconds, and its pieces
-        were done at ``ends``."""
+        """A gradient for ``version`` arrived at ``now``; the worker's round trip took ``trip`` seconds, and its
+        pieces were done at ``ends``."""
         if version not in self._versions:
             return
         made, quorum, count = self._versions[version]

@@ -1,4 +1,4 @@
-"""How much does each worker do? One file a policy; the names by which people ask for them."""
+"""The policies, which decide how much each worker does, one in each file; and their names."""
 
 from __future__ import annotations
 
@@ -34,6 +34,6 @@ POLICIES: dict[str, type[Policy[Any]]] = {
     "optimum": Optimum,
     "wlbs": Wlbs,
 }
-"""Every policy's class, by the name that ``policies.create`` knows it by."""
+"""Every policy's class, by its name for ``policies.create``."""
 
 __all__ = ["POLICIES"]

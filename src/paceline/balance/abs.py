@@ -10,15 +10,15 @@ from numpy.typing import NDArray
 
 from paceline.balance.members import among_present, carried, even
 from paceline.balance.protocol import Policy
-from paceline.errors import PacelineError, whole
+from paceline.errors import choice, whole
 from paceline.rounds import Array, Cluster, Plan, Round
 
 
 class AbsState(NamedTuple):
     shares: Array  # (..., n)
-    seconds: Array  # sum over the window, where there was load, (..., n)
+    seconds: Array  # sum over the rounds of the window in which the worker had load, (..., n)
     loads: Array  # samples in the window, (..., n)
-    reports: Array  # rounds that these sums are of, (..., n)
+    reports: Array  # number of rounds in these sums, (..., n)
     age: NDArray[np.int64]  # rounds in the window, ()
 
 
@@ -27,9 +27,8 @@ class Abs(Policy[AbsState]):
     """Adaptive batch size: every few rounds, shares by the mean latency of the rounds before.
 
     reading: what "inversely proportional to the historical local cost" means. "inverse" takes it literally,
-        share 1/T: without communication it goes to and fro between equal shares and shares by speed, which
-        are the paper's radical fluctuations. "share" divides what a worker did by the time it took, and
-        settles.
+        share 1/T: without communication it alternates between equal shares and shares by speed, which are the
+        paper's radical fluctuations. "share" divides a worker's samples by the time that they took, and settles.
     window: P, rounds between changes. DOLBIE, baseline ABS.
     """
 
@@ -40,8 +39,7 @@ class Abs(Policy[AbsState]):
 
     def __post_init__(self) -> None:
         whole("policy 'abs': window", self.window)
-        if self.reading not in ("inverse", "share"):
-            raise PacelineError(f"policy 'abs': reading={self.reading}: expected inverse or share")
+        choice("policy 'abs': reading", self.reading, "inverse", "share")
 
     def init(self) -> tuple[Plan, AbsState]:
         shares = even(self.cluster)
@@ -63,7 +61,7 @@ class Abs(Policy[AbsState]):
         return Plan(carried(self.cluster, round.present, shares)), after
 
     def _weights(self, seconds: Array, loads: Array, reports: Array) -> Array:
-        """New shares before limits; a worker that ran nothing counts like the slowest that did."""
+        """New shares before limits; a worker that ran nothing counts as much as the slowest of the others."""
         done = loads if self.reading == "share" else reports
         measured = (reports > 0) & (seconds > 0)
         weights = np.where(measured, done, 1.0) / np.where(measured, seconds, 1.0)

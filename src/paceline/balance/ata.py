@@ -1,16 +1,16 @@
 """``ata``: adaptive task allocation, a bandit with lower confidence bounds (Maranjyan, Saad, Richtarik and Orabona,
 ICML 2025, arXiv 2502.00775).
 
-From the paper are the problem (n workers of unknown mean seconds mu_i per task; each round, whole a_i that sum to B,
+The paper gives the problem (n workers of unknown mean seconds mu_i per task; each round, whole a_i that sum to B,
 and regret in max_i a_i mu_i), the rule (minimize max_i a_i s_i, where s_i is a lower confidence bound of mu_i, so
-that who is little known is tried), and that its regret grows as the logarithm of the rounds. The confidence term is
-derived here, as the paper's constants could not be looked up. If the centered seconds have moments of at most
-q! / 2 alpha^q (they are sub-exponential of scale alpha; an exponential variable has alpha = mu), Bernstein's
-inequality says that the mean of K independent ones is off by more than alpha r, r = sqrt(2 L / K) + L / K, with
-probability 2 exp(-L) at most. In round k, L = ln(2 k^2) makes this 1 / k^2. If alpha is given, s = max(0, mean -
-alpha r). If only eta = alpha / mu is, mean <= mu (1 + eta r) gives s = mean / (1 + eta r), which needs no unit (in
-place of the paper's empirical variant). A worker's round counts as one observation, since all of its samples share
-what slowed that round down. If all workers run in every round, their radii are equal, and eta changes nothing.
+that a worker with few observations is tried), and the result that its regret grows as the logarithm of the rounds.
+The confidence term is derived here, as the paper's constants were not available. If the centered seconds have moments
+of at most q! / 2 alpha^q (they are sub-exponential of scale alpha; an exponential variable has alpha = mu),
+Bernstein's inequality says that the mean of K independent ones is off by more than alpha r, r = sqrt(2 L / K) +
+L / K, with probability 2 exp(-L) at most. In round k, L = ln(2 k^2) makes this 1 / k^2. If alpha is given, s =
+max(0, mean - alpha r). If only eta = alpha / mu is, mean <= mu (1 + eta r) gives s = mean / (1 + eta r), which needs
+no unit (in place of the paper's empirical variant). A worker's round counts as one observation, since the same causes
+slow down all its samples. If all workers run in every round, their radii are equal, and eta changes nothing.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from paceline.shares import water_level
 
 
 class AtaState(NamedTuple):
-    seconds: Array  # seconds per sample, summed over the rounds that a worker ran in, (..., n)
-    observed: Array  # these rounds, K, (..., n)
+    seconds: Array  # seconds per sample, summed over the rounds in which a worker ran, (..., n)
+    observed: Array  # the number of these rounds, K, (..., n)
     rounds: NDArray[np.int64]  # k, ()
 
 
@@ -40,7 +40,7 @@ class AtaState(NamedTuple):
 class Ata(Policy[AtaState]):
     """Adaptive task allocation: a bandit that divides by lower confidence bounds of seconds per sample.
 
-    It knows no overhead and forgets nothing: a baseline for workers that never change.
+    It ignores overhead and never forgets: a baseline for workers that do not change.
 
     alpha: sub-exponential scale of a worker's seconds per sample, in seconds; 0 takes eta times its mean.
     eta: that scale over the mean; 1 for exponential seconds.
@@ -62,7 +62,7 @@ class Ata(Policy[AtaState]):
         ran = round.present & (round.loads > 0) & np.isfinite(round.seconds)
         pace = np.divide(round.seconds, round.loads, out=np.zeros(self.cluster.shape), where=ran)
         state = AtaState(state.seconds + pace, state.observed + ran, state.rounds + 1)
-        # Those of whom nothing is known divide what there is equally.
+        # As long as some workers are unknown, they divide the batch equally among themselves.
         bound = np.maximum(self.lower_bound(state), QUICKEST)
         least, most = bounds(self.cluster, round.present)
         batch = self.cluster.global_batch
@@ -71,7 +71,7 @@ class Ata(Policy[AtaState]):
         return Plan(loads / batch, costs=costs), state
 
     def lower_bound(self, state: AtaState) -> Array:
-        """Of each worker's mean seconds per sample, (..., n); 0 if nothing is known."""
+        """Lower confidence bounds of each worker's mean seconds per sample, (..., n); 0 if nothing is known."""
         known = np.maximum(state.observed, 1.0)
         level = log(np.asarray(2.0 * float(state.rounds) ** 2))
         radius, mean = np.sqrt(2.0 * level / known) + level / known, state.seconds / known

@@ -1,14 +1,14 @@
 """``dolbie``: distributed online load balancing with a step that cannot overshoot (DOLBIE, with a master).
 
-Each round, everybody but the straggler moves part of the way towards the share that it could have carried
+Each round, every worker except the straggler moves part of the way towards the share that it could have run
 within the straggler's time (eq. 5); the straggler gives up what they took (eq. 6). The step is small enough
 never to take more than the straggler has (eq. 7).
 
-Without a master (Algorithm 2), every worker decides for itself from two numbers that each announces.
+Without a master (Algorithm 2), every worker decides for itself from two numbers that each worker announces.
 
-A round, for each worker: ``announce`` to all others, ``decide`` once all announcements are in, and, for the
-straggler, ``settle`` once all others have told it their new shares. Nobody but the straggler learns another's
-share. ``play_round`` delivers the messages within one process and counts them.
+In a round, each worker calls ``announce`` to all others, and ``decide`` once all announcements have arrived; the
+straggler calls ``settle`` once all others have sent it their new shares. Only the straggler receives the others'
+shares. ``play_round`` delivers the messages within one process and counts them.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from numpy.typing import NDArray
 from paceline.balance.members import among_present, bounds, carried, even, fill_unknown, remembered
 from paceline.balance.protocol import Policy
 from paceline.costs import Cost, Linear, line_through
-from paceline.errors import PacelineError, number, whole
+from paceline.errors import number, whole
 from paceline.rounds import Array, Cluster, Plan, Round
 
 
 class DolbieState(NamedTuple):
-    shares: Array  # x_t, (..., n): fractions, whatever whole samples were played
+    shares: Array  # x_t, (..., n): fractions, not the whole samples that ran
     alpha: Array  # the step alpha_t, (..., 1)
     seconds_per_sample: Array  # (..., n), as last measured; NaN before
 
 
 @dataclass(frozen=True)
 class Dolbie(Policy[DolbieState]):
-    """All move towards what the straggler's time allows them (DOLBIE, eqs. (5), (6), section IV-B, Algorithm 1).
+    """Shares move towards what the straggler's time allows (DOLBIE, eqs. (5), (6), section IV-B, Algorithm 1).
 
     alpha: the first step alpha_1. By default eq. (7) of the initial shares; a larger one is cut to that, since the
-        paper's proof of feasibility starts there. For two workers eq. (7) is 1, with which the shares swing to and
-        fro for ever; give a smaller one.
-    monotone: steps never grow, as printed. False computes each again, min(alpha_1, eq. (7)) of the round's
-        straggler, which does not die away.
-    tight: in place of eq. (7), the exact limit x_s / sum (x'_i - x_i) of which (7) is the worst case.
-    floor: part of an equal share below which a straggler no longer shrinks the step. As printed, 0, a
-        straggler that gives away all it has ends all movement for good.
+        paper's proof of feasibility starts there. For two workers eq. (7) is 1, with which the shares oscillate
+        for ever; give a smaller one.
+    monotone: steps never grow, as printed. False computes each step again, min(alpha_1, eq. (7)) of the round's
+        straggler, so that steps do not fall to 0.
+    tight: in place of eq. (7), the exact limit x_s / sum (x'_i - x_i), of which (7) is the worst case.
+    floor: part of an equal share below which a straggler no longer shrinks the step. With 0, as printed, a
+        straggler that gives away its whole share ends all movement for good.
     """
 
     cluster: Cluster
@@ -53,8 +53,8 @@ class Dolbie(Policy[DolbieState]):
     floor: float = 1e-3
 
     def __post_init__(self) -> None:
-        if self.alpha is not None and not 0 < self.alpha <= 1:
-            raise PacelineError(f"policy 'dolbie': alpha={self.alpha:g}: expected 0 < alpha <= 1")
+        if self.alpha is not None:
+            number("policy 'dolbie': alpha", self.alpha, "0 < alpha <= 1", lambda alpha: 0 < alpha <= 1)
         number("policy 'dolbie': floor", self.floor, "0 <= floor <= 1", lambda floor: 0 <= floor <= 1)
 
     def init(self) -> tuple[Plan, DolbieState]:
@@ -84,7 +84,7 @@ class Dolbie(Policy[DolbieState]):
         alpha = state.alpha
         if not self.monotone:
             alpha = np.minimum(self._first_alpha(), exact if self.tight else self._limit(held, members))
-        # With limits, or after somebody left, eq. (7) is not enough; otherwise this changes nothing.
+        # With limits, or after a worker has left, eq. (7) is not enough; otherwise this changes nothing.
         used = np.clip(np.minimum(alpha, exact), 0.0, 1.0)
         gain *= used
         gain += shares
@@ -104,7 +104,7 @@ class Dolbie(Policy[DolbieState]):
         return safe if self.alpha is None else min(self.alpha, safe)
 
     def _limit(self, share: Array, members: NDArray[np.int64]) -> Array:
-        """The step at which the straggler keeps something even if all others could take everything."""
+        """The step at which the straggler keeps a share even if all others could take everything."""
         return feasible_step(np.maximum(share, self.floor / self.cluster.workers), members)
 
 
@@ -115,7 +115,7 @@ def feasible_step(share: Array | float, members: NDArray[np.int64] | int) -> Arr
 
 
 def slowest(seconds: Array) -> NDArray[np.int64]:
-    """The straggler's rank, shape (..., 1); the lowest of equals, so that replicas agree; NaN is skipped."""
+    """The rank with the largest seconds, (..., 1); the lowest of equals, so that replicas agree; NaN is skipped."""
     straggler = np.argmax(seconds, axis=-1, keepdims=True)
     if np.isnan(np.take_along_axis(seconds, straggler, -1)).any():  # argmax stops at a NaN
         straggler = np.argmax(np.where(np.isnan(seconds), -np.inf, seconds), axis=-1, keepdims=True)
@@ -125,18 +125,18 @@ def slowest(seconds: Array) -> NDArray[np.int64]:
 def possible_gain(
     cost: Cost, level: Array, shares: Array, most: Array, batch: float, straggler: NDArray[np.int64]
 ) -> Array:
-    """x'_i - x_i: what each could carry more in the straggler's time; 0 for it (DOLBIE, eq. (4), section VI-A)."""
+    """x'_i - x_i: what each could add in the straggler's time; 0 for itself (DOLBIE, eq. (4), section VI-A)."""
     gain = cost.load_at(level) / batch
     np.minimum(gain, most, out=gain)
     gain -= shares
-    np.fmax(gain, 0.0, out=gain)  # NaN, too, is no gain: an absent worker's overhead is unknown
-    # Where its cost is flat the straggler, too, could carry more; the rule needs it to give.
+    np.fmax(gain, 0.0, out=gain)  # an absent worker's overhead is unknown, NaN: it gains nothing
+    # If its cost is flat, the straggler could take more too; but by the rule it has to give.
     np.put_along_axis(gain, straggler, 0.0, -1)
     return gain
 
 
 class Peer(NamedTuple):
-    """What one worker keeps."""
+    """The state of one worker."""
 
     rank: int
     share: float  # x_i
@@ -144,7 +144,7 @@ class Peer(NamedTuple):
 
 
 class Announcement(NamedTuple):
-    """To everybody: how long the round took me, and the step I allow (DOLBIE, Alg. 2, line 4)."""
+    """A message to all: the seconds of the sender's round, and the step it allows (DOLBIE, Alg. 2, line 4)."""
 
     sender: int
     seconds: float
@@ -152,7 +152,7 @@ class Announcement(NamedTuple):
 
 
 class Handover(NamedTuple):
-    """To the straggler: my new share (one number)."""
+    """A message to the straggler: the sender's new share."""
 
     sender: int
     receiver: int
@@ -160,14 +160,14 @@ class Handover(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """Messages of a round, each to one receiver, and the numbers in them (DOLBIE, section IV-C)."""
+    """The messages of a round, each to one receiver, and the numbers in them (DOLBIE, section IV-C)."""
 
     messages: int
     numbers: int
 
 
 def start_peers(workers: int, alpha: float | None = None) -> list[Peer]:
-    """Equal shares, and the step of eq. (7) or a given smaller one."""
+    """Workers with equal shares, and the step of eq. (7) or a given smaller one."""
     whole("workers", workers)
     safe = float(feasible_step(1 / workers, workers))
     return [Peer(rank, 1 / workers, safe if alpha is None else min(alpha, safe)) for rank in range(workers)]
@@ -177,16 +177,16 @@ def announce(peer: Peer, seconds: float) -> Announcement:
     return Announcement(peer.rank, seconds, peer.alpha)
 
 
-def decide(peer: Peer, possible: float, heard: list[Announcement]) -> tuple[Peer, Handover | None]:
-    """A worker's next share and what it tells the straggler; the straggler itself waits for ``settle``.
+def decide(peer: Peer, possible: float, announced: list[Announcement]) -> tuple[Peer, Handover | None]:
+    """A worker's next share and its message to the straggler; the straggler itself waits for ``settle``.
 
-    heard: the announcements of all workers, its own too. possible: the share that this worker could carry
+    announced: by all workers, its own announcement too. possible: the share that this worker could run
         within the longest of their times, x~ of eq. (4), by its own cost. DOLBIE, Alg. 2, lines 5 to 10.
     """
-    straggler = slowest_heard(heard)
+    straggler = announced_straggler(announced)
     if peer.rank == straggler:
         return peer, None
-    alpha = min(a.alpha for a in heard)
+    alpha = min(a.alpha for a in announced)
     share = peer.share - alpha * (peer.share - max(min(possible, 1.0), peer.share))
     return peer._replace(share=share), Handover(peer.rank, straggler, share)
 
@@ -197,21 +197,21 @@ def settle(peer: Peer, received: list[Handover]) -> Peer:
     return peer._replace(share=share, alpha=min(peer.alpha, float(feasible_step(share, len(received) + 1))))
 
 
-def slowest_heard(heard: list[Announcement]) -> int:
-    """The straggler's rank by what all announced; the lowest of equals."""
-    return min(heard, key=lambda a: (-a.seconds, a.sender)).sender
+def announced_straggler(announced: list[Announcement]) -> int:
+    """The rank that announced the most seconds; the lowest of equals."""
+    return min(announced, key=lambda a: (-a.seconds, a.sender)).sender
 
 
 def play_round(peers: list[Peer], costs: Cost, batch: int) -> tuple[list[Peer], Traffic]:
     """One round of all workers, in one process (DOLBIE, Alg. 2, lines 1 to 3). costs: of shape (n,)."""
     seconds = costs.seconds(np.array([p.share for p in peers]) * batch)
-    heard = [announce(p, float(s)) for p, s in zip(peers, seconds, strict=True)]
-    level = np.array([max(a.seconds for a in heard)])
+    announced = [announce(p, float(s)) for p, s in zip(peers, seconds, strict=True)]
+    level = np.array([max(a.seconds for a in announced)])
     possible = costs.load_at(level) / batch  # each entry is computed by its own worker
-    decided = [decide(p, float(x), heard) for p, x in zip(peers, possible, strict=True)]
+    decided = [decide(p, float(x), announced) for p, x in zip(peers, possible, strict=True)]
     handovers = [message for _, message in decided if message is not None]
-    straggler = slowest_heard(heard)
+    straggler = announced_straggler(announced)
     after = [settle(p, handovers) if p.rank == straggler else p for p, _ in decided]
     n = len(peers)
-    announced = n * (n - 1)
-    return after, Traffic(announced + len(handovers), 2 * announced + len(handovers))
+    sent = n * (n - 1)
+    return after, Traffic(sent + len(handovers), 2 * sent + len(handovers))

@@ -1,4 +1,4 @@
-"""``equal``: every worker the same, whatever it needs for it. What plain data parallelism does."""
+"""``equal``: every worker gets the same load, however long it takes, as in plain data parallelism."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paceline.rounds import Array, Cluster, Plan, Round
 class Equal(Policy[Array]):
     """Every present worker gets the same share, within its limits (DOLBIE, baseline EQU).
 
-    Its state is everybody's share when all are present, shape (..., n).
+    Its state is each worker's share when all are present, shape (..., n).
     """
 
     cluster: Cluster

@@ -1,14 +1,13 @@
 """``joint``: shares, and how many gradients to wait for, chosen together by what an update gains per second.
 
-An update from S samples lowers the loss, at the best rate for it, in proportion to S / (S + s), where s is the
-gradient's noise scale: its variance from a single sample over its squared norm (DBW's eqs. (7) to (9) and (16) at
-that rate, as ``dbw:worth=noise`` has them, for gradients of unlike samples). For each k, the shares are those of
-``level``, or those with which each worker ends by the common level with probability k / n, as far as its seconds have
-strayed from what was expected lately; who waits for all has ``level``'s. Each pair is played forward on these
-seconds, and the best is taken. What a worker that was interrupted would have taken is set to what it usually takes
-beyond that moment.
+An update from S samples lowers the loss, at the best rate for it, in proportion to S / (S + s); s is the gradient's
+noise scale: its variance from a single sample over its squared norm (DBW's eqs. (7) to (9) and (16) at that rate, as
+in ``dbw:worth=noise``, for gradients of different numbers of samples). For each k, the candidates are the shares of
+``level``, and, for k < n, those with which each worker ends by the common level with probability k / n, given how its
+recent seconds deviated from the expected ones. Each pair of k and shares is simulated with these recent seconds, and
+the best is chosen. The unknown seconds of an interrupted worker are set to the mean of its recent longer ones.
 
-Engines that cannot leave gradients out do not tell the noise scale. There, and at first, it is ``level``.
+Without a noise scale, as in engines that cannot leave gradients out, and in the first rounds, it plans as ``level``.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from paceline.forecast.portable_math import log
 from paceline.rounds import Array, Cluster, Plan, Round
 from paceline.shares import water_level
 
-RECENT, FEWEST = 32, 4  # rounds that strays are kept of, and from which on they are believed
+RECENT, FEWEST = 32, 4  # rounds whose deviations are kept, and the fewest with which they are used
 REPLICAS = 4
-TRIED = 16  # numbers of gradients, at most
-WORTH = 1.02  # of what waiting for all gains: anything else has to promise more
+TRIED = 16  # the most values of k that are tried
+WORTH = 1.02  # factor by which another choice must gain more than waiting for all
 
 
 class JointState(NamedTuple):
@@ -39,9 +38,9 @@ class JointState(NamedTuple):
 
 @dataclass(frozen=True)
 class Joint(Policy[JointState]):
-    """Shares and the number of gradients to wait for, chosen together; `level` where no gradient may be lost.
+    """Shares and the number of gradients to wait for, chosen together; `level` if no gradient may be lost.
 
-    mode: what late workers do, as a parameter server has it; it sets this itself.
+    mode: what late workers do, see ``sync.MODES``; the parameter server sets it itself.
     """
 
     cluster: Cluster
@@ -56,23 +55,18 @@ class Joint(Policy[JointState]):
     def step(self, state: JointState, round: Round) -> tuple[Plan, JointState]:
         before = Linear(state.level.expected, state.level.overhead)
         plan, level = Level(self.cluster).step(state.level, round)
-        state = JointState(level, _told(state, before, round, self.mode == "push-interrupt"))
+        state = JointState(level, _strays(state, before, round, self.mode == "push-interrupt"))
         here = np.flatnonzero(round.present) if not self.cluster.realizations else np.zeros(0, int)
         known = np.isfinite(state.strays[here]).sum(-1).min(initial=RECENT)
-        if (
-            len(here) < 2
-            or known < FEWEST
-            or round.gradients is None
-            or np.isnan(round.gradients.noise_scale)
-        ):
+        noise_scale = np.nan if round.gradients is None else round.gradients.noise_scale
+        if len(here) < 2 or known < FEWEST or np.isnan(noise_scale):
             return plan, state
         strays = state.strays[here][:, RECENT - known :]
         costs = Linear(level.expected[here], level.overhead[here])
-        least, most = (
-            np.broadcast_to(each, round.shares.shape)[here] for each in bounds(self.cluster, round.present)
-        )
+        limits = bounds(self.cluster, round.present)
+        least, most = (np.broadcast_to(each, round.shares.shape)[here] for each in limits)
         batch, n = self.cluster.global_batch, len(here)
-        # Each worker's strays are put beside others' of other rounds, too.
+        # Each replica combines the workers' deviations of different rounds.
         turned = [[np.roll(mine, r * i) for i, mine in enumerate(strays)] for r in range(REPLICAS)]
         factors = np.exp(np.array(turned)).transpose(2, 0, 1)
         best, quorum, shares = 0.0, n, plan.shares[here]
@@ -84,9 +78,7 @@ class Joint(Policy[JointState]):
                 divisions.append(water_level(aimed, batch, least * batch, most * batch).loads)
             for loads in divisions:
                 seconds = costs.seconds(loads) * factors
-                gain = gain_a_second(
-                    seconds, loads, int(k), round.gradients.noise_scale, self.mode == "push-interrupt"
-                )
+                gain = gain_a_second(seconds, loads, int(k), noise_scale, self.mode == "push-interrupt")
                 if gain > best * (WORTH if quorum == n else 1.0):
                     best, quorum, shares = gain, int(k), loads / batch
         if quorum == n:
@@ -99,8 +91,8 @@ class Joint(Policy[JointState]):
 def gain_a_second(seconds: Array, loads: Array, k: int, noise_scale: float, interrupts: bool) -> float:
     """What updates that wait for k gradients gain per second.
 
-    seconds: of each worker's tasks, one after the other, (tasks, replicas, n). loads: samples of them, (n,).
-    interrupts: late workers begin again at once; else they end what they do first.
+    seconds: of each worker's successive tasks, (tasks, replicas, n). loads: samples of a task, (n,).
+    interrupts: late workers begin again at once; otherwise they finish their task first.
     """
     ready, now = np.zeros(seconds.shape[1:]), np.zeros(seconds.shape[1])
     begun, gain, skipped = now, 0.0, len(seconds) // 4
@@ -121,9 +113,9 @@ def gain_a_second(seconds: Array, loads: Array, k: int, noise_scale: float, inte
     return gain / float((now - begun).mean())
 
 
-def _told(state: JointState, expected: Linear, round: Round, interrupts: bool) -> Array:
-    """The strays with this round's: what a worker that was interrupted when the others had ended would have taken is
-    what it usually takes beyond that."""
+def _strays(state: JointState, expected: Linear, round: Round, interrupts: bool) -> Array:
+    """The strays, with this round's added; for a worker that was interrupted when the others had ended, the mean of
+    its longer ones."""
     ran = round.present & (round.loads > 0)
     late = np.zeros_like(ran) if round.gradients is None else ran & round.gradients.late
     ended = np.where(ran & ~late, round.seconds, -np.inf).max(-1, keepdims=True)
@@ -133,5 +125,5 @@ def _told(state: JointState, expected: Linear, round: Round, interrupts: bool) -
     usual = np.where(later, state.strays, 0.0).sum(-1) / np.maximum(later.sum(-1), 1)
     stray = np.where(late & later.any(-1), usual, stray)
     pushed = np.concatenate([state.strays[..., 1:], stray[..., None]], axis=-1)
-    keep = ran & (interrupts | ~late) & np.isfinite(stray)  # else the late one has yet to end
+    keep = ran & (interrupts | ~late) & np.isfinite(stray)  # without interrupts the late one still runs
     return np.where(keep[..., None], pushed, state.strays)

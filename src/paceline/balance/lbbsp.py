@@ -1,4 +1,4 @@
-"""``lbbsp``: LB-BSP's rule of small steps, as DOLBIE has it: now and then a few samples change hands."""
+"""``lbbsp``: LB-BSP's rule of small steps, as DOLBIE describes it: every few rounds a few samples move."""
 
 from __future__ import annotations
 
@@ -11,26 +11,25 @@ from numpy.typing import NDArray
 from paceline.balance.dolbie import slowest
 from paceline.balance.members import bounds, carried, even, remembered
 from paceline.balance.protocol import Policy
-from paceline.errors import PacelineError, number, whole
+from paceline.errors import choice, number, whole
 from paceline.rounds import Array, Cluster, Plan, Round
 
-SAME = 1e-9  # relative difference of seconds that is rounding, not precedence
+SAME = 1e-9  # relative difference of seconds up to which they count as equal, because of rounding
 
 
 class LbbspState(NamedTuple):
     shares: Array  # (..., n)
     streak: NDArray[np.int64]  # rounds in a row that the condition held, (..., 1)
-    fastest: NDArray[np.int64]  # who was fastest in the last round, (..., 1); -1 before
+    fastest: NDArray[np.int64]  # the fastest worker of the last round, (..., 1); -1 before the first
 
 
 @dataclass(frozen=True)
 class Lbbsp(Policy[LbbspState]):
     """LB-BSP by steps: a worker that keeps preceding the straggler takes over a few of its samples.
 
-    delta: samples that change hands. rounds: D, how many in a row it takes; the count starts again after a
-        move.
-    reading: "loose" counts rounds in which some worker precedes the straggler; "strict" wants it to be the
-        same worker each time, which equal workers keep interrupting. DOLBIE, baseline LB-BSP.
+    delta: samples that move. rounds: D, consecutive rounds before a move; the count starts again after one.
+    reading: "loose" counts rounds in which some worker precedes the straggler; "strict" requires the same worker
+        each time, so that equally fast workers keep resetting the count. DOLBIE, baseline LB-BSP.
     """
 
     cluster: Cluster
@@ -41,8 +40,7 @@ class Lbbsp(Policy[LbbspState]):
     def __post_init__(self) -> None:
         number("policy 'lbbsp': delta", self.delta, "a positive number of samples", lambda delta: delta > 0)
         whole("policy 'lbbsp': rounds", self.rounds)
-        if self.reading not in ("loose", "strict"):
-            raise PacelineError(f"policy 'lbbsp': reading={self.reading}: expected loose or strict")
+        choice("policy 'lbbsp': reading", self.reading, "loose", "strict")
 
     def init(self) -> tuple[Plan, LbbspState]:
         shares = even(self.cluster)
@@ -63,12 +61,9 @@ class Lbbsp(Policy[LbbspState]):
         streak = np.where(precedes, state.streak + 1, 0)
 
         due = streak >= self.rounds
-        room = np.minimum(
-            _of(shares, straggler) - _of(least, straggler), _of(most, fastest) - _of(shares, fastest)
-        )
-        moved = np.where(
-            due, np.clip(self.delta / self.cluster.global_batch, 0.0, np.maximum(room, 0.0)), 0.0
-        )
+        spare = _of(shares, straggler) - _of(least, straggler)
+        room = np.minimum(spare, _of(most, fastest) - _of(shares, fastest))
+        moved = np.where(due, np.minimum(self.delta / self.cluster.global_batch, np.maximum(room, 0.0)), 0.0)
         np.put_along_axis(shares, straggler, _of(shares, straggler) - moved, -1)
         np.put_along_axis(shares, fastest, _of(shares, fastest) + moved, -1)
         kept = remembered(present, shares, state.shares)

@@ -1,4 +1,4 @@
-"""``lbbsp-cpu`` and ``lbbsp-gpu``: LB-BSP proper, which forecasts the speeds and equalises the times."""
+"""``lbbsp-cpu`` and ``lbbsp-gpu``: the full LB-BSP, which forecasts the speeds and equalises the times."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.balance.members import bounds, even, fill_unknown
 from paceline.balance.protocol import Forecasting, Policy
 from paceline.costs import Linear, line_through
 from paceline.errors import PacelineError
-from paceline.forecast import Reading
+from paceline.forecast import Reading, create
 from paceline.forecast.protocol import smoothed
 from paceline.rounds import Array, Cluster, Plan, Round
 from paceline.shares import water_level
@@ -28,14 +28,14 @@ class PredictiveState(NamedTuple):
 class LbbspCpu(Forecasting, Policy[PredictiveState]):
     """LB-BSP for CPU clusters: shares in proportion to the forecast speeds (communication is ignored).
 
-    forecast: which, with its options after a colon and ";" between them. LB-BSP, section 3.2 (processors).
+    forecast: its name, with its options after a colon and ";" between them. LB-BSP, section 3.2 (processors).
     """
 
     cluster: Cluster
     forecast: str = "ema"
 
     def __post_init__(self) -> None:
-        self.forecaster()  # an unknown one is said now, not in the first round
+        create(self.forecast)  # raises for an unknown one now, not in the first round
 
     def init(self) -> tuple[Plan, PredictiveState]:
         shares = even(self.cluster)
@@ -46,16 +46,15 @@ class LbbspCpu(Forecasting, Policy[PredictiveState]):
         cluster, present = self.cluster, round.present
         unknown = np.full_like(round.seconds, np.nan)
         measured = line_through(round.loads, round.seconds, round.overhead, unknown)
-        speed, after = self.forecaster().step(
-            state.forecast, Reading(1.0 / measured, round.cpu, round.memory)
-        )
+        reading = Reading(1.0 / measured, round.cpu, round.memory)
+        speed, after = self.forecaster().step(state.forecast, reading)
         overhead = self._communication(state.overhead, round)
         slope = fill_unknown(1.0 / speed)
         batch = cluster.global_batch
         least, most = bounds(cluster, present)
         costs = Linear(slope, np.nan_to_num(overhead))
         loads = water_level(costs, batch, *self._within(least * batch, most * batch)).loads
-        if not present.all():  # whole samples, too, must not go to the absent
+        if not present.all():  # rounding to whole samples must not give any to absent workers
             costs = Linear(np.where(present, slope, np.inf), costs.overhead)
         return Plan(loads / batch, costs=costs), PredictiveState(after, overhead)
 
@@ -71,7 +70,7 @@ class LbbspGpu(LbbspCpu):
     """Equal times with communication, from the knee to the memory's end (LB-BSP, eqs. (3), (5), section 3.3).
 
     knee: x^s, samples below which a GPU is no quicker; every present worker gets at least as many. The
-        upper end x^o is the cluster's ``most``; workers with knees of their own have them in its ``least``.
+        upper end x^o is the cluster's ``most``; if knees differ between workers, give them as its ``least``.
     """
 
     knee: float = 0.0

@@ -1,20 +1,20 @@
-"""``level``: everybody ends at the same time, by what each may be expected to need.
+"""``level``: all workers end at the same time, by the seconds expected of each.
 
-Water filling on the workers' paces and overheads: the same solution that the oracle finds for the true ones, with a
-margin where they are uncertain: how early should such a worker aim to end, so that the slowest of all is soonest on
-average? Aiming everybody at the same time is best only where times are certain. Where they scatter, the round waits
-for whoever happens to be late, and being late should fall to the workers whose load is worth it: at the best division
-each worker is the last with a probability in proportion to its speed (the gradient of the mean of the maximum over
-the loads is then the same for all). So each aims to end by the level with all but about that probability: a quantile
-of its seconds, high for slow workers and low for quick ones. As the level is common, this is water filling on seconds
-inflated to those quantiles. The stochastic programme itself, solved on hundreds of sampled futures, finds nothing
-better (benchmarks/simulation.py).
+This is water filling on the workers' paces and overheads, the solution that the oracle finds for the true ones, with
+margins for uncertainty: how early should an uncertain worker aim to end, so that the slowest of all ends soonest on
+average? The same aim for all is best only if times are certain. If they scatter, the round waits for the worker that
+happens to be late, and that should more often be a worker that does much: at the best division each worker is the
+last with a probability in proportion to its speed (the gradient of the mean of the maximum over the loads is then the
+same for all). So each aims to end by the level except with about that probability: a quantile of its seconds, high
+for slow workers and low for quick ones. As the level is common, this is water filling on seconds inflated to those
+quantiles. The stochastic programme itself, solved on hundreds of sampled futures, finds nothing better
+(benchmarks/simulation.py).
 
-Margins make the differences between workers larger, and that must not feed itself: where seconds hardly depend on
-the load, a worker with less load looks slower, gets a larger margin, and so even less load. So no margin makes a
-difference of paces larger than by ``GROWTH`` of it: where the portion by which seconds grow with the load is larger
-than that, equal workers are never driven apart. Nearly equal workers get nearly no margins; whose speeds differ by
-much, nearly the whole ones (profile "A noise" of the same benchmark).
+Margins make the differences between workers larger, and this must not amplify itself: if seconds hardly depend on
+the load, a worker with less load looks slower, gets a larger margin, and so even less load. So no margin enlarges a
+difference of paces by more than ``GROWTH`` of it: equal workers never drift apart if the portion by which seconds
+grow with the load is larger than that. Nearly equal workers get nearly no margins; workers whose speeds differ much
+get nearly the whole ones (profile "A noise" of the same benchmark).
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ import numpy as np
 from paceline.balance.members import bounds, even, fill_unknown
 from paceline.balance.protocol import Forecasting, Policy
 from paceline.costs import Linear, line_through
-from paceline.forecast import Reading, tracking
+from paceline.forecast import Reading, create, tracking
 from paceline.forecast.portable_math import exp, log, quantile
 from paceline.rounds import Array, Cluster, Plan, Round
 from paceline.shares import water_level
 
-PROBE = 0.01  # each round with the lowest load, a worker is taken to be that much quicker than measured
-FEW = 1e-3  # of an equal share: of so few samples, the seconds tell nothing of the pace
-MEMORY = 0.95  # weight of the errors before, each round
-DEVIATION = 1.2533  # standard deviation of a normal variable over its mean absolute one
-GROWTH = 0.04  # of a difference of paces (logarithms): margins make it larger by that at most
-UNUSUAL = 3.0  # errors are cut to this many usual ones: a change of speed is no scatter
+PROBE = 0.01  # for each round with the lowest load, a worker is assumed this much quicker than measured
+FEW = 1e-3  # of an equal share: up to this load, the seconds say nothing about the pace
+MEMORY = 0.95  # factor on the weight of earlier errors, each round
+DEVIATION = 1.2533  # ratio of a normal variable's standard deviation to its mean absolute deviation
+GROWTH = 0.04  # the most by which margins enlarge a difference of paces (logarithms), as a part of it
+UNUSUAL = 3.0  # errors are cut to this many usual ones, since a change of speed is not scatter
 
 
 class Errors(NamedTuple):
-    """How far off the expectations usually are, over all workers: sums of errors, and their number; (..., 1)."""
+    """The usual errors of the expectations, over all workers: weighted sums, and their number; (..., 1)."""
 
     pace: Array  # of the logarithm of seconds per sample
     overhead: Array  # seconds
@@ -50,11 +50,11 @@ class Errors(NamedTuple):
 
 
 class LevelState(NamedTuple):
-    pace: Any  # of the tracking or the forecast
+    pace: Any  # state of the tracking or the forecast
     overhead: Array  # seconds, (..., n)
-    idle: Array  # rounds that a worker has been there with its lowest load, or none, (..., n)
+    idle: Array  # rounds in which a worker has been present with its lowest load, or none, (..., n)
     level: Array  # seconds: where the next search starts, (...,)
-    expected: Array  # seconds per sample, (..., n); NaN where nothing is expected yet
+    expected: Array  # seconds per sample, (..., n); NaN if unknown
     errors: Errors
 
 
@@ -62,24 +62,24 @@ class LevelState(NamedTuple):
 class Level(Forecasting, Policy[LevelState]):
     """Water filling: shares with which all are expected to end at the same time.
 
-    forecast: where the expected paces come from. "tracking" averages noise and follows changes at once, by
-        itself; or any forecast's name, with its options after a colon and ";" between them.
+    forecast: the source of the expected paces. "tracking" averages noise and follows changes at once, and needs no
+        settings; or the name of any forecast, with its options after a colon and ";" between them.
     """
 
     cluster: Cluster
     forecast: str = "tracking"
 
     def __post_init__(self) -> None:
-        self.forecaster()  # an unknown one is said now, not in the first round
+        create(self.forecast)  # raises for an unknown one now, not in the first round
 
     @cached_property
     def few(self) -> float:
-        """Samples whose seconds tell nothing of the pace."""
+        """The load in samples up to which the seconds say nothing about the pace."""
         return FEW * self.cluster.global_batch / self.cluster.workers
 
     @cached_property
     def lowest(self) -> Array:
-        """Whole samples below which no worker comes, (n,); 0 where equal shares are no more."""
+        """The fewest whole samples that each worker gets, (n,); 0 if an equal share is not more."""
         lowest = np.maximum(self.cluster.least, 1.0)
         return np.where(lowest * self.cluster.workers < self.cluster.global_batch, lowest, 0.0)
 
@@ -118,24 +118,24 @@ class Level(Forecasting, Policy[LevelState]):
         batch = cluster.global_batch
         costs = cautious(Linear(expected, overhead), errors)
         if lowest.any() or idle.any():
-            # Nothing shows what more would take, so it is tried again, the later the slower the worker was.
+            # The lowest load says little about larger ones, so these are tried again, later for slower workers.
             idle = np.where(lowest, idle + present, np.where(unmeasured, idle, 0.0))
             costs = Linear(costs.seconds_per_sample / (1.0 + PROBE * idle), costs.overhead)
         level, loads = water_level(costs, batch, least * batch, most * batch, guess=state.level)
-        if not present.all():  # whole samples, too, must not go to the absent
+        if not present.all():  # rounding to whole samples must not give any to absent workers
             costs = Linear(np.where(present, costs.seconds_per_sample, np.inf), costs.overhead)
         loads /= batch
         return Plan(loads, costs=costs), LevelState(pace, overhead, idle, level, expected, errors)
 
 
 def nothing_expected(shape: tuple[int, ...]) -> Errors:
-    """Nothing expected yet; shape is (..., n)."""
+    """The errors before any round; shape is (..., n)."""
     nothing = np.zeros((*shape[:-1], 1))
     return Errors(nothing, nothing, nothing)
 
 
 def learn_errors(errors: Errors, expected: Linear, pace: Array, overhead: Array) -> Errors:
-    """Errors after one more round: ``pace`` and ``overhead`` as measured, NaN where they were not."""
+    """The errors after one more round. pace, overhead: as measured, NaN if not measured."""
     with np.errstate(divide="ignore", invalid="ignore"):
         off = np.abs(log(pace / expected.seconds_per_sample))
     late = np.abs(overhead - expected.overhead)
@@ -144,7 +144,7 @@ def learn_errors(errors: Errors, expected: Linear, pace: Array, overhead: Array)
     if not known.all():
         off, late = np.where(known, off, 0.0), np.where(known, late, 0.0)
     usual, delay = (UNUSUAL * each for each in scatter(errors))
-    if not (before := errors.number > 0).all():  # nothing is usual yet
+    if not (before := errors.number > 0).all():  # no usual error is known yet
         usual, delay = (np.where(before, each, np.inf) for each in (usual, delay))
     off, late = np.minimum(off, usual), np.minimum(late, delay)
     pace, overhead = MEMORY * errors.pace, MEMORY * errors.overhead
@@ -158,9 +158,9 @@ def scatter(errors: Errors) -> tuple[Array, Array]:
 
 
 def cautious(expected: Linear, errors: Errors) -> Linear:
-    """The seconds by which each worker ends with all but its own probability of being the last.
+    """The quantiles of each worker's seconds, those that it exceeds with its own probability of being the last.
 
-    Paces are inflated beside the quickest worker's: a factor that all have in common divides nothing.
+    Paces are inflated relative to the quickest worker's, since a factor common to all changes no division.
     """
     pace, overhead = scatter(errors)
     speed = 1.0 / expected.seconds_per_sample

@@ -1,7 +1,7 @@
-"""Who takes part, and what that leaves of the limits.
+"""Limits and shares if some workers are absent.
 
 A worker that was absent from the last round gets nothing in the next; the policies keep what they know of it,
-so that it has its part again as soon as it is back. (A worker that is there and has nothing to do reports its
+so that it gets its part again as soon as it is back. (A worker that is present and has nothing to do reports its
 seconds, 0 or its overhead; only one that reports nothing is absent.)
 """
 
@@ -17,9 +17,9 @@ __all__ = ["among_present", "bounds", "carried", "even", "fill_unknown", "rememb
 
 
 def bounds(cluster: Cluster, present: NDArray[np.bool_]) -> tuple[Array, Array]:
-    """Least and most share of each worker, shape (n,) or (..., n), when only some are present.
+    """Least and most share of each worker, shape (n,) or (..., n), if only some are present.
 
-    The absent may have nothing, except for what those present cannot hold.
+    Absent workers get nothing except what the present ones cannot hold.
     """
     least, most = cluster.least_shares, cluster.most_shares
     if present.all():
@@ -39,7 +39,7 @@ def among_present(cluster: Cluster, present: NDArray[np.bool_], weights: Array) 
 
 
 def carried(cluster: Cluster, present: NDArray[np.bool_], shares: Array) -> Array:
-    """The same of shares, which stay to the last bit in each realization in which all are present."""
+    """Like ``among_present``, but the shares stay to the last bit in each realization in which all are present."""
     if (everybody := present.all(-1, keepdims=True)).all():
         return shares
     return np.where(everybody, shares, among_present(cluster, present, shares))
@@ -52,7 +52,7 @@ def even(cluster: Cluster) -> Array:
 
 
 def fill_unknown(seconds_per_sample: Array) -> Array:
-    """Workers never measured (NaN) are taken to be as quick as the average of the others."""
+    """The seconds per sample, with the mean of the others for workers that were never measured (NaN)."""
     unknown = np.isnan(seconds_per_sample)
     if not unknown.any():
         return seconds_per_sample
@@ -62,9 +62,9 @@ def fill_unknown(seconds_per_sample: Array) -> Array:
 
 
 def remembered(present: NDArray[np.bool_], shares: Array, before: Array) -> Array:
-    """The shares to keep in a state: those just made for the present, scaled to their part before.
+    """The shares to keep in a state: new shares of the present workers, scaled to the sum that they had before.
 
-    The absent thus find their own part unchanged when they are back.
+    So absent workers find their own shares unchanged when they are back.
     """
     if (everybody := present.all(-1, keepdims=True)).all():
         return shares

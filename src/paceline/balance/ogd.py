@@ -23,12 +23,12 @@ class OgdState(NamedTuple):
 
 @dataclass(frozen=True)
 class Ogd(Policy[OgdState]):
-    """Online gradient descent: the straggler gives a step times its slope, everybody shares it.
+    """Online gradient descent: the straggler gives up a step times its slope, and all workers share it.
 
     The round's time is a maximum, so that its subgradient is the straggler's own slope, in seconds for the
     whole batch, and 0 for all others.
 
-    rate: beta, the step. Not free of scale: with seconds the paper's is 0.001. DOLBIE, baseline OGD.
+    rate: beta, the step. It depends on the unit of time: for seconds the paper has 0.001. DOLBIE, baseline OGD.
     """
 
     cluster: Cluster
@@ -48,9 +48,7 @@ class Ogd(Policy[OgdState]):
         slope = line_through(round.loads, round.seconds, round.overhead, state.seconds_per_sample)
         straggler = slowest(np.where(present, round.seconds, -np.inf))
         steepness = np.take_along_axis(fill_unknown(slope), straggler, -1) * round.batch
-        moved = np.array(shares)
-        np.put_along_axis(
-            moved, straggler, np.take_along_axis(moved, straggler, -1) - self.rate * steepness, -1
-        )
+        moved, held = np.array(shares), np.take_along_axis(shares, straggler, -1)
+        np.put_along_axis(moved, straggler, held - self.rate * steepness, -1)
         shares = project(moved, *bounds(self.cluster, present))
         return Plan(shares), OgdState(remembered(present, shares, state.shares), slope)

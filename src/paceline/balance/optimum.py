@@ -1,4 +1,4 @@
-"""``optimum``: the oracle. It knows what the next round will cost, and equalises the times exactly."""
+"""``optimum``: the oracle, which knows the next round's costs and equalises the times exactly."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from paceline.shares import water_level
 
 @dataclass(frozen=True)
 class Optimum(Policy[tuple[()]]):
-    """The clairvoyant optimum of each round, for comparison: nothing is quicker (DOLBIE, baseline OPT)."""
+    """The clairvoyant optimum of each round, for comparison: no policy is quicker (DOLBIE, baseline OPT)."""
 
     cluster: Cluster
     needs_upcoming: ClassVar[bool] = True
 
     def init(self) -> tuple[Plan, tuple[()]]:
-        """An equal division: nothing is known yet. Whoever knows the first round's costs asks ``plan``."""
+        """An equal division, since nothing is known yet. If you know the first round's costs, call ``plan``."""
         return Plan(even(self.cluster)), ()
 
     def step(self, state: tuple[()], round: Round) -> tuple[Plan, tuple[()]]:

@@ -1,4 +1,4 @@
-"""The protocol that every policy follows, and what it may say of itself."""
+"""The protocol that every policy follows, and the properties that a policy may declare."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ S = TypeVar("S")
 
 
 class Policy(Protocol[S]):
-    """Decides how much each worker does. Frozen: what changes lives in the state: an array, or a tuple of them.
+    """Decides how much each worker does. Frozen: all that changes is in the state, an array or a tuple of arrays.
 
-    A class that inherits from it says of itself only what differs from what stands here; one that does not inherit
-    is completed where it is used (``complete``).
+    A class that inherits from it declares only the properties that differ from these defaults; for a class that does
+    not inherit, ``complete`` sets the defaults.
     """
 
     cluster: Cluster
     needs_upcoming: ClassVar[bool] = False  # reads Round.upcoming: a simulation's oracle, never a real run
-    needs_machines: ClassVar[bool] = False  # has a use for Cluster.machines
+    needs_machines: ClassVar[bool] = False  # uses Cluster.machines
     needs_noise: ClassVar[bool] = False  # reads Round.gradients, and may then plan a quorum
     follows: ClassVar[bool] = True  # plans by what was measured
-    settles: ClassVar[bool] = True  # shares with which all end together are where it stays
+    settles: ClassVar[bool] = True  # keeps shares with which all workers end together
 
     @property
     def needs_readings(self) -> bool:
@@ -32,7 +32,7 @@ class Policy(Protocol[S]):
 
     @property
     def trains(self) -> bool:
-        """Whether it takes its time over a model, and is to be stepped beside the training."""
+        """Whether it trains a model, which takes long, so that engines step it in a background thread."""
         return False
 
     def init(self) -> tuple[Plan, S]:
@@ -40,22 +40,22 @@ class Policy(Protocol[S]):
         ...
 
     def step(self, state: S, round: Round) -> tuple[Plan, S]:
-        """The next round's plan. Neither argument is changed."""
+        """The next round's plan, and the next state. Neither argument is changed."""
         ...
 
 
-SAID = ("needs_upcoming", "needs_machines", "needs_noise", "settles", "needs_readings", "trains")
+PROPERTIES = ("needs_upcoming", "needs_machines", "needs_noise", "settles", "needs_readings", "trains")
 
 
 def complete(policy: Policy[Any]) -> None:
-    """Give the class of a policy that does not inherit from ``Policy`` what it leaves unsaid, as it stands there."""
-    for name in SAID:
+    """Set the properties that the class of a policy does not declare to the defaults of ``Policy``."""
+    for name in PROPERTIES:
         if not hasattr(policy, name):
             setattr(type(policy), name, vars(Policy)[name])
 
 
 class Forecasting:
-    """A policy that plans by a forecast, and says of itself what the forecast says.
+    """A policy that plans by a forecast, and has the forecast's properties.
 
     forecast: its name, with its options after a colon and ";" between them.
     """
@@ -69,9 +69,9 @@ class Forecasting:
 
     @property
     def trains(self) -> bool:
-        """Whether the forecast fits a model, which engines do aside."""
+        """Whether the forecast trains a model, which engines do in a background thread."""
         return self.forecaster().trains
 
     def forecaster(self) -> AnyForecast:
         """The forecast. Raises PacelineError for an unknown one."""
-        return forecast.create(self.forecast)
+        return forecast.made(self.forecast)

@@ -1,6 +1,6 @@
-"""``wlbs``: a first division by what the machines are, then pairwise adjustment (WLBS, of Zhu et al. 2022).
+"""``wlbs``: a first division by the sizes of the machines, then pairwise adjustment (WLBS, of Zhu et al. 2022).
 
-Every few rounds the quickest worker takes over from the slowest what makes the two of them equally long:
+Every few rounds the quickest worker takes over so much from the slowest that both take equally long:
 whole micro-batches within an epoch (small adjustment), single samples at its end (major adjustment). The
 paper leaves the amounts open; these are the ones that equalise the pair.
 """
@@ -21,7 +21,7 @@ from paceline.rounds import Array, Cluster, Machines, Plan, Round
 
 
 class Cycle(NamedTuple):
-    """What was measured since the last adjustment of its kind; (..., n), and the age ()."""
+    """Sums of the measurements since the last adjustment of its kind, (..., n), and its age in rounds, ()."""
 
     seconds: Array
     loads: Array
@@ -37,12 +37,11 @@ class WlbsState(NamedTuple):
 
 @dataclass(frozen=True)
 class Wlbs(Policy[WlbsState]):
-    """WLBS: a start by CPU count, cores and memory, then the quickest relieves the slowest, pair by pair.
+    """WLBS: a start by CPU count, cores and memory, then the quickest takes over work of the slowest, pair by pair.
 
-    micro: samples in a micro-batch, of which a small adjustment moves whole ones; 0 takes a sixteenth of an
-        equal share.
+    micro: samples in a micro-batch; a small adjustment moves whole ones; 0 takes a sixteenth of an equal share.
     period: rounds between small adjustments. epoch: rounds between major ones; 0 makes none.
-    theta: relative spread of the workers' mean times (of the mean) at which adjusting stops.
+    theta: spread of the workers' mean times, as a part of their mean, at which adjusting stops.
     """
 
     cluster: Cluster
@@ -50,7 +49,7 @@ class Wlbs(Policy[WlbsState]):
     period: int = 5
     epoch: int = 50
     theta: float = 0.05
-    needs_machines: ClassVar[bool] = True  # has a use for them
+    needs_machines: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         whole("policy 'wlbs': micro", self.micro, 0, self.cluster.global_batch)
@@ -65,7 +64,7 @@ class Wlbs(Policy[WlbsState]):
             everybody = np.ones(cluster.workers, bool)
             wanted = among_present(cluster, everybody, initial_weights(cluster.machines))
             loads = largest_remainder(wanted * cluster.global_batch, self._micro)
-            # Whole micro-batches may break a limit; what does goes to the others.
+            # Whole micro-batches may exceed a limit; the excess goes to the others.
             shares = np.broadcast_to(among_present(cluster, everybody, loads), cluster.shape)
         cycle = _begun(cluster)
         return Plan(np.array(shares)), WlbsState(shares * cluster.global_batch, cycle, cycle)
@@ -88,15 +87,15 @@ class Wlbs(Policy[WlbsState]):
         return self.micro or max(1, int(sixteenth + 0.5))
 
     def _adjusted(self, loads: Array, cycle: Cycle, unit: int) -> Array:
-        """Moves what makes the worst and the best equally long (WLBS, section 3.2 (adjustments), section 3.2 (stop),
-        section 3.2 (dead node)), in whole units."""
+        """Moves so many whole units that the worst and the best take equally long (WLBS, section 3.2 (adjustments),
+        section 3.2 (stop), section 3.2 (dead node))."""
         reported = cycle.reports > 0
         seconds = np.where(reported, cycle.seconds / np.maximum(cycle.reports, 1), np.nan)
         with np.errstate(invalid="ignore", divide="ignore"):
             rates = np.where(cycle.loads > 0, cycle.loads / cycle.seconds, np.nan)
         best = slowest(np.where(reported, -seconds, -np.inf))
         dead = ~reported & (loads > self.cluster.least) & reported.any(-1, keepdims=True)
-        # Who did not report for a whole cycle is the worst, and gives all.
+        # A worker that did not report for a whole cycle is the worst, and gives up its whole load.
         worst = slowest(np.where(reported, seconds, np.where(dead, np.inf, -np.inf)))
         low = np.broadcast_to(self.cluster.least, loads.shape)
         high = np.broadcast_to(self.cluster.most, loads.shape)
@@ -124,7 +123,7 @@ def initial_weights(machines: Machines) -> Array:
 
 
 def largest_remainder(loads: Array, unit: int) -> Array:
-    """Loads (n,) in whole units, the rest to the largest remainders; less than a unit to the largest load."""
+    """Loads (n,) in whole units, the rest to the largest remainders; what is less than a unit to the largest load."""
     units = np.floor(loads / unit + 1e-9)
     spare = int(np.floor(loads.sum() / unit + 1e-9) - units.sum())
     order = np.argsort(units - loads / unit, kind="stable")
@@ -154,9 +153,8 @@ def _pair(values: Array, best: NDArray[np.int64], worst: NDArray[np.int64]) -> t
 
 
 def _mean(values: Array) -> Array:
-    """Mean over the workers that have a value; 1 where nobody has."""
+    """Mean over the workers that have a value; 1 if none has."""
     known = np.isfinite(values)
     count = known.sum(-1, keepdims=True)
-    return np.where(
-        count > 0, np.where(known, values, 0.0).sum(-1, keepdims=True) / np.maximum(count, 1), 1.0
-    )
+    mean = np.where(known, values, 0.0).sum(-1, keepdims=True) / np.maximum(count, 1)
+    return np.where(count > 0, mean, 1.0)

@@ -1,4 +1,4 @@
-"""Coded matrix products on uneven workers: what is computed twice?
+"""Coded matrix products on uneven workers: which rows are computed redundantly, and where.
 
 After Sun, Zhao, Zhou and Gunduz, "Heterogeneous Coded Computation across Heterogeneous Workers" (2019).
 """

@@ -1,7 +1,7 @@
 """Which worker serves which master: problem P5 of Sun et al. (2019), max over k of min over m of sum_n k v.
 
-Every function takes values v of shape (M, N), the portion of master m's rows that worker n can be expected to
-bring in a unit of time (eq. 8), and returns k of shape (M, N): 0 or 1 for dedicated workers, probabilities
+Every function takes values v of shape (M, N), the expected portion of master m's rows that worker n computes
+in a unit of time (eq. 8), and returns k of shape (M, N): 0 or 1 for dedicated workers, probabilities
 for ``probabilistic``. A column sums to at most 1. Ties go to the lowest index.
 """
 
@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.coded.delay import Array
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, choice
 
 Index = NDArray[np.intp]
 
-FEW_PAIRS = 2000  # up to which the linear programme is solved over all of them at once
-PROMISING = 0.97  # of a worker's best priced value, from which on larger programmes take a pair in at first
+FEW_PAIRS = 2000  # up to this many pairs, the linear programme is solved over all of them at once
+PROMISING = 0.97  # larger programmes begin with pairs of at least this part of a worker's best priced value
 
 
 def dedicated(owner: Index, masters: int) -> Array:
@@ -29,7 +29,7 @@ def dedicated(owner: Index, masters: int) -> Array:
 
 
 def uniform(values: Array) -> Array:
-    """Workers in equal groups in a row, the first with one more if N / M is not whole (Sun et al., benchmark 2)."""
+    """Equal groups of successive workers, the first with one more if N / M is not whole (Sun et al., benchmark 2)."""
     masters, workers = values.shape
     counts = [len(part) for part in np.array_split(np.arange(workers), masters)]
     return dedicated(np.repeat(np.arange(masters), counts), masters)
@@ -56,19 +56,18 @@ def simple(values: Array) -> Array:
 
 
 def iterated(values: Array, rule: str = "tie-safe", rounds: int = 60) -> Array:
-    """Local search, explored ``rounds`` times or until 30 bring nothing (Sun et al., Alg. 1, lines 1 to 6,
+    """Local search, explored ``rounds`` times or until 30 rounds improve nothing (Sun et al., Alg. 1, lines 1 to 6,
     Alg. 1, lines 23 to 29).
 
-    Fewer than 30 beyond 100 workers, where a round is long and already close to the optimum.
+    With more than 100 workers it is fewer than 30, since a round takes long and is already close to the optimum.
 
     rule: "printed" accepts an insertion if the smallest sum of all rises, as in the listing: with two
         masters tied at the smallest sum it never does, and masters may stay without workers. "tie-safe"
         compares the two masters concerned with the smaller one's sum before, which raises the sums
         lexicographically.
-    The best assignment seen is returned; the listing's last may be worse, for exploration may lose.
+    The best assignment found is returned; the listing returns the last, which exploration may have made worse.
     """
-    if rule not in ("printed", "tie-safe"):
-        raise PacelineError(f"rule={rule!r}: expected 'printed' or 'tie-safe'")
+    choice("rule", rule, "printed", "tie-safe")
     rng = np.random.default_rng(0)
     masters, workers = values.shape
     favourite = np.argmax(values, axis=0)
@@ -89,7 +88,7 @@ def iterated(values: Array, rule: str = "tie-safe", rounds: int = 60) -> Array:
         if masters == 1 or since >= patience:
             break
         removed = rng.choice(workers, max(1, workers // masters), replace=False)
-        owner[removed] = favourite[removed]  # what reinsertion by the largest v comes to
+        owner[removed] = favourite[removed]  # the result of a reinsertion by the largest v
     return dedicated(best, masters)
 
 
@@ -126,7 +125,7 @@ def _interchange(values: Array, owner: Index, sums: Array) -> bool:
     moved = False
     workers = len(owner)
     everyone = np.arange(workers)
-    own = values[owner, everyone]  # what each worker brings now
+    own = values[owner, everyone]  # the value of each worker for its present master
     for first in range(workers):
         start = first + 1
         while start < workers:
@@ -136,9 +135,8 @@ def _interchange(values: Array, owner: Index, sums: Array) -> bool:
             to_second = values[m2, first]  # v of m2 for this worker
             better = (m1 != m2) & (own[first] + own[rest] < to_first + to_second)
             lowest = sums.min()
-            better &= (sums[m1] - own[first] + to_first > lowest) & (
-                sums[m2] - own[rest] + to_second > lowest
-            )
+            better &= sums[m1] - own[first] + to_first > lowest
+            better &= sums[m2] - own[rest] + to_second > lowest
             at = int(np.argmax(better))
             if not better[at]:
                 break
@@ -159,10 +157,11 @@ def probabilistic(values: Array) -> Array:
 
 
 def exact(values: Array, gap: float = 1e-4, seconds: float = 60.0) -> Array:
-    """Within ``gap`` of P5's optimum (Sun et al., eq. (9), Proposition 1, benchmark 3); by HiGHS, the best in time.
+    """An assignment within ``gap`` of P5's optimum (Sun et al., eq. (9), Proposition 1, benchmark 3), by HiGHS; if
+    ``seconds`` do not suffice, the best one found.
 
-    A greedy answer comes first: the relaxation then shows either that it is good enough already, or which
-    pairs no better assignment can use, by their reduced costs.
+    A greedy assignment comes first: the relaxation then shows either that it is good enough, or, by the reduced
+    costs, which pairs no better assignment can use.
     """
 
     def level(k: Array) -> float:
@@ -182,7 +181,7 @@ def exact(values: Array, gap: float = 1e-4, seconds: float = 60.0) -> Array:
 
 
 def _unit(values: Array) -> float:
-    """The number of which all values are whole multiples, as with speeds 1, 2, 3; 0 if there is none."""
+    """A number of which all values are whole multiples, as with speeds 1, 2, 3; 0 if there is none."""
     for parts in range(1, 13):
         unit = float(values.min()) / parts
         multiples = values / unit
@@ -192,13 +191,13 @@ def _unit(values: Array) -> float:
 
 
 def _scale(values: Array) -> float:
-    """What brings the coefficients and the objective near 1 for the solver."""
+    """The divisor that brings the coefficients and the objective near 1 for the solver."""
     masters, workers = values.shape
     return float(values.max()) * workers / masters
 
 
 def _constraints(values: Array, usable: NDArray[np.bool_]) -> tuple[Any, Array]:
-    """V - sum_n k v <= 0 for each m, sum_m k <= 1 for each n; columns k for the usable pairs, then V."""
+    """(matrix, right side): V - sum_n k v <= 0 for each m, sum_m k <= 1 for each n; columns k of usable pairs, V."""
     from scipy import sparse
 
     masters, workers = values.shape
@@ -210,11 +209,10 @@ def _constraints(values: Array, usable: NDArray[np.bool_]) -> tuple[Any, Array]:
 
 
 def _relaxation(values: Array) -> tuple[Array, Array]:
-    """(k, what the level falls by for each unit of a pair that k does not use), both of shape (M, N).
+    """(k, the decrease of the level for each unit of a pair that k does not use), both of shape (M, N).
 
-    Large problems are solved over the pairs that prices of the masters' rows make promising; pairs that the
-    solution then shows to be better than they cost are added until there are none, so the optimum is that of
-    all pairs.
+    Large problems are solved over the pairs that are promising at prices of the masters' rows; pairs with negative
+    reduced costs in the solution are added until there are none, so the optimum is that of all pairs.
     """
     from scipy.optimize import linprog
 
@@ -242,7 +240,7 @@ def _relaxation(values: Array) -> tuple[Array, Array]:
 
 
 def _promising(values: Array) -> NDArray[np.bool_]:
-    """Pairs within a few per cent of the worker's best, at prices under which the masters come out about even."""
+    """Pairs within a few per cent of the worker's best, at prices at which the masters' sums are about equal."""
     log_price = np.zeros(len(values))
     for turn in range(150):
         priced = np.exp(log_price)[:, None] * values
@@ -256,12 +254,12 @@ def _promising(values: Array) -> NDArray[np.bool_]:
 def _integer(
     values: Array, usable: NDArray[np.bool_], gap: float, seconds: float, floor: float, unit: float
 ) -> Array | None:
-    """Whole k with a level of at least ``floor``, using only usable pairs; None if none was found in time."""
+    """Whole k with a level of at least ``floor`` from usable pairs alone; None if none was found in ``seconds``."""
     from scipy.optimize import LinearConstraint, milp
 
     matrix, most = _constraints(values, np.ones(values.shape, bool))
     if unit:
-        matrix[:, [-1]] *= unit / _scale(values)  # V counts units, and is whole
+        matrix[:, [-1]] *= unit / _scale(values)  # V is a whole number of units
     goal = np.zeros(values.size + 1)
     goal[-1] = -1.0
     lower = np.zeros(values.size + 1)
@@ -293,7 +291,7 @@ def _rounded(values: Array, relaxed: Array) -> Array:
 
 
 def _climb(values: Array, owner: Index) -> float:
-    """Raise the poorest master by its best move or swap until nothing does; changes ``owner``, returns the level."""
+    """Apply the poorest master's best move or swap while one raises its sum; changes ``owner``, returns the level."""
     everyone = np.arange(len(owner))
     while True:
         own = values[owner, everyone]
@@ -305,8 +303,8 @@ def _climb(values: Array, owner: Index) -> float:
             return level
         gain = values[poorest, others]
         left = sums[owner[others]] - own[others]
-        moved = np.minimum(level + gain, left)  # the lower of the two sums after the other worker comes over
-        swapped = np.minimum(  # shape (mine, others): after they change places
+        moved = np.minimum(level + gain, left)  # the lower of the two sums after the other worker moves
+        swapped = np.minimum(  # the same after two workers change places, shape (mine, others)
             level - own[mine][:, None] + gain, left + values[owner[others]][:, mine].T
         )
         after = np.vstack([moved, swapped])

@@ -1,10 +1,11 @@
-"""A coded plan: who serves whom, with how many rows, by when; how its loads follow from an assignment; and how it is
-made: ``plan(problem, "iterated")``; and made again when masters or workers come and go.
+"""A coded plan: which workers serve which master, with how many rows, by when; how its loads follow from an
+assignment; how ``plan(problem, "iterated")`` makes one; and how ``rearrange`` changes one when masters or workers
+join or leave.
 
-Theorem 1 of Sun et al. (2019), and beyond it: the expected rows by time t are sum_n k_n l_n F_n((t - d_n) / l_n),
-with d the latency. The loads are separate terms of that sum, so each is best alone, at l_n = (t - d_n) / phi_n, where
-a worker brings rate_n (t - d_n) rows in expectation. The paper asks that -l F(t / l) be convex for its multiplier
-method; here no convexity is needed.
+It extends Theorem 1 of Sun et al. (2019): the expected rows by time t are sum_n k_n l_n F_n((t - d_n) / l_n),
+with d the latency. The loads are separate terms of that sum, so each can be maximized alone, at l_n = (t - d_n) /
+phi_n, with which a worker brings rate_n (t - d_n) rows in expectation. The paper's multiplier method requires that
+-l F(t / l) is convex; here no convexity is needed.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from paceline.coded.assign import exact, iterated, probabilistic, simple, unifor
 from paceline.coded.delay import Array, Delay
 from paceline.coded.problem import Problem
 from paceline.costs import Linear
-from paceline.errors import PacelineError, among, number
+from paceline.errors import PacelineError, among, number, refuse, short, switches
 from paceline.shares import water_level
 
-SECONDS = 20.0  # to look for the assignment that moves the fewest workers
+SECONDS = 20.0  # time limit of the search for the assignment that moves the fewest workers
 ASSIGNMENTS: dict[str, Callable[[Array], Array]] = {
     "uniform": uniform,
     "simple": simple,
@@ -50,9 +51,17 @@ class CodedPlan:
     loads: Array
     t_star: Array
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.problem, Problem):
+            raise PacelineError(f"problem={short(self.problem)}: expected a paceline.coded.Problem")
+        switches(coded=self.coded)
+        pairs = "an array of shape {} x {}, masters x workers".format(*self.problem.shape)
+        for name, given in (("probability", self.probability), ("loads", self.loads)):
+            refuse(f"{name}={short(given)}", {f"expected {pairs}": np.shape(given) != self.problem.shape})
+
     @property
     def rows_assigned(self) -> NDArray[np.int64]:
-        """Loads in whole rows, shape (M, N): rounded up where coded, exactly L in sum where uncoded."""
+        """Loads in whole rows, shape (M, N): rounded up if coded, otherwise with the exact sum L."""
         if self.coded:
             return np.ceil(self.loads - 1e-9 * np.maximum(self.loads, 1.0)).astype(np.int64)
         whole = np.floor(self.loads).astype(np.int64)
@@ -63,12 +72,12 @@ class CodedPlan:
 
     @property
     def dedicated(self) -> bool:
-        """Whether each worker serves one master at most."""
+        """Whether each worker serves at most one master."""
         return not ((self.probability > 0) & (self.probability < 1)).any()
 
     @property
     def redundancy(self) -> Array:
-        """Planned rows over L, weighted by how likely they are to be served, shape (M,); 1 for an uncoded plan."""
+        """Planned rows over L, weighted by the probability of the workers, shape (M,); 1 for an uncoded plan."""
         return (self.probability * self.loads).sum(1) / self.problem.rows
 
     def workers_of(self, master: int | str) -> NDArray[np.intp]:
@@ -118,9 +127,9 @@ class CodedPlan:
 
 
 def finish(problem: Problem, assign: str, k: Array, coded: bool, phi: Array, rate: Array) -> CodedPlan:
-    """The plan for a given k: loads and times; PacelineError if a master's rows are not covered.
+    """The plan for a given k: loads and times. Raises PacelineError if a master's rows are not covered.
 
-    Without a code, L is divided among a master's workers: equally (Sun et al., benchmark 1), else by mean speed.
+    Without a code, L is divided among a master's workers: equally (Sun et al., benchmark 1), or else by mean speed.
     """
     if not coded:
         weight = (k > 0) / (1.0 if assign == "uniform" else problem.delay.mean())
@@ -134,7 +143,7 @@ def finish(problem: Problem, assign: str, k: Array, coded: bool, phi: Array, rat
             "another assignment or add workers"
         )
     loads = coded_loads(problem, k, t, phi)
-    k = np.where(loads > 0, k, 0.0)  # a worker whose latency exceeds t* brings nothing
+    k = np.where(loads > 0, k, 0.0)  # a worker whose latency exceeds t* is not used
     return CodedPlan(problem, assign, coded, k, loads, t)
 
 
@@ -160,7 +169,7 @@ def coded_loads(problem: Problem, k: Array, t: Array, phi: Array) -> Array:
 
 
 def expected_completion(problem: Problem, loads: Array) -> Array:
-    """E[time when all of a master's workers are done], shape (M,): an uncoded plan's t*, by integrating P[T > t]."""
+    """E[time until all of a master's workers are done], (M,), the integral of P[T > t]: an uncoded plan's t*."""
     result = np.zeros(len(loads))
     for m in range(len(loads)):
         mine = np.flatnonzero(loads[m] > 0)
@@ -185,15 +194,16 @@ def plan(problem: Problem, assign: str = "iterated", coded: bool = True) -> Code
     """Assign the workers and divide the rows so that the slowest master's t* is least (Sun et al., eq. (6)).
 
     assign: one of ``ASSIGNMENTS``. coded: False divides L without redundancy, so that a master waits for all its
-    workers; equally for "uniform", as the paper's benchmark does, else by mean speed.
+    workers; equally for "uniform", as in the paper's benchmark, otherwise by mean speed.
 
-    Raises PacelineError for an unknown name, an uncoded probabilistic plan, and if a master cannot be covered.
+    Raises PacelineError for an unknown name, an uncoded probabilistic plan, and a master that cannot be covered.
     """
-    if assign not in ASSIGNMENTS:
+    switches(coded=coded)
+    if not isinstance(assign, str) or assign not in ASSIGNMENTS:
         raise PacelineError(f"assign={assign!r}: expected one of {among(assign, ASSIGNMENTS)}")
     if not coded and assign == "probabilistic":
         raise PacelineError(
-            f"an uncoded plan needs every worker it counts on, so workers cannot be shared by {assign!r}; "
+            f"an uncoded plan waits for all its workers, so {assign!r} cannot share workers between masters; "
             "choose uniform, simple, iterated or exact"
         )
     phi, rate = problem.delay.peak()
@@ -202,8 +212,8 @@ def plan(problem: Problem, assign: str = "iterated", coded: bool = True) -> Code
 
 def assignment(problem: Problem, assign: str, rate: Array) -> Array:
     """k for a problem (Sun et al., eq. (8)). With latencies the value of a pair depends on the time,
-    v = rate (1 - d / t)+ / L: the assignment for one t gives a shorter t, until it gives none (Dinkelbach's
-    method: exact for the exact assignments)."""
+    v = rate (1 - d / t)+ / L: the assignment for one t gives a shorter t, and so on until t is no longer reduced
+    (Dinkelbach's method: exact for the exact assignments)."""
     choose = ASSIGNMENTS[assign]
     values = rate / problem.rows[:, None]
     k = choose(values)
@@ -222,18 +232,18 @@ def assignment(problem: Problem, assign: str, rate: Array) -> Array:
 
 
 class Rearranged(NamedTuple):
-    """A plan after a change. moved: workers whose master is still there but who now serve another."""
+    """A plan after a change. moved: workers that serve another master although their old one is still there."""
 
     plan: CodedPlan
     moved: tuple[str, ...]
 
 
 def rearrange(old: CodedPlan, problem: Problem, within: float = 0.05) -> Rearranged:
-    """Plan ``problem`` again, moving the fewest workers that keep t* within a portion of the best.
+    """Plan ``problem`` again, moving as few workers as possible while t* stays within a portion of the best.
 
-    old: a dedicated plan; its masters and workers are recognized in ``problem`` by name. within: how much
-    longer than the exact assignment's t* the plan may take. The mixed-integer programme has ``SECONDS``; when they
-    are up, it is the best assignment found, at worst the exact one itself.
+    old: a dedicated plan; its masters and workers are recognized in ``problem`` by name. within: how much longer than
+    the exact assignment's t* the plan may take, as a portion of it. The mixed-integer programme has ``SECONDS``; then
+    the result is the best assignment found, at worst the exact one itself.
 
     The programme maximizes the workers kept under sum_n k rate (t - d)+ >= L for every master, t = (1 +
     within) t*. Raises PacelineError for a probabilistic old plan and a negative portion.
@@ -253,7 +263,7 @@ def rearrange(old: CodedPlan, problem: Problem, within: float = 0.05) -> Rearran
 
 
 def _serving(old: CodedPlan, problem: Problem) -> np.ndarray:
-    """For each worker of ``problem`` the position of the master it serves now, -1 where there is none (any more)."""
+    """The position of the master that each worker of ``problem`` serves now, -1 if there is none (any more)."""
     position = {name: m for m, name in enumerate(problem.masters)}
     pairs = zip(*np.nonzero(old.probability), strict=True)
     serving = {old.problem.workers[n]: position.get(old.problem.masters[m], -1) for m, n in pairs}
@@ -261,7 +271,7 @@ def _serving(old: CodedPlan, problem: Problem) -> np.ndarray:
 
 
 def _moved(serving: np.ndarray, k: np.ndarray) -> list[int]:
-    now = np.where(k.max(0) > 0, k.argmax(0), serving)  # who is set free has not moved
+    now = np.where(k.max(0) > 0, k.argmax(0), serving)  # an unassigned worker has not moved
     return [n for n in range(len(serving)) if serving[n] >= 0 and now[n] != serving[n]]
 
 
@@ -274,7 +284,7 @@ def _fewest_moves(problem: Problem, serving: np.ndarray, rate: np.ndarray, t: fl
     covers = sparse.block_diag(list(brings[:, None]), "csr")
     once = sparse.hstack([sparse.eye(workers)] * masters, "csr")
     keeps = (serving == np.arange(masters)[:, None]).astype(float)
-    # among assignments that keep as many, the one that brings most: worth less than one worker in all
+    # Of assignments that keep as many workers, the one with the most rows; all rows weigh less than one worker.
     goal = -keeps - 0.5 * brings / max(brings.max() * workers, 1e-300)
     result = milp(
         goal.ravel(),

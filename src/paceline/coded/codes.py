@@ -1,8 +1,8 @@
 """A maximum distance separable code over row blocks of a matrix: any k of its n coded blocks give A x back.
 
 It is real-valued and systematic: the first k coded blocks are the rows of A themselves, so that most of a product
-needs no decoding and what arrives late costs one small linear system. How well that system is conditioned
-depends on the parities: docs/coded.md shows why they are rows of random orthogonal matrices.
+needs no decoding and missing blocks cost one small linear system. The condition of that system depends on the
+parities: docs/coded.md shows why they are rows of random orthogonal matrices.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ __all__ = ["MDS"]
 
 
 def split(rows: int, k: int) -> int:
-    """Rows of each block when ``rows`` are cut into k blocks; the last ones are filled up with zeros."""
+    """Rows of each block if ``rows`` are cut into k blocks; the last blocks are padded with zeros."""
     return -(-rows // k)
 
 
 def own_block(a: Array, k: int, i: int) -> Array:
-    """Block i of k of a matrix: a view if it is whole, else a copy filled up with zeros."""
+    """Block i of k of a matrix: a view if it is whole, otherwise a copy padded with zeros."""
     size = split(len(a), k)
     block = a[i * size : (i + 1) * size]
     if len(block) == size:
@@ -42,7 +42,7 @@ def combine(coefficients: Array, a: Array) -> Array:
     """
     (rows, columns), k = a.shape, coefficients.shape[1]
     size = split(rows, k)
-    whole = rows // size  # blocks that need no filling up
+    whole = rows // size  # blocks that need no padding
     coefficients = coefficients.astype(a.dtype, copy=False)
     flat = np.ascontiguousarray(a[: whole * size]).reshape(whole, size * columns)
     sums = coefficients[:, :whole] @ flat
@@ -72,7 +72,7 @@ class MDS:
         """Coefficients of the n - k coded blocks over the k blocks of A, shape (n - k, k): rows of random orthogonal
         matrices of order k, one after another.
 
-        A matrix is always made whole, so that a row is the same however large n is: a code can grow.
+        Matrices are always drawn whole, so that a row does not depend on n, and a code can grow.
         """
         groups = [np.zeros((0, self.k))]
         for group in range(-(-(self.n - self.k) // self.k)):
@@ -89,8 +89,8 @@ class MDS:
     def encode(self, a: Array, chosen: Sequence[int] | None = None) -> list[Array]:
         """The n coded blocks of a matrix, or the chosen ones, each of shape (ceil(rows / k), columns).
 
-        A's own blocks are views of ``a`` where they need no filling up, so that memory beyond ``a`` is what
-        the parities take. float32 stays float32.
+        A's own blocks are views of ``a`` if they need no padding, so that only the parities take further memory.
+        float32 stays float32.
         """
         order = range(self.n) if chosen is None else chosen
         parities = [i - self.k for i in order if i >= self.k]
@@ -98,11 +98,11 @@ class MDS:
         return [own_block(a, self.k, i) if i < self.k else next(coded) for i in order]
 
     def decode(self, blocks: Mapping[int, Array], rows: int) -> Array:
-        """A x from the products of at least k coded blocks: by position, each of shape (block rows, ...).
+        """A x from the products of at least k coded blocks, by position, each of shape (block rows, ...).
 
-        Only the missing blocks of A are computed, as one product with a small matrix. Where more parities
-        arrived than are missing, those that make the better conditioned system are used. Raises PacelineError
-        where fewer than k products are given.
+        Only the missing blocks of A are computed, as one product with a small matrix. If more parities arrived
+        than blocks are missing, those with the better conditioned system are used. Raises PacelineError for fewer
+        than k products.
         """
         if len(blocks) < self.k:
             raise PacelineError(
@@ -116,7 +116,7 @@ class MDS:
             order = qr(self.parity[parities - self.k][:, missing].T, mode="r", pivoting=True)[1]
             parities = np.sort(parities[order[: len(missing)]])
         standing = np.arange(self.k)
-        standing[missing] = parities[: len(missing)]  # the parities stand where the missing blocks will
+        standing[missing] = parities[: len(missing)]  # the parities take the places of the missing blocks
         filled = np.stack([blocks[i] for i in standing.tolist()])
         if len(missing):  # parity = P_known known + P_missing missing
             coefficients = self.parity[standing[missing] - self.k]

@@ -1,7 +1,7 @@
-"""The deadline form: the loads, and then the assignment, most likely to bring L rows by a given time.
+"""The deadline form: the loads, and then the assignment, that most probably bring L rows by a given time.
 
-Problem P1 of Sun et al. (2019) with t given. P[X(t) >= L] has no closed form; here it is computed exactly, by
-convolution over the workers, and climbed from Theorem 1's loads.
+This is problem P1 of Sun et al. (2019) with t given. P[X(t) >= L] has no closed form; here it is computed exactly, by
+convolution over the workers, and increased by hill climbing from Theorem 1's loads.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ UNITS = 1000  # resolution of the search; the probabilities returned are exact
 SCALES = np.exp(np.linspace(np.log(0.4), np.log(2.5), 61))
 STEPS = (0.8, 0.95, 0.99, 1.01, 1.05, 1.25)
 STARTS = 3
-MOVES = 10  # of workers, at most
-PAIRS = 16  # workers up to which pairs of loads are tried
-PORTIONS = (0.03, 0.003)  # of L, moved from one load to another
+MOVES = 10  # the most workers that are moved
+PAIRS = 16  # up to this many workers, changes of two loads are tried
+PORTIONS = (0.03, 0.003)  # portions of L that are moved from one load to another
 
 
 def success(loads: Array, chance: Array, need: float, units: int | None = None) -> float:
-    """P[rows that arrive >= need] where worker n brings loads[n] rows with probability chance[n], else none.
+    """P[rows that arrive >= need] if worker n brings loads[n] rows with probability chance[n], otherwise none.
 
-    units: parts of ``need`` that loads are rounded down to, which makes the answer a lower bound; None:
+    units: parts of ``need`` to which loads are rounded down, which makes the result a lower bound; None:
     exact, for whole loads.
     """
     if units is None:
@@ -48,7 +48,7 @@ def success(loads: Array, chance: Array, need: float, units: int | None = None) 
 def never_done(made: CodedPlan) -> Array:
     """Probability that a master's workers, each drawn with its probability, hold fewer than L rows, shape (M,).
 
-    0 for a dedicated plan; exact for a probabilistic one, where a product may wait forever.
+    0 for a dedicated plan; exact for a probabilistic one, with which a product may never finish.
     """
     whole, rows = made.rows_assigned, made.problem.rows
     chances = []
@@ -59,10 +59,10 @@ def never_done(made: CodedPlan) -> Array:
 
 
 def by_deadline(made: CodedPlan, t: float) -> tuple[CodedPlan, Array]:
-    """(plan, P[done by t ms] of each master): loads for the largest probability, then workers moved while all gain.
+    """(plan, P[done by t ms] of each master): the loads with the largest probability, then moves of workers.
 
     Sun et al., eq. (2). made: a dedicated, coded plan to start with. Up to ten workers are moved, each from one
-    master to another, where that raises the probability that all masters are done.
+    master to another, if that raises the probability that all masters are done.
 
     Raises PacelineError for a deadline that is not positive, and plans that are uncoded or probabilistic.
     """
@@ -88,9 +88,8 @@ def by_deadline(made: CodedPlan, t: float) -> tuple[CodedPlan, Array]:
         for m in (giver, taker):
             loads[m], chances[m] = _best_loads(problem, m, sorted(mine[m]), t)
     k = (loads > 0).astype(float)
-    planned = replace(
-        made, assign=f"{made.assign}, by deadline", probability=k, loads=loads, t_star=np.full(len(mine), t)
-    )
+    assign, t_star = f"{made.assign}, by deadline", np.full(len(mine), t)
+    planned = replace(made, assign=assign, probability=k, loads=loads, t_star=t_star)
     everyone = np.arange(problem.shape[1])
     exact = [_done(problem, m, everyone, whole, t, None) for m, whole in enumerate(planned.rows_assigned)]
     return planned, np.array(exact)
@@ -107,29 +106,25 @@ def _done(
 
 
 def _scaled(problem: Problem, m: int, workers: list[int], t: float) -> list[tuple[float, Array]]:
-    """Common multiples of Theorem 1's loads for this t with their probabilities, the likeliest first."""
+    """(probability, loads) for multiples of Theorem 1's loads for this t, the most probable first."""
     n = np.array(workers)
     phi = problem.delay.take((m, n)).peak()[0]
     left = np.maximum(t - problem.wait[m, n], 0.0)
-    # just enough rows when all arrive, or all but the worker with the most or with the least of them
+    # Also those with just enough rows if all arrive, or all except those of the largest or the smallest load.
     share = np.sort(left / phi)
-    just = [
-        (1 + 1e-9) * problem.rows[m] / sum_
-        for sum_ in (share.sum(), share[:-1].sum(), share[1:].sum())
-        if sum_ > 0
-    ]
+    sums = share.sum(), share[:-1].sum(), share[1:].sum()
+    just = [(1 + 1e-9) * problem.rows[m] / each for each in sums if each > 0]
     multiples = [scale * left / phi for scale in [*SCALES, *just]]
     found = [(_done(problem, m, n, loads, t), loads) for loads in multiples]
     return sorted(found, key=lambda each: -each[0])
 
 
 def _best_loads(problem: Problem, m: int, workers: list[int], t: float) -> tuple[Array, float]:
-    """(loads of shape (N,), probability): climbed from the best common multiples, one or two loads at a time."""
+    """(loads of shape (N,), probability): by hill climbing from the best multiples of Theorem 1's loads."""
     n = np.array(workers)
     starts = _scaled(problem, m, workers, t)
-    best, loads = max(
-        (_climbed(problem, m, n, t, *start) for start in starts[:STARTS]), key=lambda each: each[0]
-    )
+    climbed = [_climbed(problem, m, n, t, *start) for start in starts[:STARTS]]
+    best, loads = max(climbed, key=lambda each: each[0])
     whole = np.zeros(problem.shape[1])
     whole[n] = np.minimum(np.ceil(loads - 1e-9), problem.rows[m])  # more than L rows are of no use
     return whole, best
@@ -138,11 +133,11 @@ def _best_loads(problem: Problem, m: int, workers: list[int], t: float) -> tuple
 def _climbed(
     problem: Problem, m: int, n: NDArray[np.intp], t: float, best: float, loads: Array
 ) -> tuple[float, Array]:
-    """Raise the probability by changing a load, or raising one as another falls, until nothing does."""
+    """(probability, loads) after changes of one load, or moves from one to another, until none is an improvement."""
     count = len(n)
     identity = np.eye(count)
     moves: list[tuple[Array, Array]] = [(1 + (step - 1) * row, 0 * row) for row in identity for step in STEPS]
-    if count <= PAIRS:  # sums at a threshold keep it when one load gives rows to another
+    if count <= PAIRS:  # moves between two loads keep sums that are just enough
         both = [one - other for one in identity for other in identity if one is not other]
         moves += [(np.ones(count), part * problem.rows[m] * each) for each in both for part in PORTIONS]
     improved = best < 1 - 1e-9

@@ -1,10 +1,10 @@
-"""How long a row takes: the delay of each master-worker pair, Sun et al. (2019) with their footnote 2.
+"""The time that a row takes: the delay of each master-worker pair, Sun et al. (2019) with their footnote 2.
 
-A worker that computes l rows takes T(l) = l Z, where Z, milliseconds for one row, is drawn again for every
-product. A delay holds the parameters of Z for many pairs at once, in arrays of one common shape (usually
-masters x workers). Whatever the distribution, a plan needs two numbers for each pair (``peak``): the largest
-rate at which rows can be expected, max over z of F(z) / z, and the z where it is reached. ``fit`` takes the
-parameters from measured times, by maximum likelihood, with standard errors.
+A worker that computes l rows takes T(l) = l Z; Z, milliseconds for one row, is drawn again for every product. A
+delay holds the parameters of Z for many pairs at once, in arrays of one common shape (usually masters x workers).
+For every distribution, a plan needs two numbers for each pair (``peak``): the largest rate at which rows can be
+expected, max over z of F(z) / z, and the z at which it is reached. ``fit`` estimates the parameters from measured
+times, by maximum likelihood, with standard errors.
 """
 
 from __future__ import annotations
@@ -35,9 +35,8 @@ def log1p_gap(s: Array) -> Array:
 def shifted_exponential_level(shift: Array) -> Array:
     """-W_{-1}(-exp(-c - 1)) - 1 for c = u a > 0: the positive root s of s - log(1 + s) = c.
 
-    Newton's method from the upper bound c + sqrt(2 c): the left side is convex, so every step stays above the
-    root. Calling Lambert's W itself fails at both ends: exp(-c - 1) underflows for c > 744 and cancels for c
-    near 0.
+    It uses Newton's method from the upper bound c + sqrt(2 c): the left side is convex, so every step stays above
+    the root. Lambert's W itself fails at both ends: exp(-c - 1) underflows for c > 744 and cancels for c near 0.
     """
     c = np.asarray(shift, float)
     s = c + np.sqrt(2 * c)
@@ -47,14 +46,14 @@ def shifted_exponential_level(shift: Array) -> Array:
 
 
 class Delay(ABC):
-    """Milliseconds for one row, for every pair; all arrays broadcast against ``shape``.
+    """The distribution of the milliseconds for one row, for every pair; all arrays broadcast against ``shape``.
 
     Fields are arrays that share one shape, and are indexed together; a: the least milliseconds for a row."""
 
     a: Array
 
     def __post_init__(self) -> None:
-        """Give every field the common shape, and refuse what is not positive."""
+        """Give every field the common shape; raises PacelineError for values that are not positive and finite."""
         named = {f.name: np.asarray(getattr(self, f.name), float) for f in fields(self)}  # type: ignore[arg-type]
         for (name, _), values in zip(named.items(), np.broadcast_arrays(*named.values()), strict=True):
             bad = np.argwhere(~(np.isfinite(values) & (values > 0)))
@@ -93,7 +92,7 @@ class Delay(ABC):
     def peak(self) -> tuple[Array, Array]:
         """(phi, rate): argmax and max over z of F(z) / z, in milliseconds per row and rows per millisecond.
 
-        At the z > a where z f(z) = F(z), which is where F(z) / z turns, by bisection of log(z - a).
+        F(z) / z is largest at the z > a with z f(z) = F(z), which bisection of log(z - a) finds.
 
         F is log-concave in log(z - a), so z f(z) / F(z) falls and crosses 1 once.
         """
@@ -112,7 +111,7 @@ class Delay(ABC):
 class ShiftedExponential(Delay):
     """Z = a + E / u with E ~ Exp(1) (Sun et al., eq. (1)).
 
-    u: 1 / (milliseconds a row straggles on average), per millisecond, positive.
+    u: 1 / (mean milliseconds of a row beyond a), per millisecond, positive.
     a: least milliseconds for a row, positive.
     """
 
@@ -142,7 +141,7 @@ class ShiftedExponential(Delay):
 
 @dataclass(frozen=True, slots=True)
 class Weibull(Delay):
-    """Z = a + E^(1/k) / u with E ~ Exp(1): below k = 1 the tail is heavier than the exponential's, above it lighter.
+    """Z = a + E^(1/k) / u with E ~ Exp(1); the tail is heavier than the exponential's for k < 1, lighter for k > 1.
 
     u: per millisecond; a: least milliseconds for a row; k: the shape, without unit; all positive.
     """
@@ -167,9 +166,9 @@ class Weibull(Delay):
 
 @dataclass(frozen=True, slots=True)
 class Transmitted(Delay):
-    """Computing and then sending each row: Z = a + E1 / u + E2 / gamma (the journal version's communication delay).
+    """Each row is computed and then sent: Z = a + E1 / u + E2 / gamma (the journal version's communication delay).
 
-    gamma: 1 / (milliseconds that sending the result of a row takes on average), per millisecond, positive.
+    gamma: 1 / (mean milliseconds to send the result of a row), per millisecond, positive.
     """
 
     u: Array
@@ -177,7 +176,7 @@ class Transmitted(Delay):
     gamma: Array
 
     def _density_over_gamma(self, y: Array) -> Array:
-        # u (exp(-u y) - exp(-gamma y)) / (gamma - u), which stays exact where the two rates meet
+        # u (exp(-u y) - exp(-gamma y)) / (gamma - u), in a form that is exact also for equal rates
         slow = np.minimum(self.u, self.gamma)
         return self.u * y * np.exp(-slow * y) * exprel(-np.abs(self.gamma - self.u) * y)
 
@@ -198,7 +197,7 @@ class Transmitted(Delay):
 
 @dataclass(frozen=True, slots=True)
 class Empirical(Delay):
-    """Z drawn from measured times: no distribution assumed.
+    """Z drawn from measured times, without an assumed distribution.
 
     times: object array of the pairs' shape; each entry the measured milliseconds per row, 1-D, positive.
     """
@@ -222,7 +221,7 @@ class Empirical(Delay):
 
     def take(self, index: Any) -> Empirical:
         taken = self.times[index]
-        if taken.dtype != object:  # one pair, whose measurements are an array themselves
+        if taken.dtype != object:  # a single pair: ``taken`` is the array of its measurements
             single = np.empty((), object)
             single[()] = taken
             return Empirical(single)
@@ -251,7 +250,7 @@ class Empirical(Delay):
         return self._each(np.mean)
 
     def peak(self) -> tuple[Array, Array]:
-        """F jumps at the measurements, so the largest F(z) / z is at one of them."""
+        """(phi, rate) as for all delays; F jumps at the measurements, so the largest F(z) / z is at one of them."""
 
         def rates(values: Array) -> Array:
             return np.arange(1, len(values) + 1) / len(values) / values
@@ -284,14 +283,12 @@ def fit(
     """Fit every pair's milliseconds per row.
 
     times: object array of the pairs' shape, each entry 1-D, positive.
-    finished: the same with bools: False if the work was cancelled after so long and would have taken
-        longer (right-censored). Only "shifted-exponential" takes them; leaving them out favours the lucky
-        times.
+    finished: the same with bools: False if the work was cancelled after that time and would have taken longer
+        (right-censored). Only "shifted-exponential" takes them; without them, short times are overrepresented.
 
-    Raises PacelineError if a pair has fewer than two different times, for then nothing is known of its
-    spread.
+    Raises PacelineError if a pair has fewer than two different times, since its spread is then unknown.
     """
-    if family not in FAMILIES:
+    if not isinstance(family, str) or family not in FAMILIES:
         raise PacelineError(f"family={family!r}: expected one of {among(family, FAMILIES)}")
     if finished is not None and family != "shifted-exponential":
         raise PacelineError(f"family={family!r} cannot use cancelled work; choose 'shifted-exponential'")
@@ -328,8 +325,8 @@ def fit_shifted_exponential(z: Array, done: NDArray[np.bool_]) -> tuple[float, .
 def _weibull(z: Array, done: NDArray[np.bool_]) -> tuple[float, ...]:
     """(u, a, k, their standard errors, log likelihood).
 
-    The likelihood grows without bound as a comes up to the least time (for k < 1), so a is kept one mean gap,
-    (mean - least) / n, below it; that gap is also a's standard error.
+    The likelihood grows without bound as a approaches the least time (for k < 1), so a stays one mean gap,
+    (mean - least) / n, below it; that gap is also the standard error of a.
     """
     from scipy.optimize import brentq, minimize_scalar
 

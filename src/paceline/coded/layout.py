@@ -1,4 +1,4 @@
-"""A plan in blocks: which coded blocks of a master's matrix each worker holds, and what moves if the plan changes."""
+"""A plan in blocks: the coded blocks of a master's matrix at each worker, and their moves if the plan changes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from paceline.coded.coded_plan import CodedPlan
 from paceline.coded.codes import MDS, split
 from paceline.errors import PacelineError, whole
 
-BLOCKS = 64  # coded blocks up to which decoding is accurate to 1e-10 whatever arrives
+BLOCKS = 64  # up to this many coded blocks, decoding is accurate to 1e-10 for any k that arrive
 
 
 class Layout(NamedTuple):
-    """Coded blocks by worker.
+    """The coded blocks of each worker.
 
-    code: over k blocks; rows: L; owned: for each of the plan's workers, its blocks in the order of computing.
+    code: over k blocks; rows: L; owned: the blocks of each of the plan's workers, in the order of computing.
     """
 
     code: MDS
@@ -36,10 +36,10 @@ class Layout(NamedTuple):
 
 
 def layout(plan: CodedPlan, master: int | str, blocks: int | None = None) -> Layout:
-    """Cut a master's rows into blocks and give every worker as many coded ones as its load comes to.
+    """Cut a master's rows into blocks and give every worker the number of coded blocks nearest to its load.
 
-    blocks: k, the number of blocks of A; None for as many as make 64 coded ones, or four for each worker if that is
-    more.
+    blocks: k, the number of blocks of A; None chooses k so that there are 64 coded blocks, or four for each worker if
+    that is more.
 
     Raises PacelineError if the workers' loads do not cover the rows.
     """
@@ -47,14 +47,14 @@ def layout(plan: CodedPlan, master: int | str, blocks: int | None = None) -> Lay
     rows, loads = int(plan.problem.rows[m]), plan.loads[m]
     if loads.sum() < rows * (1 - 1e-9):
         raise PacelineError(
-            f"the plan's loads for master {plan.problem.masters[m]!r} come to {loads.sum():.6g} of {rows} rows: "
+            f"the plan's loads for master {plan.problem.masters[m]!r} sum to {loads.sum():.6g} of {rows} rows: "
             "they cannot cover them; plan again"
         )
     if blocks is None:
         wanted = max(BLOCKS, 4 * int((loads > 0).sum()))
         blocks = int(wanted / max(float(loads.sum()) / rows, 1.0))
     whole("blocks", blocks)
-    k = -(-rows // split(rows, min(blocks, rows)))  # so that no block is all filling
+    k = -(-rows // split(rows, min(blocks, rows)))  # so that no block consists of padding alone
     counts = block_counts(loads, rows, k)
     ends = np.cumsum(counts).tolist()
     owned = tuple(tuple(range(end - count, end)) for end, count in zip(ends, counts.tolist(), strict=True))
@@ -72,17 +72,17 @@ def block_counts(loads: np.ndarray, rows: int, k: int) -> np.ndarray:
 
 
 class Moves(NamedTuple):
-    """What a change of layout asks of each worker: blocks to drop and blocks to place."""
+    """The changes of each worker's blocks in a new layout: blocks to drop and blocks to place."""
 
     drop: tuple[tuple[int, ...], ...]
     place: tuple[tuple[int, ...], ...]
 
 
 def relayout(old: Layout, loads: np.ndarray) -> tuple[Layout, Moves]:
-    """The layout for new loads, shape (N,), that moves the fewest blocks: workers keep what they still need.
+    """The layout for new loads, shape (N,), that moves the fewest blocks: workers keep those that they still need.
 
-    Blocks given up are handed on before new ones are made; k stays, and where more coded blocks are needed
-    the code grows without changing the old ones.
+    Dropped blocks are placed again before new ones are made; k stays, and if more coded blocks are needed, the code
+    grows without changing the old ones.
     """
     counts = block_counts(loads, old.rows, old.code.k)
     keep = [owned[:count] for owned, count in zip(old.owned, counts, strict=True)]

@@ -1,5 +1,5 @@
-"""A coded product to be planned: several masters, each with a matrix of some rows, and the workers they share; from
-files of delays, or of measured times."""
+"""A coded product to be planned: several masters, each with the rows of its matrix, and the workers that they share;
+and problems read from files of delays, or of measured times."""
 
 from __future__ import annotations
 
@@ -14,20 +14,13 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.coded.delay import (
-    Array,
-    Delay,
-    Fit,
-    ShiftedExponential,
-    Transmitted,
-    fit,
-    fit_shifted_exponential,
-)
+from paceline.coded.delay import Delay, Fit, ShiftedExponential, Transmitted, fit, fit_shifted_exponential
+from paceline.costs import Array
 from paceline.errors import PacelineError
 from paceline.files import open_file
 
 HISTORY = 200  # products whose times are kept
-ENOUGH = 5  # finished products of a worker before its parameters are fitted
+ENOUGH = 5  # finished products of a worker from which on its parameters are fitted
 
 
 @dataclass(frozen=True)
@@ -36,7 +29,7 @@ class Problem:
 
     rows: L, rows of each master's matrix, shape (M,), at least 1.
     delay: milliseconds for a row, pairs of shape (M, N).
-    latency: milliseconds that a pair loses once per product however few its rows (sending x and the answer),
+    latency: milliseconds that a pair loses once per product, independent of its rows (sending x and the result),
         shape (M, N), 0 or more; None for none.
 
     Raises PacelineError for no rows, fewer workers than masters, duplicate names and arrays that do not fit.
@@ -96,9 +89,9 @@ class Problem:
 def random_problem(
     masters: int, workers: int, rows: float, rng: np.random.Generator, speeds: Sequence[float] | None = None
 ) -> Problem:
-    """A cluster as in the paper's section V: u uniform on [1, 5] per ms for each pair, a = 1 / u.
+    """A random problem as in the paper's section V: u uniform on [1, 5] per ms for each pair, a = 1 / u.
 
-    speeds: draw u from these values instead, each as likely.
+    speeds: draw u from these values instead, with equal probability.
     """
     shape = (masters, workers)
     u = rng.uniform(1, 5, shape) if speeds is None else rng.choice(np.asarray(speeds, float), shape)
@@ -113,7 +106,7 @@ def random_problem(
 def read_table(path: Path, required: Sequence[str], optional: Sequence[str] = ()) -> list[dict[str, str]]:
     """The lines of a CSV file with a header, each with its ``line`` number; blank lines are skipped.
 
-    Raises PacelineError, naming the file and line, where the file or one of its columns is missing.
+    Raises PacelineError, naming the file and line, if the file or one of its columns is missing.
     """
     try:
         with io.TextIOWrapper(open_file(path), newline="", encoding="utf-8-sig") as file:
@@ -130,7 +123,7 @@ def read_table(path: Path, required: Sequence[str], optional: Sequence[str] = ()
     if missing:
         raise PacelineError(
             f"{path} has columns {', '.join(header) or 'none'}: expected {', '.join(required)}"
-            + (f" and, where known, {', '.join(optional)}" if optional else "")
+            + (f" and, if known, {', '.join(optional)}" if optional else "")
         )
     if not lines:
         raise PacelineError(f"{path} has no lines below its header: expected one for each master and worker")
@@ -143,7 +136,7 @@ def read_table(path: Path, required: Sequence[str], optional: Sequence[str] = ()
 
 
 def positive(line: Mapping[str, str], name: str, path: Path, zero: bool = False) -> float:
-    """A field as a positive, finite number (0 allowed on request), or a PacelineError that names the line."""
+    """A field as a positive, finite number, or also 0 with ``zero``; PacelineError names the line otherwise."""
     try:
         value = float(line[name])
     except (TypeError, ValueError):
@@ -157,9 +150,9 @@ def positive(line: Mapping[str, str], name: str, path: Path, zero: bool = False)
 def pair_table(
     lines: list[dict[str, str]], path: Path, what: str, many: str
 ) -> tuple[tuple[str, ...], tuple[str, ...], dict[tuple[str, str], list[dict[str, str]]]]:
-    """Masters and workers in order of appearance, and the lines of each pair, which has one at least.
+    """(masters, workers, the lines of each pair): names in order of appearance; each pair has at least one line.
 
-    what, many: what the lines are, and how many of them are expected, for the message."""
+    what, many: the noun for the lines, and how many of them are expected, for the message."""
     for line in lines:
         for name in ("master", "worker"):
             line[name] = line[name].strip()
@@ -178,7 +171,7 @@ def pair_table(
 
 
 def rows_for(masters: Sequence[str], rows: float | Mapping[str, float]) -> Array:
-    """L for each master: one number for all, or by name with "" for the others."""
+    """L for each master, from one number for all, or from numbers by name, with "" for the others."""
     if not isinstance(rows, Mapping):
         return np.full(len(masters), float(rows))
     for name in rows:
@@ -191,11 +184,10 @@ def rows_for(masters: Sequence[str], rows: float | Mapping[str, float]) -> Array
 
 
 def read_problem(path: Path, rows: float | Mapping[str, float]) -> Problem:
-    """A problem from a CSV file with columns master, worker, u, a; latency and gamma where known.
+    """A problem from a CSV file with columns master, worker, u, a, and, if known, latency and gamma.
 
     u is per millisecond, a milliseconds per row, latency milliseconds, gamma per millisecond
-    (``Transmitted``). Every master needs a line for every worker. Raises PacelineError with the file and line
-    at fault.
+    (``Transmitted``). Every master needs a line for every worker. PacelineError names the file and the wrong line.
     """
     lines = read_table(path, ("master", "worker", "u", "a"), ("latency", "gamma"))
     masters, workers, found = pair_table(lines, path, "line", "one")
@@ -221,18 +213,16 @@ def read_problem(path: Path, rows: float | Mapping[str, float]) -> Problem:
 def read_times(
     path: Path, rows: float | Mapping[str, float], family: str = "shifted-exponential"
 ) -> tuple[Problem, Fit]:
-    """A problem fitted to a CSV file with columns master, worker, rows, milliseconds: one line a measured
-    product.
+    """(problem, fit) for a CSV file with columns master, worker, rows, milliseconds: one line per measured product.
 
-    Raises PacelineError with the line at fault, or the pair with too few measurements.
+    PacelineError names the wrong line, or the pair with too few measurements.
     """
     lines = read_table(path, ("master", "worker", "rows", "milliseconds"))
     masters, workers, found = pair_table(lines, path, "times", "some")
     times = np.empty((len(masters), len(workers)), object)
     for pair, ((master, worker), mine) in zip(np.ndindex(times.shape), found.items(), strict=True):
-        times[pair] = np.array(
-            [positive(line, "milliseconds", path) / positive(line, "rows", path) for line in mine]
-        )
+        per_row = [positive(line, "milliseconds", path) / positive(line, "rows", path) for line in mine]
+        times[pair] = np.array(per_row)
         if family != "empirical" and np.ptp(times[pair]) <= 0:
             raise PacelineError(
                 f"{path} has {len(mine)} times for master {master!r} and worker {worker!r}: expected at least "
@@ -243,19 +233,19 @@ def read_times(
 
 
 class Observations:
-    """The last products, by worker: milliseconds a row, and whether it was finished; else they are a lower bound."""
+    """Each worker's last products: milliseconds per row, which are a lower bound if a product was not finished."""
 
     def __init__(self, workers: int) -> None:
         self.seen: list[deque[tuple[float, bool]]] = [deque(maxlen=HISTORY) for _ in range(workers)]
 
     def add(self, worker: int, milliseconds: float, rows: int, finished: bool) -> None:
-        """Note that so many rows took so long, or would have taken longer."""
+        """Record the time of these rows; with ``finished`` False they would have taken longer."""
         self.seen[worker].append((milliseconds / rows, finished))
 
     def fitted(self, problem: Problem, master: int) -> Problem:
-        """The problem with a master's delays as observed, called-off work included.
+        """The problem with a master's delays as observed, cancelled work included.
 
-        Workers seen finishing fewer than five times keep their parameters. Raises PacelineError if the
+        Workers with fewer than five finished products keep their parameters. Raises PacelineError if the
         problem's delays are not shifted exponentials.
         """
         delay = problem.delay
@@ -263,10 +253,8 @@ class Observations:
             raise PacelineError("observed times are fitted by shifted exponentials; make the plan with these")
         u, a = delay.u.copy(), delay.a.copy()
         for n, seen in enumerate(self.seen):
-            z, finished = (
-                np.array([per_row for per_row, _ in seen]),
-                np.array([each for _, each in seen], bool),
-            )
+            z = np.array([per_row for per_row, _ in seen])
+            finished = np.array([each for _, each in seen], bool)
             if finished.sum() >= ENOUGH and np.ptp(z[finished]) > 0:
                 u[master, n], a[master, n], *_ = fit_shifted_exponential(z, finished)
         return replace(problem, delay=ShiftedExponential(u, a))

@@ -1,4 +1,4 @@
-"""Monte Carlo of completion times: what a plan takes if every product draws its delays."""
+"""Monte Carlo simulation of a plan's completion times, with delays drawn for every product."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.coded.coded_plan import CodedPlan
 from paceline.coded.delay import Array
 from paceline.errors import number, whole
 
-CHUNK = 2_000_000  # arrivals of a master drawn at a time: 16 MB for each of a few arrays
+CHUNK = 2_000_000  # arrivals of a master that are drawn at once: 16 MB for each of a few arrays
 
 
 class Interval(NamedTuple):
@@ -24,7 +24,7 @@ class Interval(NamedTuple):
 
 
 class Completion(NamedTuple):
-    """Completion times in ms, shape (runs, M); inf if a master's workers never brought enough rows."""
+    """Completion times in ms, shape (runs, M); infinite if a master's workers never delivered enough rows."""
 
     times: Array
 
@@ -34,11 +34,11 @@ class Completion(NamedTuple):
         return self.times.max(1)
 
     def never(self, master: int | None = None) -> float:
-        """Probability of never finishing, of one master or of any."""
+        """Probability that one master, or any of them, never finishes."""
         return float(np.isinf(self._of(master)).mean())
 
     def mean(self, master: int | None = None) -> Interval:
-        """Mean completion time; infinite as soon as one run never finishes."""
+        """Mean completion time; infinite if any run never finishes."""
         times = self._of(master)
         value = float(times.mean())
         if not np.isfinite(value):
@@ -47,15 +47,13 @@ class Completion(NamedTuple):
         return Interval(value, value - half, value + half)
 
     def quantile(self, q: float, master: int | None = None) -> Interval:
-        """The time by which a portion q of the runs is done, with a distribution-free interval (order statistics)."""
+        """The time by which a portion q of the runs end, with a distribution-free interval (order statistics)."""
         number("q", q, "a portion between 0 and 1", lambda q: 0 < q < 1)
         times = np.sort(self._of(master))
         count = len(times)
         half = 1.959964 * np.sqrt(count * q * (1 - q))
-        ranks = np.clip(
-            [np.ceil(count * q), np.floor(count * q - half), np.ceil(count * q + half) + 1], 1, count
-        )
-        value, low, high = times[ranks.astype(int) - 1]
+        ranks = np.array([np.ceil(count * q), np.floor(count * q - half), np.ceil(count * q + half) + 1])
+        value, low, high = times[np.clip(ranks, 1, count).astype(int) - 1]
         return Interval(float(value), float(low), float(high))
 
     def probability(self, t: float, master: int | None = None) -> Interval:
@@ -77,9 +75,8 @@ class Completion(NamedTuple):
 def simulate(plan: CodedPlan, runs: int, rng: np.random.Generator, messages: int = 1) -> Completion:
     """Draw ``runs`` products of every master.
 
-    messages: parts in which a worker delivers its rows, each counted as it arrives; 1 is the paper's model,
-        where a worker's rows count all together or not at all. Row times are one draw for each worker and
-        run.
+    messages: parts in which a worker delivers its rows, each counted when it arrives; 1 is the paper's model,
+        in which a worker's rows count all together or not at all. Each worker and run has one draw of its row time.
 
     A probabilistic plan draws one master for each worker and run, or none with the remaining probability.
     """
@@ -90,7 +87,7 @@ def simulate(plan: CodedPlan, runs: int, rng: np.random.Generator, messages: int
     loads = plan.rows_assigned
     times = np.empty((runs, masters))
     divided = np.flatnonzero(((plan.probability > 0) & (plan.probability < 1)).any(0))
-    # (M, divided): master m if the draw is in its span.
+    # Upper ends of the masters' spans, (M, divided): a worker serves master m if its draw is in m's span.
     edges = np.cumsum(plan.probability[:, divided], axis=0)
     chunk = max(CHUNK // (messages * int((loads > 0).sum(1).max())), 1)
     for start in range(0, runs, chunk):
@@ -107,19 +104,18 @@ def simulate(plan: CodedPlan, runs: int, rng: np.random.Generator, messages: int
                 before = edges[m - 1] if m else np.zeros(len(divided))
                 chosen = (draw >= before) & (draw < edges[m])
                 finish[:, shared] = np.where(chosen[:, column], finish[:, shared], np.inf)
-            times[part, m] = _arrival(
-                finish, loads[m, mine], problem.wait[m, mine], problem.rows[m], plan.coded, messages
-            )
+            wait, need = problem.wait[m, mine], problem.rows[m]
+            times[part, m] = _arrival(finish, loads[m, mine], wait, need, plan.coded, messages)
     return Completion(times)
 
 
 def _arrival(finish: Array, loads: Array, latency: Array, need: float, coded: bool, messages: int) -> Array:
-    """When ``need`` rows are there, shape (runs,). finish: computing times of whole loads, (runs, workers)."""
+    """When ``need`` rows have arrived, shape (runs,). finish: computing times of whole loads, (runs, workers)."""
     if not coded:
         return (finish + latency).max(1)
     sizes = loads.astype(float)
     if messages > 1:
-        # part j of c ends with floor(j l / c) rows done, after that portion of the worker's time
+        # Part j of c ends after floor(j l / c) rows, and after the same portion of the worker's time.
         ends = np.floor(np.arange(1, messages + 1)[:, None] * loads / messages)
         sizes = np.diff(ends, axis=0, prepend=0.0)
         finish = (finish[:, None, :] * (ends / loads)).reshape(len(finish), -1)
@@ -135,9 +131,9 @@ def _arrival(finish: Array, loads: Array, latency: Array, need: float, coded: bo
 
 
 def work_queue(plan: CodedPlan, runs: int, rng: np.random.Generator) -> Completion:
-    """The ideal without coding: rows go one by one to whoever is free, L / sum of 1 / Z over a master's workers.
+    """The ideal without coding: rows go one by one to free workers, L / sum of 1 / Z over a master's workers.
 
-    Nobody can do better with these workers; it needs every row at every worker, or time to send them.
+    No plan is faster with these workers; but it needs every row at every worker, or time to send them.
     """
     problem = plan.problem
     times = np.empty((runs, problem.shape[0]))
@@ -148,8 +144,8 @@ def work_queue(plan: CodedPlan, runs: int, rng: np.random.Generator) -> Completi
 
 
 def stretched(made: CodedPlan, redundancy: float) -> CodedPlan:
-    """The same plan with more rows for everyone: for messages, which use what a straggler has finished, and for
-    workers that may be lost.
+    """The same plan with more rows for every worker: for delivery in several messages, which uses the finished part
+    of a straggler's rows, and for workers that may be lost.
 
     redundancy: coded rows over L. Raises PacelineError below 1.
     """

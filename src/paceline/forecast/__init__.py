@@ -1,4 +1,4 @@
-"""How fast will each worker be next round? ``create("ema:gain=0.2")`` finds it by name."""
+"""Forecasts of each worker's speed in the next round; ``create("ema:gain=0.2")`` makes one by name."""
 
 from __future__ import annotations
 
@@ -20,12 +20,17 @@ FORECASTS: dict[str, type[AnyForecast]] = {
     "ratio": Ratio,
     "ema": Ema,
 }
-"""Every forecast's class, by the name that ``create`` knows it by."""
+"""Every forecast's class, by its name for ``create``."""
 
 
-@cache  # policies ask each round; a forecast never changes
 def create(text: str) -> AnyForecast:
-    """The forecast that text asks for: ``name`` or ``name:key=value,...`` (";" for "," where nested)."""
+    """The forecast named by ``text``: ``name`` or ``name:key=value,...`` (";" for "," if nested)."""
+    return made(text) if isinstance(text, str) else options.build(FORECASTS, text, "forecast")
+
+
+@cache  # policies call it in each round, and a forecast never changes
+def made(text: str) -> AnyForecast:
+    """The same for text that ``create`` has accepted."""
     return options.build(FORECASTS, text.replace(";", ","), "forecast")
 
 

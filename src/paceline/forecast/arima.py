@@ -1,9 +1,8 @@
 """``arima``: autoregression of the d-th difference, moving average of errors (LB-BSP's Table 3: 2, 2, 1).
 
 All workers are fitted at once by conditional least squares. For a given moving-average weight theta the
-rest is linear least squares, so the fit searches theta alone, within (-1, 1): always invertible, and with
-no local minimum to stop in. A thousand workers take some 50 ms, which is what statsmodels 0.15 takes for
-one.
+rest is linear least squares, so the fit searches theta alone, within (-1, 1): the result is always invertible, and
+the search stops in no local minimum. A thousand workers take some 50 ms, as long as one worker in statsmodels 0.15.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ from paceline.forecast.protocol import Forecast, Reading, seen, smoothed
 from paceline.rounds import Array
 
 LEAST = 30  # rounds before the first fit; EMA predicts until then
-BOUND = 0.98  # |theta| at most: invertible
+BOUND = 0.98  # the largest |theta|, so that the model is invertible
 SAFE = 0.5, 2.0  # a prediction stays within these multiples of the slowest and fastest round of the window
 
 
 class ArimaState(NamedTuple):
-    """Arrays (..., n) of workers unless said otherwise."""
+    """Arrays of shape (..., n), unless a comment gives another one."""
 
     rounds: Array  # rounds so far, shape ()
     ema: Array
-    past: Array  # (window, ..., n): speeds, newest last; gaps hold what was predicted
-    predicted: Array  # of the round to come; bounded, so that no outlier enters the errors or fills a gap
+    past: Array  # (window, ..., n): speeds, newest last; predictions fill the gaps
+    predicted: Array  # of the next round; bounded, so that no outlier enters the errors or fills a gap
     error: Array  # e^{k-1}, its newest error
     ar: Array  # (p, ..., n)
     ma: Array  # theta
@@ -69,7 +68,7 @@ class Arima(Forecast[ArimaState]):
         value = np.where(here, reading.speed, state.predicted)
         error = np.where(here & np.isfinite(state.predicted), value - state.predicted, 0.0)
         ema = smoothed(state.ema, value, self.gain, here)
-        # a worker's first speed fills its whole past: a constant until it has one
+        # A worker's first speed fills its whole past, as if it had been constant.
         past = np.concatenate([np.where(np.isnan(state.past), value, state.past)[1:], value[None]])
         count, ar, ma = int(state.rounds) + 1, state.ar, state.ma
         fitted = count >= LEAST
@@ -82,10 +81,10 @@ class Arima(Forecast[ArimaState]):
             low, high = SAFE[0] * past.min(axis=0), SAFE[1] * past.max(axis=0)
             recent = past[len(past) - self.p - self.d :]
             change = np.diff(recent, self.d, axis=0)  # the newest p differences, newest last
-            said = (ar * change[::-1]).sum(axis=0) + ma * error
+            predicted = (ar * change[::-1]).sum(axis=0) + ma * error
             for j in range(1, self.d + 1):  # undo the differencing
-                said = said - (-1) ** j * math.comb(self.d, j) * past[-j]
-            predicted = np.clip(said, low, high)
+                predicted = predicted - (-1) ** j * math.comb(self.d, j) * past[-j]
+            predicted = np.clip(predicted, low, high)
         return predicted, ArimaState(np.array(count), ema, past, predicted, error, ar, ma)
 
 
@@ -100,9 +99,9 @@ def errors(change: Array, ar: Array, ma: Array) -> Array:
 
 
 def fit(change: Array, p: int, q: int) -> tuple[Array, Array]:
-    """Conditional least squares: (ar (p, ..., n), ma (..., n)) of differences z of shape (rounds, ..., n).
+    """Conditional least squares: (ar (p, ..., n), ma (..., n)) for differences z of shape (rounds, ..., n).
 
-    theta on a grid over [-0.98, 0.98], then on finer ones around each worker's best: to 0.001.
+    theta is searched on a grid over [-0.98, 0.98], then on finer ones around each worker's best, to within 0.001.
     """
     workers = change.shape[1:]
     if q == 0:
@@ -121,9 +120,9 @@ def fit(change: Array, p: int, q: int) -> tuple[Array, Array]:
 
 
 def _given_theta(change: Array, theta: Array, p: int) -> tuple[Array, Array]:
-    """For each theta (g, ..., n): the best ar (p, g, ..., n), and its sum of squares (g, ..., n).
+    """The best ar (p, g, ..., n) for each theta (g, ..., n), and its sum of squares (g, ..., n).
 
-    z and its lags pass through 1 / (1 + theta B); regressing the first on the others is then exact.
+    z and its lags pass through 1 / (1 + theta B); the regression of the first on the others is then exact.
     """
     filtered = np.zeros((p + 1, *theta.shape))
     gram = np.zeros((p + 1, p + 1, *theta.shape))
@@ -136,9 +135,8 @@ def _given_theta(change: Array, theta: Array, p: int) -> tuple[Array, Array]:
     if p == 0:
         return np.zeros((0, *theta.shape)), total
     cross, square = gram[0, 1:], gram[1:, 1:]
-    square = np.where(
-        np.triu(np.ones((p, p), bool)).reshape(p, p, *[1] * theta.ndim), square, square.swapaxes(0, 1)
-    )
+    upper = np.triu(np.ones((p, p), bool)).reshape(p, p, *[1] * theta.ndim)
+    square = np.where(upper, square, square.swapaxes(0, 1))
     matrix = np.moveaxis(square, (0, 1), (-2, -1)).copy()
     scale = np.trace(matrix, axis1=-2, axis2=-1) / p
     diagonal = np.arange(p)

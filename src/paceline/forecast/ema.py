@@ -1,4 +1,4 @@
-"""Forecasts with nothing to train: the newest speed (``last``), a moving average (``ema``), and ``ratio``."""
+"""Forecasts without training: the newest speed (``last``), a moving average (``ema``), and ``ratio``."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from paceline.errors import PacelineError, number
+from paceline.errors import choice, number
 from paceline.forecast.protocol import Forecast, Reading, seen, smoothed
 from paceline.rounds import Array
 
-LEAST_CPU = 0.05  # a reading below it says more about the meter than about the worker
+LEAST_CPU = 0.05  # lower readings count as this, since they are mostly errors of measurement
 
 
 @dataclass(frozen=True, slots=True)
 class Last(Forecast[Array]):
-    """The coming round will be as the last one, v^{k-1}: quick to follow a change, and misled by every spike.
+    """Predicts the last round's speed, v^{k-1}: it follows a change at once, and is misled by every spike.
 
     LB-BSP, Table 3 (memoryless).
     """
@@ -44,8 +44,7 @@ class Ema(Forecast[Array]):
 
     def __post_init__(self) -> None:
         check_gain("ema", self.gain)
-        if self.of not in ("speed", "seconds"):
-            raise PacelineError(f"forecast 'ema': of={self.of}: expected speed or seconds")
+        choice("forecast 'ema': of", self.of, "speed", "seconds")
 
     def init(self, shape: tuple[int, ...]) -> Array:
         return np.full(shape, np.nan)
@@ -58,19 +57,19 @@ class Ema(Forecast[Array]):
 
 
 class RatioState(NamedTuple):
-    """What is kept of each worker: mean speed per unit of processor, mean speed, the newest processor reading."""
+    """Averages and the newest reading of each worker, (..., n)."""
 
-    per_cpu: Array
-    speed: Array
-    cpu: Array  # c^k: the reading that goes with the speed still to come
+    per_cpu: Array  # mean speed per unit of processor
+    speed: Array  # mean speed
+    cpu: Array  # c^k: the processor reading for the next round
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio(Forecast[RatioState]):
-    """Speed in proportion to the processors that a worker can have, c^k x EMA(v/c): follows a change of these at
-    once, and smooths the rest.
+    """Predicts speed in proportion to the processors that a worker can have, c^k x EMA(v/c): it follows a change of
+    these at once, and smooths the rest.
 
-    gain: weight of the newest v/c, in (0, 1]. A worker without readings gets EMA(v).
+    gain: weight of the newest v/c, in (0, 1]. For a worker without readings it predicts EMA(v).
     """
 
     gain: float = 0.2
@@ -88,7 +87,7 @@ class Ratio(Forecast[RatioState]):
         speed = np.where(here, reading.speed, np.nan)
         mean = smoothed(state.speed, speed, self.gain, here)
         cpu = state.cpu if reading.cpu is None else np.maximum(reading.cpu, LEAST_CPU)
-        # the very first round has no reading of its own start: the one at its end stands in
+        # The first round has no reading at its start: the one at its end takes its place.
         used = np.where(np.isnan(state.cpu), cpu, state.cpu)
         rate = speed / used
         per_cpu = smoothed(state.per_cpu, rate, self.gain, here & np.isfinite(rate))

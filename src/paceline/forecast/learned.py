@@ -1,8 +1,8 @@
-"""The trained forecasts, ``narx`` and ``recurrent``: their options, training while they predict, the way back to EMA.
+"""The trained forecasts, ``narx`` and ``recurrent``: their options, training while they predict, and fallback to EMA.
 
 Training takes one step a round on the window of past rounds, stops early, and starts again with each block. The
 newest rounds are kept in blocks: ``recent`` fills up and then moves into ``window``, so that a round copies a block
-and not the whole past. A trained network can be saved in a file, for the next run to start from.
+and not the whole past. A trained network can be saved in a file, from which the next run can start.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from paceline.errors import PacelineError, whole
+from paceline.errors import PacelineError, choice, whole
 from paceline.files import open_file, write_whole
 from paceline.forecast.ema import check_gain
 from paceline.forecast.networks import Network, Perceptron
@@ -29,51 +29,51 @@ __all__ = ["load", "save"]
 LEAST = 96  # rounds in the window before training begins
 SETTLE = 20  # readings of a worker before its units are known
 POOLED_SAMPLES = 4096  # at most in a training step of a pooled model
-EACH_SAMPLES = 256  # at most for one model, where every worker has its own
-TURN = 128  # models that train in one round, where every worker has its own; the others in the next
-# Training stops when the loss falls by less than the first in so many consecutive steps (LB-BSP, section 4.2).
+EACH_SAMPLES = 256  # at most in a training step of one model, if every worker has its own
+TURN = 128  # models that train in one round, if every worker has its own; the others train in the next ones
+# Training stops after CALM[1] consecutive steps in which the loss falls by less than CALM[0] (LB-BSP, section 4.2).
 CALM = 1e-4, 4
 BLOCK = 32  # rounds
 MEMORY = 1000  # rounds over which a worker's mean and spread are taken
-RECENT = 0.02  # weight of the newest squared error when a network is judged against EMA
+RECENT = 0.02  # weight of the newest squared error in the comparison of a network with EMA
 SPEED, CPU, MEMORY_USE = range(3)  # channels
-DECAY = 1e-4  # pulls weights towards 0, in units of the (normalised) squared error
-FIRM = 10.0, 0.3  # damping grows by the first after a step that made things worse, else shrinks by the second
+DECAY = 1e-4  # weight decay, in units of the (normalised) squared error
+FIRM = 10.0, 0.3  # factors on the damping after a step that raised the loss, and after any other
 
 
 class LearnedState(NamedTuple):
-    """Arrays (..., n) of workers, (...) or (..., n) of models; channels are speed, cpu, memory."""
+    """Arrays have shape (..., n) for workers, (...) or (..., n) for models; the channels are speed, cpu, memory."""
 
     rounds: Array  # rounds so far, shape ()
     number: Array  # readings of each worker
     ema: Array
     mean: Array  # (3, ..., n), running mean of each channel
     spread: Array  # (3, ..., n), running variance
-    ahead: Array  # (2, ..., n): cpu and memory for the round to come
+    ahead: Array  # (2, ..., n): cpu and memory for the next round
     tail: Array  # (look-back, 3, ..., n): the newest rounds, newest last
-    recent: Array  # (BLOCK, 4, ..., n): rounds not yet in the window; the fourth channel says who was there
+    recent: Array  # (BLOCK, 4, ..., n): rounds not yet in the window; the fourth channel is 1 if present
     window: Array  # (window, 4, ..., n)
     parameters: Array  # (models..., P)
     damping: Array  # (models...)
     calm: Array  # (models...): consecutive training steps that gained little
-    guesses: Array  # (2, ..., n): what the network and EMA said of the round to come
+    guesses: Array  # (2, ..., n): predictions of the network and of EMA for the next round
     wrong: Array  # (2, ..., n): running squared error of both
 
 
 def remember(state: LearnedState, reading: Reading, gain: float) -> LearnedState:
-    """Take in who ran how fast in the round just finished, and what is offered for the next; gain: of EMA."""
+    """The state after a finished round's speeds and the readings for the next round. gain: of EMA."""
     here = seen(reading.speed)
     value = np.where(here, reading.speed, np.nan)
     blank = np.full(here.shape, np.nan)
     fresh = np.stack([blank if x is None else x for x in (reading.cpu, reading.memory)])
     fresh = np.where(np.isfinite(fresh), fresh, state.ahead)
-    # the very first round has no reading of its own start: the one at its end stands in
+    # The first round has no reading at its start: the one at its end takes its place.
     used = np.where(np.isnan(state.ahead), fresh, state.ahead)
 
     error = (state.guesses - value) ** 2
     wrong = smoothed(state.wrong, error, RECENT, here & np.isfinite(error))
     ema = smoothed(state.ema, value, gain, here)
-    # an absent worker's speed is filled with its mean: no surprise, and no sample to train on
+    # An absent worker's speed is filled with its mean, and is not trained on.
     row = np.concatenate([np.where(here, value, ema)[None], used])
 
     number = state.number + here
@@ -107,8 +107,8 @@ def remember(state: LearnedState, reading: Reading, gain: float) -> LearnedState
 
 
 def units(state: LearnedState) -> tuple[Array, Array]:
-    """Mean and spread of each channel and worker, (3, ..., n), by which inputs are normalised."""
-    floor = np.full_like(state.mean, 0.02)  # a reading that hardly moves says nothing
+    """Mean and spread of each channel and worker, (3, ..., n), which normalise the inputs."""
+    floor = np.full_like(state.mean, 0.02)  # so that noise of a nearly constant reading is not enlarged
     floor[SPEED] = np.nan_to_num(0.01 * state.mean[SPEED], nan=1.0)
     return state.mean, np.maximum(np.sqrt(state.spread), floor)
 
@@ -117,13 +117,13 @@ def units(state: LearnedState) -> tuple[Array, Array]:
 class Learned(Forecast[LearnedState]):
     """Options of every trained forecast (LB-BSP, Alg. 1, manager, lines 4 to 6, section 4.2).
 
-    pooled: one model for all workers, each in its own units; else one for each worker.
+    pooled: one model for all workers, each in its own units; otherwise one for each worker.
     warmup: rounds in which EMA predicts; 500 in the paper. A saved model (``model``) is used after 20.
-    window: rounds that training looks back on.
-    fallback: EMA predicts where it has been more accurate of late (running squared error).
+    window: past rounds that training uses.
+    fallback: EMA predicts for workers for which it has been more accurate recently (running squared error).
     gain: of that EMA.
     model: file of a model that ``save`` wrote, to start from.
-    seed: of the first weights and of the samples drawn where there are too many to train on all.
+    seed: of the first weights, and of the choice of samples if there are too many to train on all.
     """
 
     pooled: bool = True
@@ -143,12 +143,12 @@ class Learned(Forecast[LearnedState]):
 
     @property
     def network(self) -> Network:
-        """What is trained and predicts."""
+        """The network that is trained and predicts."""
         raise NotImplementedError
 
     @property
     def lags(self) -> list[tuple[int, int]]:
-        """The network's inputs in order: (rounds back, channel); 0 rounds back is the round to predict."""
+        """The network's inputs in order, as (rounds back, channel); 0 rounds back is the predicted round."""
         raise NotImplementedError
 
     @property
@@ -196,7 +196,7 @@ class Narx(Learned):
     """v^k = F(v^{k-1}, v^{k-2}; c^k, c^{k-1}[, c^{k-2}]; m^k, m^{k-1}[, m^{k-2}]), one hidden layer of tanh.
 
     inputs: 8 is eq. (4) as printed, with d = 2; "less than 20 parameters" then allows one hidden unit (11).
-        6 reads the window of two as the current reading and one before: two hidden units (17).
+        6 takes the window of two as the current reading and one before: two hidden units (17).
     hidden: hidden units; 0 takes the number above. LB-BSP, eq. (4).
     """
 
@@ -207,8 +207,7 @@ class Narx(Learned):
 
     def __post_init__(self) -> None:
         Learned.__post_init__(self)
-        if self.inputs not in (6, 8):
-            raise PacelineError(f"forecast 'narx': inputs={self.inputs}: expected 6 or 8")
+        choice("forecast 'narx': inputs", self.inputs, 6, 8)
         whole("forecast 'narx': hidden", self.hidden, 0)
 
     @property
@@ -217,15 +216,13 @@ class Narx(Learned):
 
     @property
     def lags(self) -> list[tuple[int, int]]:
-        readings = range(3 if self.inputs == 8 else 2)
-        return [(1, SPEED), (2, SPEED)] + [
-            (lag, channel) for channel in (CPU, MEMORY_USE) for lag in readings
-        ]
+        lags = range(3 if self.inputs == 8 else 2)
+        return [(1, SPEED), (2, SPEED), *((lag, channel) for channel in (CPU, MEMORY_USE) for lag in lags)]
 
 
 @dataclass(frozen=True, slots=True)
 class Recurrent(Learned):
-    """v^k from v^{k-look}, ..., v^{k-1}; trained online as ``narx`` is, but blind to processors and memory.
+    """v^k from v^{k-look}, ..., v^{k-1}; trained online like ``narx``, but without processor and memory readings.
 
     cell: "simple" or "lstm". look: the look-back window, 2 in the paper. hidden: units; the paper does not
     say. LB-BSP, Table 3 (SimpleRNN, LSTM).
@@ -239,8 +236,7 @@ class Recurrent(Learned):
 
     def __post_init__(self) -> None:
         Learned.__post_init__(self)
-        if self.cell not in ("simple", "lstm"):
-            raise PacelineError(f"forecast 'recurrent': cell={self.cell}: expected simple or lstm")
+        choice("forecast 'recurrent': cell", self.cell, "simple", "lstm")
         whole("forecast 'recurrent': look", self.look)
         whole("forecast 'recurrent': hidden", self.hidden)
 
@@ -254,12 +250,12 @@ class Recurrent(Learned):
 
 
 def _predict(config: Learned, state: LearnedState) -> Array:
-    """The network's prediction for the round to come, shape (..., n), in samples/s."""
+    """The network's prediction for the next round, shape (..., n), in samples/s."""
     mean, spread = units(state)
     now = np.concatenate([np.full((1, *state.ema.shape), np.nan), state.ahead])
     rows = (np.concatenate([state.tail, now[None]]) - mean) / spread
     inputs = np.stack([rows[-1 - lag, channel] for lag, channel in config.lags], axis=-1)
-    inputs = np.nan_to_num(inputs, nan=0.0)  # unknown: the mean
+    inputs = np.nan_to_num(inputs, nan=0.0)  # the mean for an unknown reading
     features = inputs.shape[-1]
     parameters = state.parameters.reshape(-1, config.network.parameters)
     output = config.network.forward(parameters, inputs.reshape(len(parameters), -1, features))
@@ -268,7 +264,7 @@ def _predict(config: Learned, state: LearnedState) -> Array:
 
 
 def _train(config: Learned, state: LearnedState) -> LearnedState:
-    """One training step of the models that have not stopped; a turn of them where they are too many."""
+    """One training step of the models that have not stopped; of ``TURN`` of them in turn if they are too many."""
     length, back = len(state.window), config.lookback
     held = min(int(state.rounds) // BLOCK * BLOCK, length)
     calm = state.calm.ravel()
@@ -315,9 +311,9 @@ def improve(
     network: Network, parameters: Array, damping: Array, inputs: Array, targets: Array, weights: Array
 ) -> tuple[Array, Array, Array]:
     """One Levenberg-Marquardt step on the weighted mean square error of each model: (parameters and damping after it,
-    what it took off the loss, (models,)).
+    decrease of the loss, (models,)).
 
-    parameters (models, P), damping (models,), inputs (models, samples, features), targets and weights
+    Shapes: parameters (models, P), damping (models,), inputs (models, samples, features), targets and weights
     (models, samples). A step that raises a model's loss is not taken.
     """
     weights = weights / np.maximum(weights.sum(axis=1, keepdims=True), 1e-12)
@@ -343,14 +339,14 @@ def improve(
 
 
 def save(path: Path, network: Network, state: LearnedState) -> None:
-    """Write a trained model, whole or not at all; of many, the one most accurate of late, compared with EMA.
+    """Write a trained model, whole or not at all; of many, the one that is most accurate recently relative to EMA.
 
-    network: that of the forecast whose state this is; the forecast's option ``model`` starts from the file.
+    network: of the forecast whose state this is; the forecast's option ``model`` starts from the file.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = state.wrong[0] / state.wrong[1]
     flat = state.parameters.reshape(-1, network.parameters)
-    # Pooled: its workers.
+    # The mean over the workers of each model.
     ratio = np.where(np.isnan(ratio), np.inf, ratio).reshape(len(flat), -1).mean(axis=1)
     content = io.BytesIO()
     np.savez(content, network=repr(network), parameters=flat[np.argmin(ratio)])
@@ -364,7 +360,7 @@ def load(path: Path, network: Network) -> Array:
             stored, parameters = str(file["network"]), np.asarray(file["parameters"], float)
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise PacelineError(
-            f"{path} is no saved forecast model ({error}); expected a file that save wrote"
+            f"{path} is not a saved forecast model ({error}); expected a file that save wrote"
         ) from None
     if stored != repr(network) or parameters.shape != (network.parameters,):
         raise PacelineError(f"{path} holds {stored}, but {network!r} is asked for; choose the same options")

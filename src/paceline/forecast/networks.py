@@ -1,8 +1,8 @@
-"""The small networks behind ``narx`` and ``recurrent``: many models evaluated and differentiated at once.
+"""The small networks of ``narx`` and ``recurrent``: many models evaluated and differentiated at once.
 
 A network is a frozen configuration; its parameters are one row of an array of shape (models, P), and ``draw`` gives
-those of one model to start from. Inputs have shape (models, samples, features); outputs (models, samples).
-``jacobian`` also gives d output / d parameters, shape (models, samples, P), which is what Levenberg-Marquardt needs.
+the initial ones of a model. Inputs have shape (models, samples, features); outputs (models, samples).
+``jacobian`` also gives d output / d parameters, shape (models, samples, P), which Levenberg-Marquardt needs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _split(parameters: Array, *shapes: tuple[int, ...]) -> list[Array]:
 
 @dataclass(frozen=True, slots=True)
 class Perceptron:
-    """One hidden layer of tanh, a linear output: w . tanh(W x + b) + c."""
+    """One hidden layer of tanh and a linear output: w . tanh(W x + b) + c."""
 
     features: int
     hidden: int
@@ -36,12 +36,11 @@ class Perceptron:
     def draw(self, rng: np.random.Generator) -> Array:
         spread = np.sqrt(3 / (self.features + self.hidden))
         first = rng.uniform(-spread, spread, self.hidden * self.features)
-        return np.concatenate(
-            [first, np.zeros(self.hidden), rng.uniform(0.5, 1, self.hidden) / self.hidden, [0.0]]
-        )
+        second = rng.uniform(0.5, 1, self.hidden) / self.hidden
+        return np.concatenate([first, np.zeros(self.hidden), second, [0.0]])
 
     def _run(self, parameters: Array, inputs: Array) -> tuple[Array, Array, Array]:
-        """(output, hidden units (models, samples, hidden), what the output weighs these by)."""
+        """(output, hidden units (models, samples, hidden), their weights in the output)."""
         shapes = (self.hidden, self.features), (self.hidden,), (self.hidden,), (1,)
         first, bias, second, level = _split(parameters, *shapes)
         active = np.tanh(inputs @ first.swapaxes(1, 2) + bias[:, None])
@@ -60,13 +59,12 @@ class Perceptron:
 
 @dataclass(frozen=True, slots=True)
 class Recurrent:
-    """Recurrent units that read the features one after another from a blank state, and a linear output.
+    """Recurrent units that read the features one after another, starting from zeros, and a linear output.
 
-    lstm: LSTM units (gates in the order i, f, g, o, one bias) instead of simple ones, h <- tanh(u x + U h +
-    b).
+    lstm: LSTM units (gates in the order i, f, g, o, one bias) instead of simple ones, h <- tanh(u x + U h + b).
     """
 
-    features: int  # look-back: one number a step, oldest first
+    features: int  # look-back: one number in each step, oldest first
     hidden: int
     lstm: bool = False
 
@@ -83,7 +81,7 @@ class Recurrent:
         spread = np.sqrt(1 / self.hidden)
         bias = np.zeros(self.gates)
         if self.lstm:
-            bias[self.hidden : 2 * self.hidden] = 1.0  # remember at first
+            bias[self.hidden : 2 * self.hidden] = 1.0  # the forget gates are open at first
         inner = rng.uniform(-spread, spread, self.gates * (self.hidden + 1))
         return np.concatenate([inner, bias, rng.uniform(-spread, spread, self.hidden), [0.0]])
 
@@ -96,7 +94,7 @@ class Recurrent:
         return (self._run(parameters, inputs)[-1][0] @ readout[..., None])[..., 0] + level
 
     def _run(self, parameters: Array, inputs: Array) -> list[tuple[Array, Array, Array]]:
-        """(h, cell, gates) after each step, beginning with the blank state; each (models, samples, .)."""
+        """(h, cell, gates) after each step, beginning with the zeros before the first; each (models, samples, .)."""
         enter, repeat, bias, *_ = self._parts(parameters)
         h = cell = np.zeros((*inputs.shape[:2], self.hidden))
         steps = [(h, cell, h)]
@@ -122,7 +120,7 @@ class Recurrent:
         d_enter = np.zeros((models, samples, self.gates))
         d_repeat = np.zeros((models, samples, self.gates, self.hidden))
         d_bias = np.zeros_like(d_enter)
-        d_h = np.broadcast_to(readout[:, None], final.shape)  # back through time, each sample on its own
+        d_h = np.broadcast_to(readout[:, None], final.shape)  # backpropagation through time, sample by sample
         d_cell = np.zeros_like(final)
         for k in range(self.features, 0, -1):
             (_, cell, gates), (before, cell_before, _) = steps[k], steps[k - 1]

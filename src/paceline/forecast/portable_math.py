@@ -1,10 +1,10 @@
 """Logarithms, exponentials and quantiles that are the same to the last bit on every processor.
 
-Ranks on unlike machines must make the same plans. numpy's own logarithms and exponentials depend in their last bit on
-what the processor has, so those of the C library are taken, one number after another, as far as one run is concerned:
-arrays of shape (n,) or a single number. Everything else that decisions are made of is the same everywhere as it
-is: sums, products, quotients and roots are rounded as IEEE 754 says, and ``sum`` along the last axis adds in
-an order that depends on the number of workers alone. (Products of matrices are not: they are left out of decisions.)
+Ranks on different machines must make the same plans. The last bit of numpy's logarithms and exponentials depends on
+the processor, so for one run (arrays of shape (n,) or a single number) those of the C library are used, number by
+number. All other operations that decisions use give the same result everywhere: sums, products, quotients and roots
+are rounded as IEEE 754 says, and ``sum`` along the last axis adds in an order that depends on the number of workers
+alone. (Products of matrices differ between machines, so decisions do not use them.)
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from paceline.costs import Array
 
 __all__ = ["exp", "log", "quantile"]
 
-ONE_RUN = 4096  # workers of one run: beyond, the time counts more than that unlike machines agree
-LARGEST = 709.0  # of which the exponential is a float for certain
+ONE_RUN = 4096  # workers of one run; with more, speed matters more than agreement of different machines
+LARGEST = 709.0  # its exponential is certainly a float
 
 
 def log(values: Any) -> Array:
-    """The natural logarithm, of the shape of ``values``; of nothing it is minus infinity, and below that NaN."""
+    """The natural logarithm, of the shape of ``values``; minus infinity for 0, and NaN below 0."""
     values = np.asarray(values, float)
     if values.ndim > 1 or values.size > ONE_RUN:
         return np.asarray(np.log(values))
@@ -43,16 +43,16 @@ def exp(values: Array) -> Array:
     numbers = values.ravel().tolist()
     if values.max(initial=0.0) < LARGEST:
         found = list(map(math.exp, numbers))
-    else:  # some are too large, or no numbers
+    else:  # some are too large, or NaN
         found = [math.exp(x) if x < LARGEST else float(np.exp(x)) for x in numbers]
     return np.array(found).reshape(values.shape)
 
 
 def quantile(parts: Array) -> Array:
-    """Below which a standard normal variable is with these probabilities; of the shape of ``parts``, whose values are
-    0 to 1/2, or NaN."""
+    """The quantiles of a standard normal variable for these probabilities; of the shape of ``parts``, whose values
+    are 0 to 1/2, or NaN."""
     if parts.ndim > 1 or parts.size > ONE_RUN:
-        from scipy.special import ndtri  # a fifth of a second to import, which a rank does without
+        from scipy.special import ndtri  # its import takes a fifth of a second, which ranks do not need
 
         return np.asarray(ndtri(parts))
     found = [

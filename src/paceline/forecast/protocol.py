@@ -1,9 +1,9 @@
-"""What a forecast is given, and what it gives.
+"""The inputs, the outputs and the protocol of forecasts.
 
-Between two rounds a forecast reads how fast each worker just was, and what its machine has to offer for
-the round about to begin; it answers how fast each will be. It is a frozen configuration; what it learns
-lives in a state, an array or a tuple of them, that the caller keeps. No clock, and no randomness but a seed: the
-same state and reading give the same prediction.
+Between two rounds a forecast gets each worker's speed in the last round, and the part of its machine that it can
+have in the next one; it predicts each worker's speed in the next round. It is a frozen configuration; what it learns
+is in a state, an array or a tuple of arrays, that the caller keeps. It reads no clock and uses no randomness except
+from a seed: the same state and reading give the same prediction.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ S = TypeVar("S")
 
 
 class Reading(NamedTuple):
-    """What is known between round k-1 and round k; all of shape (..., n), the last axis being the worker.
+    """Measurements between round k-1 and round k; all of shape (..., n), the last axis being the worker.
 
-    speed: v^{k-1}, samples/s in the round just finished; NaN (or nothing positive) where a worker was absent.
-    cpu: c^k, the newest reading, so that of the coming round's start: the portion in [0, 1] of its machine's
+    speed: v^{k-1}, samples/s in the last round; NaN (or not positive) if a worker was absent.
+    cpu: c^k, the newest reading, taken before the next round starts: the portion in [0, 1] of its machine's
         processors that the worker can have (1 less what others use); NaN if unknown, None if not read.
-    memory: m^k, likewise for memory.
+    memory: m^k, the same for memory.
     """
 
     speed: Array
@@ -36,7 +36,7 @@ class Forecast(Protocol[S]):
     """Predicts every worker's speed in the next round."""
 
     needs_readings: ClassVar[bool] = False  # reads Reading.cpu and memory
-    # Fits a model as it goes: engines step it beside the training, not in its way.
+    # Trains a model while it runs: engines step it in a background thread.
     trains: ClassVar[bool] = False
 
     def init(self, shape: tuple[int, ...]) -> S:
@@ -52,16 +52,16 @@ class Forecast(Protocol[S]):
 
 
 AnyForecast = Forecast[Any]
-"""A forecast whose state is of no interest."""
+"""A forecast with any kind of state."""
 
 
 def seen(speed: Array) -> NDArray[np.bool_]:
-    """Who reported a usable speed: finite and positive."""
+    """Which workers reported a usable speed: finite and positive."""
     return np.isfinite(speed) & (speed > 0)
 
 
 def smoothed(mean: Array, value: Array, gain: float, here: NDArray[np.bool_]) -> Array:
-    """mean + gain (value - mean) where here; the first value as it is where mean is still NaN."""
+    """mean + gain (value - mean) for workers in ``here``, the old mean for others; the value while mean is NaN."""
     with np.errstate(invalid="ignore"):
         moved = np.where(np.isnan(mean), value, mean + gain * (value - mean))
     return np.where(here, moved, mean)

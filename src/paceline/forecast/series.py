@@ -1,7 +1,7 @@
-"""Series of speed, processors and memory to judge forecasts on: recorded, semi-synthetic and synthetic; and how good
-a forecast is on them: its error, and the time per round that its errors cost.
+"""Series of speed, processor and memory readings to compare forecasts on: recorded, semi-synthetic and synthetic; and
+ratings of forecasts: their errors, and the time per round that the errors cost.
 
-Shared by benchmarks, simulations and the reproduction of LB-BSP's Table 3.
+Benchmarks, simulations and the reproduction of LB-BSP's Table 3 use them.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from paceline.rounds import Array
 
 
 class Series(NamedTuple):
-    """What workers did and what their meters showed; all of shape (rounds, n).
+    """The speeds and readings of workers; all of shape (rounds, n).
 
     speed: samples/s in each round.
     cpu, memory: portion in [0, 1] that the worker can have, as read at the start of each round.
-    expected: speed without the noise and spikes that nothing announces, where known: no forecast does better.
+    expected: speed without the unpredictable noise and spikes, the best possible forecast; None if unknown.
     """
 
     speed: Array
@@ -36,9 +36,9 @@ def bursty(
     """Synthetic: processor shares that hold for a while and then jump; spikes that no reading explains.
 
     Each worker's share of its processors is uniform in [0.25, 1] and is drawn again after ``stay`` rounds on
-    average (geometric), its memory likewise. v = base x share x (1 when at least 0.3 of the memory is free,
+    average (geometric), and so is its memory. v = base x share x (1 if at least 0.3 of the memory is free,
     else falling to 0.7) x lognormal noise of 4 %; with probability ``spikes`` a round runs at 0.4 to 0.8 of
-    that. The readings carry an error of 0.02.
+    that. The readings have an error of 0.02.
     """
     base = rng.uniform(60, 140, workers)
 
@@ -53,11 +53,11 @@ def bursty(
 
 
 def recorded(folder: Path, same_step: bool = False) -> Series:
-    """Two workers that trained side by side on one shared machine, as recorded.
+    """The recorded series of two workers that trained on one shared machine.
 
-    cpu is 1 less the portion that others kept busy, memory 1 less what was used. The readings were averaged
-    over each step, so what is known when round k begins is that of round k-1: the default. ``same_step``
-    takes round k's own: no forecast can have it, and it shows what a perfect reading would be worth.
+    cpu is 1 less the portion that others kept busy, memory 1 less the used portion. The readings were averaged
+    over each step, so by default round k gets that of round k-1, the newest one known when it begins. ``same_step``
+    takes round k's own: no real forecast can have it, and it shows what a perfect reading would be worth.
     """
     path = folder / "traces" / "recorded_worker_speed_cpu_mem.csv"
     table = np.genfromtxt(_found(path), delimiter=",", names=True)
@@ -79,8 +79,8 @@ def google2011(folder: Path, rng: np.random.Generator, workers: int = 32, hold: 
     ``workers`` machines drawn at random, 288 five-minute samples each, every sample held for ``hold``
     rounds. A worker has what the others leave: c = 1 - cpu, m = 1 - memory (at least 0.05 each). Its speed
     is that of ``bursty`` with these c and m, so the contention model, its noise and its spikes are assumed,
-    not measured. Sizes: LB-BSP, Table 2: of 32 workers one has 4 cores, 29 have 8 (10 of them of a
-    faster kind), two 16.
+    not measured. Sizes are those of LB-BSP, Table 2: of 32 workers one has 4 cores, 29 have 8 (10 of them of a
+    faster kind), two have 16.
     """
     try:
         from pyarrow import parquet
@@ -90,19 +90,17 @@ def google2011(folder: Path, rng: np.random.Generator, workers: int = 32, hold: 
     machine = np.array(table["vm"].to_pylist())
     order = np.lexsort((table["t"].to_numpy(), machine))
     machines = len(np.unique(machine))
-    cpu, memory = (
-        table[name].to_numpy().astype(float)[order].reshape(machines, -1).T for name in ("cpu_pct", "mem_pct")
-    )
+    columns = (table[name].to_numpy().astype(float)[order] for name in ("cpu_pct", "mem_pct"))
+    cpu, memory = (each.reshape(machines, -1).T for each in columns)
     chosen = rng.choice(cpu.shape[1], workers, replace=False)
-    free_cpu, free_memory = (
-        np.repeat(np.clip(1 - x[:, chosen] / 100, 0.05, 1), hold, axis=0) for x in (cpu, memory)
-    )
+    free = (np.clip(1 - x[:, chosen] / 100, 0.05, 1) for x in (cpu, memory))
+    free_cpu, free_memory = (np.repeat(each, hold, axis=0) for each in free)
     sizes = rng.permutation(np.resize([80.0] * 19 + [110.0] * 10 + [160.0] * 2 + [40.0], workers))
     return _contend(rng, sizes, free_cpu, free_memory, spikes=0.03)
 
 
 def _contend(rng: np.random.Generator, base: Array, cpu: Array, memory: Array, spikes: float) -> Series:
-    """The contention model of ``bursty``, and readings of it."""
+    """A series from the contention model of ``bursty``."""
     swapping = np.interp(memory, [0, 0.3], [0.7, 1.0])
     noise = np.exp(rng.normal(0, 0.04, cpu.shape))
     spike = np.where(rng.random(cpu.shape) < spikes, rng.uniform(0.4, 0.8, cpu.shape), 1.0)
@@ -123,7 +121,7 @@ def _found(path: Path) -> Path:
 
 
 class Rating(NamedTuple):
-    """What LB-BSP's Table 3 lists, and the distance to the best possible; averages over the rounds rated.
+    """The columns of LB-BSP's Table 3, and the distance to the best possible; averages over the rounds rated.
 
     rmse: root mean square error in samples/s, mean over workers.
     time: seconds per round with loads in proportion to the forecast, over those of the equal split (BSP).
@@ -136,18 +134,16 @@ class Rating(NamedTuple):
 
 
 def walk(forecast: AnyForecast, speed: Array, cpu: Array | None = None, memory: Array | None = None) -> Array:
-    """The prediction for every round of a series, shape (rounds, ..., n); NaN in round 0, which is blind.
+    """The prediction for every round of a series, shape (rounds, ..., n); NaN in round 0, which has no past.
 
-    speed: v^k of each round, shape (rounds, ..., n); cpu, memory: c^k and m^k as they read when round k
-    began. The prediction for round k is made from speeds up to k-1 and readings up to k.
+    speed: v^k of each round, shape (rounds, ..., n); cpu, memory: c^k and m^k as read when round k began.
+    The prediction for round k is made from speeds up to k-1 and readings up to k.
     """
     predicted = np.full(speed.shape, np.nan)
     state = forecast.init(speed.shape[1:])
     for k in range(1, len(speed)):
-        reading = Reading(
-            speed[k - 1], None if cpu is None else cpu[k], None if memory is None else memory[k]
-        )
-        predicted[k], state = forecast.step(state, reading)
+        offered = (None if each is None else each[k] for each in (cpu, memory))
+        predicted[k], state = forecast.step(state, Reading(speed[k - 1], *offered))
     return predicted
 
 
@@ -158,16 +154,16 @@ def rmse(predicted: Array, speed: Array) -> Array:
 
 
 def seconds(weights: Array, speed: Array) -> Array:
-    """Seconds until the last worker is done with its part of one sample, parts in proportion to weights.
+    """Seconds until the last worker has finished its part of one sample; parts are in proportion to the weights.
 
-    Both of shape (..., n); the result has shape (...). A worker without a speed is absent and takes
-    nothing; one without a weight takes the mean of the others'.
+    Both of shape (..., n); the result has shape (...). A worker without a speed is absent and gets
+    nothing; one without a weight gets the mean weight of the others.
     """
     here = seen(speed)
     known = here & np.isfinite(weights)
     number = np.maximum(known.sum(axis=-1, keepdims=True), 1)
     mean = np.where(known, weights, 0).sum(axis=-1, keepdims=True) / number
-    mean = np.where(mean > 0, mean, 1.0)  # nobody is known: the equal split
+    mean = np.where(mean > 0, mean, 1.0)  # the equal split if no weight is known
     weights = np.where(here, np.where(known, weights, mean), 0)
     with np.errstate(invalid="ignore", divide="ignore"):
         parts = weights / weights.sum(axis=-1, keepdims=True)
@@ -175,7 +171,7 @@ def seconds(weights: Array, speed: Array) -> Array:
 
 
 def rate(predicted: Array, speed: Array, skip: int = 500) -> Rating:
-    """Rate predictions of shape (rounds, ..., n) after the first ``skip`` rounds, while forecasts learn."""
+    """Rate predictions of shape (rounds, ..., n) without the first ``skip`` rounds, in which forecasts learn."""
     predicted, speed = predicted[skip:], speed[skip:]
     spent = seconds(predicted, speed).mean()
     equal = seconds(np.ones_like(speed), speed).mean()

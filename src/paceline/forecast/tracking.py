@@ -1,14 +1,14 @@
-"""``tracking``: averages while a worker's pace rests, follows at once when it changes: ``level``'s forecast.
+"""``tracking``, the forecast of ``level``: it averages a worker's constant pace, and follows a change at once.
 
-A Kalman filter of the logarithm, which treats twice as slow and twice as fast alike. Its two settings, how
-much the pace drifts between rounds and how much a measurement scatters, are learned on the way from how
+It is a Kalman filter of the logarithm, which treats twice as slow and twice as fast alike. Its two settings, how
+much the pace drifts between rounds and how much a measurement scatters, are learned during the run from how
 successive differences vary (drift + 2 scatter) and correlate (-scatter), over all workers of a realization
-together. What neither can explain is a change or a spike, and a round later it shows which: the next measurement
-is as far off again, and the filter starts again from there, or it is not, and the filter goes on from before. Until
-then a change is believed wholly, since believing a spike costs far less than ignoring a change. Where few of the
-changes before lasted, it is believed in part, and hardly at all once there were only spikes. If a pace falls short of
-the change by more than it scatters, the change did not last: where seconds hardly depend on the load, a worker that
-got less of it after a spike still looks slow.
+together. What neither can explain is a change or a spike, and the next measurement shows which: if it is as far off
+again, the filter restarts from there; if not, the filter continues from before. Until then the filter follows the
+measurement wholly, since following a spike costs far less than ignoring a change. If few of the changes before
+lasted, it follows in part, and hardly at all once there were only spikes. If a pace falls short of the change by more
+than it scatters, the change did not last: if seconds hardly depend on the load, a worker that got less load after a
+spike still looks slow.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ from paceline.rounds import Array
 
 __all__ = ["Track", "follow", "start"]
 
-FIRST_SCATTER = 0.02  # relative, expected before anything is known
-MEMORY = 0.97  # weight of what was learned of drift and scatter, kept each round
-CHANGE = 3.5  # standard deviations beyond which it is a change
-LEAST_CHANGE = 0.15  # and the smallest relative change treated so
-DOUBT = 2.0  # standard errors by which the part that is drift must stand out from what noise alone would show
-LEAST_DRIFT = 1e-3  # part of the squared differences
-OUTLIER = 3.0  # standard deviations, and
-LEAST_OUTLIER = 0.3  # relative, to which differences are cut before drift and scatter learn from them
+FIRST_SCATTER = 0.02  # relative scatter that is assumed before any measurement
+MEMORY = 0.97  # factor on the weight of earlier rounds in drift and scatter, each round
+CHANGE = 3.5  # standard deviations beyond which an error is a change or a spike,
+LEAST_CHANGE = 0.15  # and the relative change below which it is neither
+DOUBT = 2.0  # standard errors by which the drift must exceed what noise alone would show
+LEAST_DRIFT = 1e-3  # the least drift, as a part of the squared differences
+OUTLIER = 3.0  # standard deviations to which differences are cut before drift and scatter are learned,
+LEAST_OUTLIER = 0.3  # but not below this relative difference
 SHORT = 1.5  # usual differences by which a pace may fall short of a change that lasted
-BEFORE = 3.0  # changes: the weight of how many lasted before, beside those that were told a round later
-FULL = 0.75  # portion of changes that last, from which on the next one is believed wholly
+BEFORE = 3.0  # changes: the weight of the earlier portion of lasting ones, beside this round's
+FULL = 0.75  # portion of lasting changes from which on the next change is followed wholly
 
 
 class Track(NamedTuple):
-    """What is believed of each worker, (..., n), and learned from all of them, (..., 1)."""
+    """The estimates of each worker, (..., n), and those learned from all of them, (..., 1)."""
 
     mean: Array  # log of the pace; NaN before a worker's first measurement
-    variance: Array  # of that
+    variance: Array  # of the mean
     newest: Array  # log of the last measurement
-    change: Array  # what that differed by from the one before
-    squares: Array  # weighted sums of squared differences,
-    products: Array  # of products of successive ones,
-    weight: Array  # and of their number
+    change: Array  # its difference from the one before
+    squares: Array  # weighted sum of squared differences; (..., 1)
+    products: Array  # weighted sum of products of successive differences; (..., 1)
+    weight: Array  # weighted number of differences; (..., 1)
     changed: NDArray[np.bool_]  # whether the last measurement was a change, which mean and variance leave out
-    lasting: Array  # portion of such changes that lasted; (..., 1)
+    lasting: Array  # portion of these changes that lasted; (..., 1)
 
 
 def start(shape: tuple[int, ...]) -> Track:
-    """Nothing measured yet; shape is (..., n)."""
+    """The estimates before any measurement; shape is (..., n)."""
     unknown, shared = np.full(shape, np.nan), np.ones((*shape[:-1], 1))
     square = 2 * FIRST_SCATTER**2
     sums = square * shared, -square / 4 * shared, shared
@@ -62,13 +62,13 @@ def start(shape: tuple[int, ...]) -> Track:
 
 
 def follow(track: Track, values: Array) -> tuple[Array, Array, Track]:
-    """The pace to expect, the weight that each measurement got (0 if there was none), and the new state.
+    """The expected pace, the weight that each measurement got (0 if there was none), and the new state.
 
-    values: measured positive paces (seconds per sample, say), (..., n); NaN if nothing was measured.
+    values: measured positive paces (for example seconds per sample), (..., n); NaN if nothing was measured.
     """
     y = log(values)
     change = y - track.newest
-    known = not np.isnan(change).any()  # everybody, and before: the usual case, which needs no masks
+    known = not np.isnan(change).any()  # the usual case, which needs no masks
     portion: Array | float = 1.0
     if not known:
         comparable = ~np.isnan(change)
@@ -89,11 +89,11 @@ def follow(track: Track, values: Array) -> tuple[Array, Array, Track]:
 
     mean, variance, lasting = track.mean, track.variance, track.lasting
     if track.changed.any():
-        told = track.changed & ~np.isnan(y)
+        decided = track.changed & ~np.isnan(y)
         step = track.newest - mean
         size = np.abs(step)
-        lasts = told & (np.sign(step) * (y - mean) > np.maximum(0.5 * size, size - SHORT * np.sqrt(both)))
-        number = told.sum(-1, keepdims=True)
+        lasts = decided & (np.sign(step) * (y - mean) > np.maximum(0.5 * size, size - SHORT * np.sqrt(both)))
+        number = decided.sum(-1, keepdims=True)
         lasting = (BEFORE * lasting + lasts.sum(-1, keepdims=True)) / (BEFORE + number)
         mean, variance = np.where(lasts, track.newest, mean), np.where(lasts, scatter, variance)
 
@@ -113,10 +113,10 @@ def follow(track: Track, values: Array) -> tuple[Array, Array, Track]:
         changed, y = np.where(unseen, track.changed, changed), np.where(unseen, track.newest, y)
     if not changed.any():
         return exp(expected), gain, Track(expected, variance, y, change, *sums, changed, lasting)
-    believed = np.minimum(lasting / FULL, 1.0)
+    followed = np.minimum(lasting / FULL, 1.0)
     mean, variance = np.where(changed, mean, expected), np.where(changed, before, variance)
-    expected = np.where(changed, mean + believed * (y - mean), expected)
-    gain = np.where(changed & (gain > 0), believed, gain)
+    expected = np.where(changed, mean + followed * (y - mean), expected)
+    gain = np.where(changed & (gain > 0), followed, gain)
     return exp(expected), gain, Track(mean, variance, y, change, *sums, changed, lasting)
 
 

@@ -1,1 +1,1 @@
-"""Rounds in pieces: what is run at once, what whoever is free claims next, and what the pieces' seconds tell."""
+"""Rounds in pieces: what runs at once, what a free worker claims next, and estimates from the pieces' seconds."""

@@ -1,8 +1,8 @@
-"""The rule of rounds in pieces: what each worker runs at once, and how much whoever is free claims next.
+"""The rule of rounds in pieces: what each worker runs at once, and how much a free worker claims next.
 
-Every engine goes by it: the torch engine's ranks, each for itself; the Ray engine's server; the virtual clock, all
-realizations at once. Arrays broadcast; the last axis of loads is the worker. What the pieces' seconds tell afterwards
-is here, too.
+Every engine uses it: the torch engine's ranks, each for itself; the Ray engine's server; the virtual clock, for all
+realizations at once. Arrays broadcast; the last axis of loads is the worker. The estimates that follow from the
+pieces' seconds after a round are here, too.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from paceline.rounds import Array, PiecePlan
 
 LARGEST = 2.0**62  # samples of a piece
 Counts = NDArray[np.int64]
-COST_STEP = 1.1  # factor by which that follows each round's measurement: a running median
+COST_STEP = 1.1  # factor by which a piece's cost follows each round's measurement: a running median
 
 
 def divide(
     piece_plan: PiecePlan, loads: Counts, unit: int = 1, most: int | Counts | None = None
 ) -> tuple[Counts, Counts]:
-    """(what each worker runs at once, what it keeps for its end), whole samples of shape (..., n).
+    """(samples that each worker runs at once, samples that it keeps for its end), whole, of shape (..., n).
 
-    What is left of the loads is the pool that is claimed; it holds a multiple of ``unit`` samples of each load,
-    so that pieces do too. The kept end makes every worker's last piece known as its last before it begins:
-    gradients are reduced in that one. most: samples of a piece at most, for all or for each, (n,).
+    The rest of the loads is the pool that is claimed; it holds a multiple of ``unit`` samples of each load,
+    so that pieces do too. Because of the kept end a worker knows before its last piece that it is the last, in
+    which gradients are reduced. most: samples of a piece at most, for all or for each, (n,).
     """
     kept = _up(np.ceil(piece_plan.least), unit)
     if most is not None:
@@ -42,8 +42,8 @@ def divide(
 
 
 def divide_grid(piece_plan: PiecePlan, loads: Counts, cell: int) -> tuple[Counts, Counts]:
-    """As ``divide``, but on a grid that no plan moves: whole cells of ``cell`` samples, and what is left of the
-    loads, the round's last and perhaps short cell among it, in the pool."""
+    """Like ``divide``, but on a fixed grid: whole cells of ``cell`` samples at once and at the end; the rest of the
+    loads, with the round's last and perhaps short cell, is the pool."""
     cells = loads // cell
     kept = np.minimum(cells, 1)
     first = np.clip(np.floor(piece_plan.at_once[..., None] * cells).astype(np.int64), 0, cells - kept)
@@ -58,8 +58,8 @@ def claim(
     unit: int = 1,
     **known: Any,
 ) -> Any:
-    """Samples of the worker's next piece, at least one ``unit`` if as much is left: an int, or of the shape of
-    ``left``.
+    """Samples of the worker's next piece, at least one ``unit`` if enough are left; an int, or an array of the shape
+    of ``left``.
 
     known: as for ``portion``, in samples. most: samples of a piece at most, a multiple of ``unit``.
     """
@@ -81,7 +81,7 @@ def portion(
     together: Array | float,
     workers: int,
 ) -> Any:
-    """How much the worker's next piece should hold, perhaps more than is left; of the shape of ``left``.
+    """The size that the worker's next piece should have, perhaps more than is left; of the shape of ``left``.
 
     All are samples, or all are costs, of which 1 is that of a mean sample. worker: its place, and all others are
     numbers; or the index of one place in each realization, and all others are arrays. told: whether every worker has
@@ -112,14 +112,14 @@ def portion(
 
 
 def _up(samples: Array, unit: int) -> Counts:
-    # A piece larger than any batch is as good as the batch; beyond 2**63 it would turn negative.
+    # A cut piece is still larger than any batch; from 2**63 on, the conversion to int64 would turn it negative.
     return np.minimum(np.ceil(samples / unit) * unit, LARGEST).astype(np.int64)
 
 
 def piece_cost(sizes: Sequence[float], seconds: Sequence[float], before: float) -> float:
-    """Seconds of a piece beyond its samples, after a round's pieces: from the largest and the smallest.
+    """The estimated seconds of a piece beyond its samples after a round, from its largest and its smallest piece.
 
-    One round's is noisy, so the estimate only takes a step towards it.
+    before: the estimate before the round; as a round's measurement is noisy, the result is only a step towards it.
     """
     if len(sizes) < 2:
         return before
@@ -133,16 +133,16 @@ def piece_cost(sizes: Sequence[float], seconds: Sequence[float], before: float) 
 def against_the_first(
     sizes: Sequence[float], seconds: Sequence[float], cost: float
 ) -> tuple[float, float, float]:
-    """(seconds that a worker's claims would have taken at the pace of its first piece, how far from it they were, and
-    the pace of the pieces behind the first).
+    """(seconds that a worker's claims would have taken at the pace of its first piece, the deviation of the real
+    seconds from these, the pace of the pieces after the first).
 
-    The last piece may have waited for others: it is left out, but for a pace where nothing was claimed.
+    The last piece may have waited for others: it is left out, except from the pace if the worker claimed nothing.
     """
     if len(sizes) < 2:
         return 0.0, 0.0, math.nan
     last = max(len(sizes) - 1, 2)
     behind, took = sum(sizes[1:last]), sum(seconds[1:last]) - cost * (last - 1)
-    pace = max(took, 0.0) / behind if behind else math.nan  # who was to run nothing ends with an empty piece
+    pace = max(took, 0.0) / behind if behind else math.nan  # a worker without load ends with an empty piece
     if len(sizes) < 3:
         return 0.0, 0.0, pace
     expected = max(seconds[0] - cost, 0.0) / sizes[0] * behind

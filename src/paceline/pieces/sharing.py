@@ -1,8 +1,8 @@
-"""A round whose samples go to whoever is free: what a server hands out, gets back, and counts as done.
+"""A round whose samples go to free workers: the pieces that a server hands out, gets back, and counts as done.
 
-The rule is ``balance.factoring``'s. A worker runs the first portion of its plan at once and then claims pieces
-of what all have left; at its end it delivers the gradient of all that it ran. What a lost worker had in hand goes
-back to the others in the same round, so that the round's gradient is that of the whole batch whatever happens.
+The rule is that of ``balance.factoring``. A worker runs the first portion of its plan at once and then claims pieces
+of the samples that all have left; at its end it delivers the gradient of all that it ran. The samples of a lost
+worker go back to the others in the same round, so that the round's gradient always covers the whole batch.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ SOON = 3e-3  # seconds before a piece is expected to end at which the next one i
 
 
 class WorkerRound(NamedTuple):
-    """What a worker did in a round.
+    """The work of one worker in a round.
 
     taken: its samples. seconds: from its beginning, the wait for others excluded; overhead: the part of them that
-    its pieces cost beyond their samples. sizes, times: samples and seconds of each piece.
+    its pieces cost beyond their samples; piece: that cost of one. sizes, times: samples and seconds of each piece.
     """
 
     taken: Indices
@@ -34,18 +34,18 @@ class WorkerRound(NamedTuple):
     times: list[float]
 
     def figures(self) -> tuple[float, float, float, float]:
-        """What ``rounds.PieceTimes`` has of this worker."""
+        """The entries of this worker in ``rounds.PieceTimes``."""
         return (self.piece, *against_the_first(self.sizes, self.times, self.piece))
 
 
 @dataclass
 class _Hand:
-    """What one worker has of the round."""
+    """The pieces of one worker in the round."""
 
-    mark: float  # when its newest piece began, or will when those before are through
+    mark: float  # when its newest piece began, or will begin after those before
     out: deque[Indices] = field(default_factory=deque)  # sent, not reported
     ran: list[Indices] = field(default_factory=list)  # reported, not delivered
-    asked: bool = False  # to deliver
+    asked: bool = False  # whether it was asked to deliver
     done: list[Indices] = field(default_factory=list)  # delivered
     sizes: list[int] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
@@ -57,8 +57,8 @@ class _Hand:
 class SharedRound:
     """One round. Times are seconds of the caller's clock; a call's ``worker`` must have begun.
 
-    piece_plan: the plan's way to be run in pieces. costs: seconds that a piece costs each worker beyond its samples,
-        measured so far; changed in place as rounds end.
+    piece_plan: how the plan runs in pieces. costs: measured seconds that a piece costs each worker beyond its
+        samples; ``end`` updates them in place.
     """
 
     def __init__(self, piece_plan: PiecePlan, costs: Array) -> None:
@@ -69,7 +69,7 @@ class SharedRound:
         self._planned = self._first = 0
 
     def begin(self, worker: int, samples: Indices, now: float) -> Indices | None:
-        """The worker takes part with this plan; the piece that it runs at once."""
+        """The worker takes part with the samples planned for it; returns the piece that it runs at once."""
         loads = np.zeros(len(self._costs), np.int64)
         loads[worker] = len(samples)
         first = int(divide(self._piece_plan, loads)[0][worker])
@@ -100,7 +100,7 @@ class SharedRound:
         return self._hand_out(worker, self._take(count))
 
     def reported(self, worker: int, now: float) -> None:
-        """The worker is through with the piece that it was sent first."""
+        """The worker has finished the oldest of the pieces sent to it."""
         hand = self._hands[worker]
         piece = hand.out.popleft()
         hand.ran.append(piece)
@@ -109,8 +109,8 @@ class SharedRound:
         hand.mark = now
 
     def expected(self, worker: int) -> float | None:
-        """When the worker's only piece will be through, so that the next should be claimed; None if it is
-        not known, or another waits already."""
+        """When the worker's only piece will be finished, so that the next should be claimed; None if that is
+        unknown, or another piece waits already."""
         hand = self._hands[worker]
         speed = self._speed(worker)
         if len(hand.out) != 1 or not self.left or not speed > 0:
@@ -122,13 +122,13 @@ class SharedRound:
         return not self._hands[worker].out
 
     def awaited(self, worker: int) -> tuple[float, int]:
-        """Since when the worker has not been heard of, and samples that it has been sent and not delivered."""
+        """(the time of the worker's last report, the samples that were sent to it and are not delivered)."""
         hand = self._hands[worker]
         return hand.mark, sum(len(piece) for piece in (*hand.out, *hand.ran))
 
     def to_deliver(self, worker: int) -> Indices | None:
-        """The samples whose gradient the worker should deliver after what it was sent; None if it should go
-        on first, or has nothing, or was told already."""
+        """The samples whose gradient the worker should deliver after its last piece; None if samples are left to
+        claim, or if it has none, or was asked already."""
         hand = self._hands[worker]
         if self.left or hand.asked or not (hand.ran or hand.out):
             return None
@@ -136,32 +136,32 @@ class SharedRound:
         return np.concatenate([*hand.ran, *hand.out])
 
     def delivered(self, worker: int, samples: Indices, now: float) -> None:
-        """The gradient of these samples is here, and with it all reports before."""
+        """The gradient of these samples has arrived, which also reports all their pieces."""
         hand = self._hands[worker]
         while hand.out and sum(map(len, hand.ran)) < len(samples):
             self.reported(worker, now)
         moved = 0
-        while moved < len(samples):  # the worker may have begun on more since it was asked
+        while moved < len(samples):  # the worker may have begun more pieces since it was asked
             moved += len(hand.ran[0])
             hand.done.append(hand.ran.pop(0))
         hand.asked = False
 
     def lose(self, worker: int) -> None:
-        """The worker is gone: all that it had of the round, delivered or not, is for the others."""
+        """The worker is gone: all its samples of the round, delivered or not, go back to the others."""
         hand = self._hands.pop(worker, None)
         if hand is not None:
             self._put_back(hand.holds())
 
     def workers(self) -> list[int]:
-        """Who takes part."""
+        """The workers that take part, sorted."""
         return sorted(self._hands)
 
     def complete(self) -> bool:
-        """Whether every sample's gradient is here."""
+        """Whether the gradients of all samples have arrived."""
         return not self.left and not any(hand.out or hand.ran for hand in self._hands.values())
 
     def end(self) -> dict[int, WorkerRound]:
-        """What each worker did, once the round is complete."""
+        """The work of each worker, once the round is complete; updates the costs of pieces."""
         ran = {}
         for worker, hand in self._hands.items():
             cost = self._costs[worker] = piece_cost(hand.sizes, hand.times, float(self._costs[worker]))
@@ -171,7 +171,7 @@ class SharedRound:
         return ran
 
     def record(self, ran: dict[int, WorkerRound]) -> PieceRecord:
-        """The round for its record."""
+        """The round's entry in the run's record."""
         n = len(self._costs)
         return PieceRecord(
             1.0 if self._first == self._planned else self._first / self._planned,
@@ -181,7 +181,7 @@ class SharedRound:
         )
 
     def _speed(self, worker: int) -> float:
-        """Samples per second in this round, as planned until a piece is through; 0 for who is not there."""
+        """Samples per second in this round, as planned until a piece is finished; 0 for an absent worker."""
         hand = self._hands.get(worker)
         if hand is None:
             return 0.0

@@ -1,4 +1,4 @@
-"""Samples that cost differently: their cost model, and a round's samples dealt by cost instead of by count."""
+"""Samples that cost differently: their cost model, and the division of a round's samples by cost, not by count."""
 
 from paceline.samples.cost import CostModel, SampleCosts
 from paceline.samples.deal import Deal, Room, deal

@@ -1,7 +1,7 @@
-"""What samples cost: their lengths, checked, and the cost model that makes numbers of them.
+"""The costs of samples: their checked lengths, and the cost model that computes costs from lengths.
 
-A length is whatever the user counts: tokens, seconds of audio, atoms. A cost is in mean samples: a sample of the
-data set costs 1 on average, whatever the model, so a worker's seconds for a cost of 1 stay comparable while the
+A length is any quantity that the user counts: tokens, seconds of audio, atoms. A cost is in mean samples: a sample of
+the data set costs 1 on average in every model, so a worker's seconds for a cost of 1 stay comparable while the
 model is learned. A round of B samples costs about B.
 """
 
@@ -23,10 +23,10 @@ LARGEST = 1e100  # a length whose square is still a number
 
 @dataclass(frozen=True)
 class CostModel:
-    """What lengths cost, in mean samples.
+    """The cost of lengths, in mean samples.
 
-    linear: of one unit of length. quadratic: of its square. launch: of a micro-batch beyond its samples; None while
-    nobody knows. padded: a micro-batch costs its size times its longest sample.
+    linear: cost of a unit of length. quadratic: of a unit of its square. launch: of a micro-batch beyond its samples;
+    None while it is unknown. padded: a micro-batch costs its size times its longest sample.
     """
 
     linear: float
@@ -35,7 +35,7 @@ class CostModel:
     padded: bool = False
 
     def of(self, lengths: Array) -> Array:
-        """Cost of each sample alone, without its launch; the shape of ``lengths``."""
+        """Cost of each sample alone, without a launch; the shape of ``lengths``."""
         costs: Array = self.linear * lengths + self.quadratic * lengths**2
         return costs
 
@@ -51,14 +51,14 @@ class SampleCosts:
 
     @staticmethod
     def checked(values: ArrayLike, samples: int, named: str = "cost") -> SampleCosts:
-        """The lengths of a data set of so many ``samples``. Raises PacelineError for what cannot be."""
+        """The lengths of a data set of this many ``samples``. Raises PacelineError, under this name, if invalid."""
         try:
             lengths = np.array(values, dtype=float)
         except (TypeError, ValueError) as error:
             raise PacelineError(f"{named}: expected one number for each sample, but {error}") from None
         if lengths.ndim == 0:
             raise PacelineError(
-                f"{named}={lengths:g}: expected one number for each sample; leave it out where all cost the same"
+                f"{named}={lengths:g}: expected one number for each sample; leave it out if all cost the same"
             )
         if lengths.ndim != 1:
             raise PacelineError(
@@ -103,7 +103,7 @@ class SampleCosts:
 
 
 def batch_parts(lengths: Array, sizes: NDArray[np.int64], padded: bool) -> Array:
-    """What micro-batches add up to, (linear, quadratic, launches): a cost is this times the model's three numbers.
+    """The sums (linear, quadratic, launches) over micro-batches; their product with the model's numbers is the cost.
 
     lengths: of the samples, micro-batch after micro-batch. sizes: samples of each micro-batch; none is empty.
     """
@@ -116,6 +116,6 @@ def batch_parts(lengths: Array, sizes: NDArray[np.int64], padded: bool) -> Array
 
 
 def cost_of(model: CostModel, parts: Array) -> Array:
-    """Costs of such parts, (..., 3), in mean samples; a launch that is not known costs nothing."""
+    """Costs of parts, (..., 3), see ``batch_parts``, in mean samples; an unknown launch costs nothing."""
     costs: Array = parts @ np.array([model.linear, model.quadratic, model.launch or 0.0])
     return costs

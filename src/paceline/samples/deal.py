@@ -1,4 +1,4 @@
-"""A round's samples dealt to the workers: who runs which, in which micro-batches, and what that costs each.
+"""A round's samples dealt to the workers: which worker runs which samples, in which micro-batches, and at what cost.
 
     model = costs.model(padded=True)
     dealt = deal(costs.lengths[indices], model, pace)
@@ -13,13 +13,13 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from paceline.costs import Array
-from paceline.errors import PacelineError
+from paceline.costs import Array, numbers
+from paceline.errors import PacelineError, number, switches, whole
 from paceline.samples.cost import CostModel, batch_parts, cost_of
 from paceline.samples.divide import limited, longest_first
 from paceline.samples.padded import Limits, sorted_runs
@@ -27,20 +27,11 @@ from paceline.samples.padded import Limits, sorted_runs
 __all__ = ["Deal", "Room", "deal"]
 
 Counts = NDArray[np.int64]
-# What a launch is taken to cost if nobody knows and limits force cuts, as part of a worker's mean cost.
+# The assumed cost of a launch if it is unknown and limits force cuts, as a part of a worker's mean cost.
 GUESS = 0.25
 
 
-class Room(NamedTuple):
-    """What a round and a micro-batch may hold.
-
-    least, most: samples of each worker in the round, (n,) or a number; None for none and all.
-    micro_batch: samples of a micro-batch at most, likewise. budget: length of a micro-batch at most, in the user's
-        unit: the sum of its lengths, or its size times the longest where it is padded.
-    micro_steps: every worker takes exactly so many micro-batches, some of them empty. in_step: all take as many.
-    floor: a worker with anything to do has at least so many samples (batch norm needs 2).
-    """
-
+class _Limits(NamedTuple):
     least: ArrayLike | None = None
     most: ArrayLike | None = None
     micro_batch: ArrayLike | None = None
@@ -49,24 +40,54 @@ class Room(NamedTuple):
     in_step: bool = False
     floor: int = 1
 
+
+class Room(_Limits):
+    """Limits of a round and of a micro-batch.
+
+    least, most: samples of each worker in the round, (n,) or a number; None for none and all.
+    micro_batch: samples of a micro-batch at most, in the same form. budget: length of a micro-batch at most, in the
+        user's unit: the sum of its lengths, or its size times the longest if it is padded.
+    micro_steps: every worker takes exactly this many micro-batches, some of them empty. in_step: all workers take
+        the same number. floor: a worker with any samples has at least this many (batch norm needs 2).
+
+    Raises PacelineError for anything else; ``_replace``, with which engines make each round's, checks nothing.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, *given: Any, **named: Any) -> Room:
+        room = super().__new__(cls, *given, **named)
+        for name, least in (("least", 0), ("most", 0), ("micro_batch", 1)):
+            if (value := getattr(room, name)) is not None:
+                numbers(name, value, f"samples, {least} or more, for all workers or for each", least)
+        number("budget", room.budget, "a length of more than 0", lambda budget: budget > 0)
+        whole("micro_steps", 1 if room.micro_steps is None else room.micro_steps)
+        whole("floor", room.floor)
+        switches(in_step=room.in_step)
+        return room
+
     def counts(self, workers: int, batch: int) -> tuple[Counts, Counts, Counts]:
-        """(least, most, micro_batch) of each worker, (n,), none of them above the batch."""
-        least, most, micro = (
-            np.minimum(np.broadcast_to(batch if given is None else np.asarray(given), workers), batch)
-            for given in (0 if self.least is None else self.least, self.most, self.micro_batch)
-        )
+        """(least, most, micro_batch) of each worker, (n,), cut to the batch."""
+        given = (0 if self.least is None else self.least, self.most, self.micro_batch)
+        limits = [np.asarray(batch if each is None else each) for each in given]
+        try:
+            least, most, micro = (np.minimum(np.broadcast_to(each, workers), batch) for each in limits)
+        except ValueError:
+            shapes = ", ".join(str(each.shape) for each in limits)
+            expected = f"expected a number, or one for each of {workers} workers"
+            raise PacelineError(f"least, most and micro_batch have shapes {shapes}: {expected}") from None
         return least.astype(np.int64), most.astype(np.int64), micro.astype(np.int64)
 
 
 @dataclass(frozen=True, eq=False)
 class Deal:
-    """Who runs which of a round's B samples.
+    """The division of a round's B samples among the workers.
 
     order: positions among the round's samples, worker after worker, each one's micro-batches one after the other,
     (B,). loads: samples of each worker, (n,). sizes: samples of each micro-batch, for each worker; 0 for an empty
     micro-step. parts: (n, 3): lengths, squared lengths (padded if the model is) and launches of each worker.
     costs: of each worker, (n,), in mean samples, with padding and known launches. lengths: of the samples in
-    ``order``, (B,). model: by which they were dealt.
+    ``order``, (B,). model: the cost model of the division.
     """
 
     order: Counts
@@ -94,10 +115,10 @@ def deal(
     overhead: Array | None = None,
     room: Room = Room(),  # noqa: B008  # immutable
 ) -> Deal:
-    """Deal samples of these lengths, (B,), so that all workers end together, as nearly as whole samples can.
+    """Deal samples of these lengths, (B,), so that all workers end together, as nearly as whole samples allow.
 
-    pace: seconds of each worker for a cost of 1, (n,), positive; infinite for who gets nothing. Any unit will do
-    where ``overhead``, the seconds before a worker's first sample, is None. Raises PacelineError if the limits
+    pace: seconds of each worker for a cost of 1, (n,), positive; infinite for a worker that gets nothing. Any unit is
+    possible if ``overhead``, the seconds before a worker's first sample, is None. Raises PacelineError if the limits
     cannot hold the samples.
     """
     n, batch = len(pace), len(lengths)
@@ -123,20 +144,20 @@ def deal(
 
     order, loads, sizes = divided()
     while len(lone := np.flatnonzero((loads > 0) & (loads < room.floor))) and np.isfinite(pace).sum() > 1:
-        # Who would have too few samples gets none, the slower half of them first; the others run theirs.
+        # Workers with too few samples get none, the slower half of these first; the others run theirs.
         pace[lone[np.argsort(-pace[lone], kind="stable")[: (len(lone) + 1) // 2]]] = np.inf
         limits = limits._replace(least=np.where(np.isfinite(pace), limits.least, 0))
         try:
             order, loads, sizes = divided()
         except PacelineError:  # the others have no room for these
-            roomy = np.lexsort((allowed, -most))  # so the fewest that have it run the floor at least
+            roomy = np.lexsort((allowed, -most))  # the fewest workers with enough room get at least the floor
             few = roomy[: 1 + np.searchsorted(np.cumsum(most[roomy]), batch)]
             if most[few].min() < room.floor or len(few) * room.floor > batch:
                 break  # no loads within the limits are all large enough
             pace = np.full(n, np.inf)
             pace[few] = allowed[few]
             limits = limits._replace(least=np.where(np.isfinite(pace), np.minimum(room.floor, most), 0))
-            with suppress(PacelineError):  # the limits of a micro-batch, of which the first division is told
+            with suppress(PacelineError):  # if a micro-batch's limits forbid it, the division before holds
                 order, loads, sizes = divided()
             break
     sizes = [at_least(each, room.floor) for each in sizes]
@@ -149,24 +170,21 @@ def deal(
 
 
 def dealt(order: Counts, lengths: Array, loads: Counts, sizes: list[Counts], model: CostModel) -> Deal:
-    """The deal of samples that stand in this ``order`` with these ``lengths``, (B,), in micro-batches of ``sizes``.
+    """The deal of samples in this ``order`` with these ``lengths``, (B,), in micro-batches of ``sizes``.
 
-    What follows the workers' samples is nobody's yet.
+    The samples after those of the workers are not dealt yet.
     """
     starts = np.cumsum(loads) - loads
-    parts = np.array(
-        [
-            batch_parts(lengths[start : start + load], each[each > 0], model.padded)
-            for start, load, each in zip(starts, loads, sizes, strict=True)
-        ]
-    )
+    places = zip(starts, loads, sizes, strict=True)
+    found = [batch_parts(lengths[at : at + load], each[each > 0], model.padded) for at, load, each in places]
+    parts = np.array(found)
     return Deal(order, loads, tuple(sizes), parts, cost_of(model, parts), lengths, model)
 
 
 def at_least(sizes: Counts, floor: int) -> Counts:
     """The same samples in micro-batches of at least ``floor`` each: a smaller one takes from the next, or joins it.
 
-    What is joined has at most 2 floor - 1 samples."""
+    A joined micro-batch has at most 2 floor - 1 samples."""
     cuts: list[int] = sizes.tolist()
     at = 0
     while floor > 1 and at < len(cuts) and len(cuts) > 1:
@@ -174,7 +192,7 @@ def at_least(sizes: Counts, floor: int) -> Counts:
         if owed <= 0:
             at += 1
             continue
-        first = min(at, len(cuts) - 2)  # of the two that share their samples
+        first = min(at, len(cuts) - 2)  # the first of the two that share their samples
         both = cuts[first] + cuts[first + 1]
         if both < 2 * floor:
             cuts[first : first + 2] = [both]
@@ -244,8 +262,8 @@ def _padded(
 
 
 def _split(sizes: Counts, micro_steps: int, floor: int = 1) -> Counts:
-    """The same samples in exactly so many micro-steps: the largest micro-batches are halved as long as both halves
-    have ``floor`` samples, and what is left is empty."""
+    """The same samples in exactly ``micro_steps`` micro-steps: the largest micro-batches are halved as long as both
+    halves have ``floor`` samples, and the remaining micro-steps are empty."""
     cuts = sizes.tolist()
     while len(cuts) < micro_steps and max(cuts, default=0) >= 2 * floor:
         largest = cuts.index(max(cuts))

@@ -1,13 +1,13 @@
-"""Samples to uneven workers, the longest first: each goes to whoever then ends soonest.
+"""Samples dealt to uneven workers, the longest first: each goes to the worker that then ends soonest.
 
-This is the LPT rule for uniform machines (Q||Cmax). Where nobody has an overhead and no limit binds, it ends within
+This is the LPT rule for uniform machines (Q||Cmax). If no worker has an overhead and no limit binds, it ends within
 2n / (n + 1) times the best possible time for n workers (Gonzalez, Ibarra and Sahni, "Bounds for LPT schedules on
-uniform processors", SIAM Journal on Computing 6, 1977). With many more samples than workers it ends within a
-fraction of the shortest sample of it.
+uniform processors", SIAM Journal on Computing 6, 1977). With many more samples than workers, it ends later than the
+best possible time by only a fraction of the shortest sample.
 
-Taking one sample after another costs a step of an interpreter for each. So of many samples only the last ones are
-taken one by one; those before go in blocks of nearly equal samples, of which each worker gets as many as the rule
-would give it of equal ones. What a block leaves uneven, the shorter ones after it make up for.
+One interpreter step for each sample takes long. So only the last of many samples are dealt one by one; those before
+are dealt in blocks of nearly equal samples, of which each worker gets as many as the rule gives it of equal ones. The
+shorter samples after a block even out the differences that it leaves.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from paceline.shares import whole_samples
 __all__ = ["bound", "longest_first", "lower_bound"]
 
 Counts = NDArray[np.int64]
-FEW = 2048  # samples that are taken one by one
-TAIL = 4  # times the workers: as many of the last samples are taken one by one
-ALIKE = 0.75  # of the longest of a block: the shortest that may be in it
-MOST_OF_REST = 0.5  # a block takes at most that part of the samples that are left
+FEW = 2048  # up to this many samples, all are dealt one by one
+TAIL = 4  # with more, the last samples are dealt one by one, this many for each worker
+ALIKE = 0.75  # the shortest sample of a block has at least this part of the longest's cost
+MOST_OF_REST = 0.5  # a block has at most this part of the remaining samples
 
 
 def longest_first(
@@ -38,8 +38,8 @@ def longest_first(
     """The worker of each sample, int64 of shape (B,).
 
     costs: of the samples, positive, shape (B,). pace: seconds of each worker for a cost of 1, shape (n,), positive;
-    infinite for who gets nothing. overhead: seconds before a worker's first sample, (n,). least, most: samples of
-    each worker, (n,). Equal samples go in the order in which they stand, and ties to the lowest worker. Raises
+    infinite for a worker that gets nothing. overhead: seconds before a worker's first sample, (n,). least, most:
+    samples of each worker, (n,). Equal samples are dealt in their order, and ties go to the lowest worker. Raises
     PacelineError if the limits cannot hold the samples.
     """
     batch, workers = len(costs), len(pace)
@@ -51,7 +51,7 @@ def longest_first(
     chosen = _placed(sizes, pace, begin, least, most, tail)
     if tail < batch and not begin.any() and most.min() == batch:
         ends = (np.bincount(chosen, sizes, workers) * pace).max()
-        # No blocks, then: the rule itself keeps its bound.
+        # Blocks broke the rule's bound: deal all samples one by one.
         if ends > bound(workers) * lower_bound(sizes, pace):
             chosen = _placed(sizes, pace, begin, least, most, batch)
     result = np.empty(batch, np.int64)
@@ -60,7 +60,7 @@ def longest_first(
 
 
 def _placed(sizes: Array, pace: Array, overhead: Array, least: Counts, most: Counts, tail: int) -> Counts:
-    """The worker of each sample, the longest first, (B,); the last ``tail`` of them are taken one by one."""
+    """The worker of each sample, the longest first, (B,); the last ``tail`` of them are dealt one by one."""
     batch, start, free = len(sizes), 0, np.zeros(len(pace), np.int64)
     state = _Ends(pace, overhead, most)
     chosen = np.empty(batch, np.int64)
@@ -78,12 +78,12 @@ def _placed(sizes: Array, pace: Array, overhead: Array, least: Counts, most: Cou
 
 
 def bound(workers: int) -> float:
-    """How many times the best possible time the division takes at most, without overheads and limits."""
+    """The largest ratio of the division's time to the best possible time, without overheads and limits."""
     return 2 * workers / (workers + 1)
 
 
 def lower_bound(costs: Array, pace: Array) -> float:
-    """Seconds below which no division of these samples ends, where nobody has an overhead.
+    """Seconds below which no division of these samples ends, if no worker has an overhead.
 
     The k longest samples run on k workers at most, so they take as long as the k quickest need for them together.
     """
@@ -93,7 +93,7 @@ def lower_bound(costs: Array, pace: Array) -> float:
 
 
 def limited(batch: int, pace: Array, least: Counts | None, most: Counts | None) -> tuple[Counts, Counts]:
-    """(least, most) of each worker in a round of so many samples, (n,); PacelineError if they have no place."""
+    """(least, most) of each worker in a round of ``batch`` samples, (n,); PacelineError if most is too small."""
     most = np.full(len(pace), batch) if most is None else np.minimum(most, batch).astype(np.int64)
     most = np.where(np.isfinite(pace), most, 0)
     least = np.zeros(len(pace), np.int64) if least is None else np.minimum(least, most).astype(np.int64)
@@ -107,7 +107,7 @@ def limited(batch: int, pace: Array, least: Counts | None, most: Counts | None) 
 
 
 class _Ends:
-    """When each worker ends with what it has been given, and how many more samples it may take."""
+    """When each worker ends with the samples dealt to it, and how many more samples it may take."""
 
     def __init__(self, pace: Array, overhead: Array, most: Counts) -> None:
         self.pace = np.where(most > 0, pace, np.inf)
@@ -115,7 +115,7 @@ class _Ends:
         self.room = most.copy()
 
     def one_by_one(self, sizes: Array, chosen: Counts, owed: Counts) -> None:
-        """The rule itself. Writes the workers into ``chosen``; owed: samples that each must be given."""
+        """Deal samples by the rule, one by one, into ``chosen``; owed: samples that each worker must get."""
         pace, ends, room = self.pace, self.ends, self.room
         limited = bool(room.min() < len(sizes)) or not np.isfinite(pace).all()
         owing = int(owed.sum())
@@ -125,7 +125,7 @@ class _Ends:
         for size in sizes.tolist():
             np.multiply(pace, size, out=candidate)
             candidate += ends
-            if owing and left == owing:  # all that is left is owed to somebody
+            if owing and left == owing:  # workers must get all remaining samples as their least
                 candidate[owed == 0] = np.inf
             worker = int(candidate.argmin())
             if owing and owed[worker]:
@@ -143,11 +143,11 @@ class _Ends:
             self.room -= np.bincount(chosen, minlength=len(pace))
 
     def block(self, sizes: Array, chosen: Counts) -> None:
-        """Nearly equal samples, all together: as many to each as if they were equal, spread over the block."""
+        """Deal nearly equal samples at once: as many to each worker as if they were equal, spread over the block."""
         counts = whole_samples(Linear(self.pace * sizes.mean(), self.ends), len(sizes), 0, self.room)
         has = np.flatnonzero(counts)
         worker = np.repeat(has, counts[has])
-        # A worker's k-th of c samples stands at (k + 1/2) / c of the block, so that each gets some of all lengths.
+        # A worker's k-th of c samples is at (k + 1/2) / c of the block, so that each gets samples of all lengths.
         before = np.cumsum(counts[has]) - counts[has]
         nth = np.arange(len(sizes)) - np.repeat(before, counts[has])
         place = (nth + 0.5) / np.repeat(counts[has], counts[has])

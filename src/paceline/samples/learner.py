@@ -1,7 +1,7 @@
-"""What a job has learned of its samples' costs: the cost model of the next round, and what it will remember.
+"""The cost model that a job learns from its rounds.
 
-The first round runs with costs as they were given. Where batches are padded, the next two are cut into more and more
-micro-batches, so that what a launch costs shows; from then on the measured model decides.
+The first round runs with costs as they were given. If batches are padded, the next two are cut into more and more
+micro-batches, so that the cost of a launch can be measured; from then on the learned model is used.
 
     seconds = a_i + p_i * cost,   cost = (1 - w) linear + w quadratic + launch * launches
 
@@ -9,10 +9,10 @@ with one w and one launch for the job, and an overhead a_i and a pace p_i for ea
 is at most 1. ``linear`` and ``quadratic`` are the sums of lengths and of their squares (padded, if they are),
 each divided by the data set's mean, so that the mean sample costs 1 whatever w is.
 
-What the rounds told is kept as one small matrix of sums for each worker, which forgets; for given w and launch the
-best a_i and p_i follow from it in closed form, and Gauss and Newton find w and launch on what these leave
-(variable projection: Golub and Pereyra, 1973; Kaufman's step). All errors are relative to the seconds, so that
-slow workers weigh no more than quick ones. A round that does not fit at all counts for little; two in a row on one
+The rounds are kept as one small matrix of weighted sums for each worker, in which older rounds fade; for given w and
+launch the best a_i and p_i follow from it in closed form, and Gauss-Newton steps on the remaining errors find w and
+launch (variable projection: Golub and Pereyra, 1973; Kaufman's step). All errors are relative to the seconds, so that
+slow workers weigh no more than quick ones. A round that does not fit at all has little weight; two in a row on one
 worker are a change of its speed, and its sums begin again.
 """
 
@@ -24,32 +24,32 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from paceline.costs import Array
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, short, switches, whole
 from paceline.samples.cost import CostModel, SampleCosts, cost_of
 
 __all__ = ["CostLearner"]
 
-REMEMBERED = 32  # rounds of a job's beginning, in which what is known of its costs may change much
-RETOLD = 0.01  # relative change of a worker's cost
+REMEMBERED = 32  # the first rounds of a job, in which the estimated costs may change much
+CHANGED = 0.01  # relative change of a worker's cost after which a policy should see the rounds again
 
-# What a launch is taken to cost in the first padded rounds, as part of a worker's mean cost.
+# The assumed cost of a launch in the first padded rounds, as a part of a worker's mean cost.
 TRIALS = None, 1 / 8, 1 / 64
-# Rounds before a launch is believed to cost less than was tried: nothing would come of dozens of them.
+# Rounds before a launch may cost less than was tried: dozens of micro-batches would gain nothing.
 SURE = 8
-MEMORY = 0.98  # weight of a round's sums after one more
+MEMORY = 0.98  # factor on the sums, each round
 SCATTER = 0.03  # relative scatter of the seconds before it is known
 LEAST_SCATTER = 0.003
-OUTLIER = 4.0  # standard deviations beyond which a round counts for little,
-LEAST_OUTLIER = 0.15  # and relative error below which it does not
-STRIKES = 2  # rounds in a row that fit nothing: the worker's speed has changed
-PART_SD = 1.0  # how far from 0 the quadratic part is thought to be before anything is known
-LAUNCH_SD = 10.0  # the same of a launch, in mean samples
-STEPS = 4  # of Gauss and Newton in each round
+OUTLIER = 4.0  # standard deviations beyond which a round has little weight,
+LEAST_OUTLIER = 0.15  # and the relative error below which it has its full weight
+STRIKES = 2  # consecutive rounds that do not fit: the worker's speed has changed
+PART_SD = 1.0  # prior standard deviation of the quadratic part around 0
+LAUNCH_SD = 10.0  # prior standard deviation of a launch, in mean samples
+STEPS = 4  # Gauss-Newton steps in each round
 LINEAR, QUADRATIC, LAUNCHES, OVERHEAD, SECONDS = range(5)
 
 
 class CostFit(NamedTuple):
-    """What is believed; n workers.
+    """The estimates; n workers.
 
     sums: products of (linear, quadratic, launches, 1, seconds), each divided by the seconds, (n, 5, 5).
     part: w. launch: of a micro-batch, in mean samples. overhead, pace: a_i, p_i, (n,), NaN before a worker's first
@@ -66,16 +66,16 @@ class CostFit(NamedTuple):
 
 
 def start_fit(workers: int) -> CostFit:
-    """Nothing known: costs are as given, and a launch costs nothing."""
+    """The estimates before any round: costs are as given, and a launch costs nothing."""
     sums, unknown = np.zeros((workers, 5, 5)), np.full(workers, np.nan)
     return CostFit(sums, 0.0, 0.0, unknown, unknown, SCATTER**2, np.zeros(workers))
 
 
 def update_fit(fit: CostFit, parts: Array, seconds: Array, *, memory: float = MEMORY) -> CostFit:
-    """The belief after one more round.
+    """The estimates after one more round.
 
     parts: linear and quadratic parts in mean samples, and launches, (n, 3). seconds: (n,), NaN if absent; a
-    worker without samples teaches nothing. memory: 1 forgets nothing.
+    worker without samples changes nothing. memory: factor on the sums before; 1 forgets nothing.
     """
     here = np.isfinite(seconds) & (seconds > 0) & (parts[:, LINEAR] > 0)
     if not here.any():
@@ -118,7 +118,7 @@ def lines(sums: Array, part: float, launch: float) -> tuple[Array, Array]:
     cc, cy = np.einsum("nij,i,j->n", sums, costs, costs), sums[:, :, SECONDS] @ costs
     co, oo, oy = sums[:, :, OVERHEAD] @ costs, sums[:, OVERHEAD, OVERHEAD], sums[:, OVERHEAD, SECONDS]
     determinant = cc * oo - co**2
-    # One round, or rounds that are all alike, tell no overhead from a pace: then it is all pace.
+    # One round, or rounds that are all alike, cannot separate overhead from pace: then all is pace.
     both = determinant > 1e-9 * cc * oo
     safe = np.where(both, determinant, 1.0)
     overhead = np.where(both, (cc * oy - co * cy) / safe, 0.0)
@@ -136,7 +136,7 @@ def _direction(part: float, launch: float) -> Array:
 
 
 def _step(sums: Array, part: float, launch: float, scatter: float) -> tuple[float, float]:
-    """One step of Gauss and Newton for w and launch."""
+    """One Gauss-Newton step for w and launch."""
     overhead, pace = lines(sums, part, launch)
     costs = _direction(part, launch)
     residual = np.zeros((len(sums), 5))
@@ -145,7 +145,7 @@ def _step(sums: Array, part: float, launch: float, scatter: float) -> tuple[floa
     towards = np.zeros((2, 5))  # how the cost grows with w, and with the launch
     towards[0, LINEAR], towards[0, QUADRATIC] = -1.0, 1.0
     towards[1, LAUNCHES] = 1.0
-    # What a change of the worker's own overhead and pace would do as well is not to be learned from.
+    # The effects that a change of the worker's own overhead and pace could also have are projected out.
     spans = np.zeros((len(sums), 2, 5))
     spans[:, 0, OVERHEAD], spans[:, 1] = (overhead > 0) * 1.0, costs
     cross = np.einsum("nai,nij,bj->nab", spans, sums, towards)
@@ -163,7 +163,7 @@ def _step(sums: Array, part: float, launch: float, scatter: float) -> tuple[floa
 
 
 def _within(now: Array, slope: Array, matrix: Array) -> Array:
-    """The step to where the slope ends, within 0 <= w <= 1 and 0 <= launch."""
+    """The point at which the slope is 0, within 0 <= w <= 1 and 0 <= launch."""
     free = np.ones(2, bool)
     while free.any():
         wanted = now.copy()
@@ -172,18 +172,18 @@ def _within(now: Array, slope: Array, matrix: Array) -> Array:
         cut = free & (inside != wanted)
         if not cut.any():
             return wanted
-        # The others go on with these at their limits.
+        # The other parameters move on with these at their limits.
         slope = slope - matrix @ np.where(cut, inside - now, 0.0)
         now, free = np.where(cut, inside, now), free & ~cut
     return now
 
 
 class Seen(NamedTuple):
-    """A round that was taken in; of each worker."""
+    """The figures of each worker in a round that was taken in."""
 
     parts: Array  # (n, 3)
     seconds: Array  # (n,), NaN if absent
-    known: Array  # overhead that was measured, (n,)
+    known: Array  # measured overhead in seconds, (n,)
 
 
 class CostLearner:
@@ -193,15 +193,20 @@ class CostLearner:
     """
 
     def __init__(self, costs: SampleCosts, workers: int, batch: int, *, padded: bool = False) -> None:
+        if not isinstance(costs, SampleCosts):
+            raise PacelineError(f"costs={short(costs)}: expected a paceline.samples.SampleCosts")
+        whole("workers", workers)
+        whole("batch", batch)
+        switches(padded=padded)
         self.costs, self.padded = costs, padded
         self._workers, self._batch = workers, batch
         self.restart()
 
     def restart(self) -> None:
-        """Begin with nothing known."""
+        """Begin again with nothing known."""
         self.fit, self.rounds = start_fit(self._workers), 0
         self.seen: list[Seen] = []  # the first rounds of the job
-        self.told = (0.0, 0.0)  # the model by which a policy saw them: part and launch
+        self._shown = (0.0, 0.0)  # part and launch of the model with which a policy saw them
 
     def model(self) -> CostModel:
         """The model to deal the next round by."""
@@ -215,8 +220,8 @@ class CostLearner:
     def take(self, parts: Array, seconds: Array, known: Array | float = 0.0) -> bool:
         """Take in a round: ``Deal.parts``, (n, 3), and each worker's seconds, (n,), NaN if absent.
 
-        known: the part of the seconds that was measured to be overhead. Returns whether the rounds before are told
-        differently now, by more than a policy should bear: it should then see them again (``seen``).
+        known: the part of the seconds that was measured to be overhead. Returns whether the costs of earlier rounds
+        have changed so much that a policy should see these rounds again (``seen``).
         """
         scaled = parts / np.array([self.costs.mean, self.costs.mean_square, 1.0])
         before = self.fit
@@ -228,37 +233,38 @@ class CostLearner:
         earlier = [each.parts for each in self.seen]
         self.seen = [*self.seen, Seen(parts, seconds, np.zeros(self._workers) + known)]
         now = self.fit.part, self.fit.launch
-        models = self.costs.model(*now), self.costs.model(*self.told)
-        # Where nothing was run, it costs nothing by any model.
+        models = self.costs.model(*now), self.costs.model(*self._shown)
+        # A worker that ran nothing costs nothing in both models: NaN.
         with np.errstate(divide="ignore", invalid="ignore"):
             apart = [np.abs(np.log(np.divide(*(cost_of(by, each) for by in models)))) for each in earlier]
-        if not np.any(np.array(apart) > RETOLD):
+        if not np.any(np.array(apart) > CHANGED):
             return False
-        self.told = now
+        self._shown = now
         return True
 
     def cost(self, parts: Array) -> Array:
-        """What each worker ran, as is known now, (n,), in mean samples."""
+        """The cost of each worker's parts by the present model, (n,), in mean samples."""
         return cost_of(self.costs.model(self.fit.part, self.fit.launch), parts)
 
     def state_dict(self, models: dict[int, CostModel]) -> dict[str, Any]:
-        """As plain lists and numbers, with the models by the rounds from which they hold."""
+        """The state as plain lists and numbers, with the models by the first round that each holds for."""
         return {
             "rounds": self.rounds,
             "fit": [np.asarray(leaf).tolist() for leaf in self.fit],
-            "told": list(self.told),
+            "told": list(self._shown),
             "seen": [[part.tolist() for part in each] for each in self.seen],
             "models": {step: list(astuple(model)) for step, model in models.items()},
         }
 
     def stored(self, state: Any, step: int) -> tuple[CostLearner, dict[int, CostModel]]:
-        """Another that goes on from a stored state, and its models, one of which holds for round ``step``. Raises
-        PacelineError for what is no such state."""
+        """A learner that continues from a stored state, and its models, one of which holds for round ``step``. Raises
+        PacelineError if the state is not from ``state_dict``."""
         made, n = CostLearner(self.costs, self._workers, self._batch, padded=self.padded), self._workers
         try:
             fit = [np.array(leaf, dtype=float) for leaf in state["fit"][: len(CostFit._fields)]]
             made.fit = CostFit(*(leaf if leaf.ndim else float(leaf) for leaf in fit))  # type: ignore[arg-type]
-            made.rounds, made.told = int(state["rounds"]), (float(state["told"][0]), float(state["told"][1]))
+            made.rounds = int(state["rounds"])
+            made._shown = (float(state["told"][0]), float(state["told"][1]))
             made.seen = [Seen(*(np.array(part, dtype=float) for part in each)) for each in state["seen"]]
             models = {int(first): CostModel(*model) for first, model in state["models"].items()}
             right = (
@@ -269,7 +275,7 @@ class CostLearner:
         except (AttributeError, KeyError, IndexError, TypeError, ValueError):
             right = False
         if not right:
-            raise PacelineError(f"the stored cost model is none of {n} workers; begin without it")
+            raise PacelineError(f"the stored cost model is not one of {n} workers; begin without it")
         if not any(first <= step for first in models):
             raise PacelineError(f"the stored cost models hold none for round {step}; begin without them")
         return made, models

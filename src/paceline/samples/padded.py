@@ -1,8 +1,8 @@
-"""Padded samples to uneven workers: runs of samples of like length, cut so that all end together.
+"""Padded samples dealt to uneven workers: runs of samples of similar length, cut so that all workers end together.
 
 A padded micro-batch costs its size times its longest sample, and a launch. So samples are sorted by length, the
-longest first; each worker gets a run of them, and cuts it into micro-batches: many pad little and cost launches.
-For a given time each worker takes the longest run that it can end by then, in the best cuts there are (a shortest
+longest first; each worker gets a run of them, and cuts it into micro-batches: many have little padding but cost many
+launches. For a given time each worker takes the longest run that it can end by then with the best cuts (a shortest
 path over the places to cut, in one pass: the costs have the Monge property, so a later beginning, once it is
 better, stays so). The time is found by bisection.
 """
@@ -21,15 +21,15 @@ from paceline.errors import PacelineError
 __all__ = ["Limits", "best_cuts", "sorted_runs"]
 
 Counts = NDArray[np.int64]
-PLACES = 2048  # where a cut may be, of so many samples or more
-CLOSE = 1e-3  # part of the round's time to which it is found
+PLACES = 2048  # places at which a cut may be, if there are at least as many samples
+CLOSE = 1e-3  # relative accuracy of the round's time
 
 
 class Limits(NamedTuple):
-    """What each worker must and may take: samples of a round, (n,), and of a micro-batch.
+    """Limits of each worker: samples of a round, at least and at most, (n,), and of a micro-batch.
 
     micro_batch: samples of a micro-batch at most, (n,). budget: its size times its longest sample's length at most.
-    one: nothing is cut: the whole run is one micro-batch.
+    one: each worker's whole run is one micro-batch.
     """
 
     least: Counts
@@ -42,11 +42,12 @@ class Limits(NamedTuple):
 def sorted_runs(
     costs: Array, lengths: Array, launch: float, pace: Array, overhead: Array, limits: Limits
 ) -> tuple[Counts, list[Counts]]:
-    """The runs that end soonest, of those in which the quickest workers come first, or last: the order in which the
-    workers' runs follow each other, (n,), and sizes of each worker's micro-batches.
+    """The runs that end soonest, with the quickest workers first or last: (the order of the workers' runs, (n,),
+    sizes of each worker's micro-batches).
 
     costs, lengths: of the samples, the longest first, (B,). launch: cost of a micro-batch beyond its samples. pace:
-    seconds of each worker for a cost of 1, (n,), infinite for who gets nothing; overhead: seconds before that, (n,).
+    seconds of each worker for a cost of 1, (n,), infinite for a worker that gets nothing; overhead: seconds before
+    its first sample, (n,). Raises PacelineError if the limits of a micro-batch cannot hold the samples.
     """
     quickest = np.argsort(pace, kind="stable")
     orders = [quickest] if pace.min() == pace.max() else [quickest, quickest[::-1]]
@@ -65,14 +66,14 @@ def sorted_runs(
 
 
 def best_cuts(costs: Array, lengths: Array, launch: float, micro_batch: int, budget: float) -> list[int]:
-    """Sizes of the micro-batches that cost least, of samples that stand by falling length, as ``sorted_runs``."""
+    """Sizes of the micro-batches that cost least, for samples sorted by falling length, as in ``sorted_runs``."""
     alone, many = np.zeros(1, np.int64), len(costs)
     limits = Limits(alone, alone + many, alone + micro_batch, budget)
     return _Cutting(costs, lengths, launch, limits).cuts(0, np.inf, many, micro_batch)
 
 
 class _Cutting:
-    """The sorted samples, and where runs of them may be cut."""
+    """The sorted samples, and the places at which runs of them may be cut."""
 
     def __init__(self, costs: Array, lengths: Array, launch: float, limits: Limits) -> None:
         self.batch = len(costs)
@@ -88,12 +89,12 @@ class _Cutting:
     def best(
         self, pace: Array, overhead: Array, workers: Counts, beat: float = np.inf
     ) -> tuple[float, list[Counts]]:
-        """The time at which the last ends, infinite if it is not before ``beat``, and each worker's micro-batches.
+        """The time at which the last worker ends, infinite if not before ``beat``, and each one's micro-batches.
 
-        workers: the order in which their runs follow each other."""
+        workers: in the order of their runs."""
         limits, pace, overhead = self.limits, pace[workers], overhead[workers]
         least = np.minimum(limits.least[workers], self.batch)
-        later = least[::-1].cumsum()[::-1] - least  # what those who come after must have
+        later = least[::-1].cumsum()[::-1] - least  # samples that the workers after each must have
         given = pace, overhead, least, limits.most[workers], limits.micro_batch[workers], later
         self.turns = list(zip(*(each.tolist() for each in given), strict=True))  # in that order
         speeds = np.where(np.isfinite(pace), 1.0 / pace, 0.0)
@@ -114,13 +115,13 @@ class _Cutting:
             elif beat < np.inf or level == sys.float_info.max:
                 runs = self._sweep(sys.float_info.max)
                 break
-            else:  # what is left takes at least so much longer
+            else:  # the samples that are left take at least this much longer
                 level += stride * max((before[-1] - before[done]) / together, CLOSE * level)
                 level, stride = min(level, sys.float_info.max), 1.5 * stride
         return high, [np.array(runs[place], np.int64) for place in np.argsort(workers).tolist()]
 
     def _before(self) -> list[float]:
-        """What the samples before each place cost at least: padded as in the best cuts of all of them."""
+        """The least cost of the samples before each place: padded as in the best cuts of all samples."""
         if self.limits.one:
             return np.concatenate(([0.0], np.cumsum(self.costs))).tolist()
         sizes = np.array(self.cuts(0, np.inf, self.batch, int(self.limits.micro_batch.max())), np.int64)
@@ -132,7 +133,7 @@ class _Cutting:
         return total.tolist()
 
     def _sweep(self, level: float) -> list[list[int]]:
-        """Each worker's micro-batches, in the order of the workers, if nobody is to end after ``level``."""
+        """Each worker's micro-batches, in the order of the workers, if no worker may end after ``level``."""
         start, cuts = 0, []
         for pace, overhead, least, most, cap, later in self.turns:
             may, mine = min(most, self.batch - start - later), list[int]()
@@ -154,7 +155,7 @@ class _Cutting:
             size = min(most, cap, self.budgeted[start])
             return [took] if (took := int(min(size, budget / first))) > 0 else []
         costs, launch, budgeted = self.costs, self.launch, self.budgeted
-        # The best last beginning for each end, as a queue: (beginning, cost up to it, first end that it is best for).
+        # Beginnings of the last micro-batch, as a queue: (beginning, cost up to it, first end for which it is best).
         begins, spent, since = [start], [0.0], [float(start)]
         front = 0
         parents: dict[int, int] = {}
@@ -163,7 +164,7 @@ class _Cutting:
         place = start // self.step  # index of the first place beyond ``start``
         at, cost = start, 0.0
         while True:
-            # From here as far as the budget goes.
+            # The last micro-batch from here, as far as the budget allows.
             first = costs[at]
             rest = budget - cost - launch
             if rest >= first:
@@ -184,7 +185,7 @@ class _Cutting:
             if cost > budget:
                 break
             parents[at] = begin
-            # The new beginning takes over from the last in the queue where it is cheaper, or that may go no further.
+            # The new beginning replaces the last one once it is cheaper, or once that one reaches its limits.
             value = cost - at * costs[at]
             while True:
                 last = begins[-1]

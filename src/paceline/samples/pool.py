@@ -1,12 +1,12 @@
-"""A round in pieces, by cost: the longest samples are run at once, the next are claimed, the shortest come last.
+"""A round in pieces, by cost: the longest samples run at once, the next are claimed, the shortest come last.
 
     dealt = in_pieces(lengths, model, shares, at_once, least, room)
     mine = indices[dealt.own.of(rank)]      # this worker's micro-batches, the last of which it keeps for its end
-    pool = dealt.pool                       # the rest, by falling length: claimed in pieces of so much cost
+    pool = dealt.pool                       # the rest, by falling length: claimed in pieces of a given cost
 
-What is claimed is a run of the samples that are left, so a piece's cost can be had to within one sample, and the
-pieces towards the round's end, which decide by how much its workers end apart, are made of the shortest samples.
-Costs are without launches here: what a piece costs beyond its samples is measured in seconds by who claims.
+A claim is a run of the remaining samples, so that a piece meets its cost to within one sample, and the last pieces of
+a round, which decide how far apart its workers end, consist of the shortest samples. Costs are without launches here:
+the engine that claims measures in seconds what a piece costs beyond its samples.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ __all__ = ["InPieces", "Pool", "in_pieces", "sizes_of_micro_steps"]
 
 
 class Pool(NamedTuple):
-    """What is claimed within a round, the longest sample first; P samples, all costs in mean samples.
+    """The P samples that workers claim within a round, the longest first; all costs are in mean samples.
 
-    lengths: (P,). before: of the samples before each place, (P + 1,), padded as they would be in the best
-    micro-batches. model: what they cost. floor: samples that a micro-batch needs; P is a multiple of it. budget:
-    length of a micro-batch at most, as ``Room.budget``.
+    lengths: (P,). before: cost of the samples before each place, (P + 1,), padded as in the best micro-batches.
+    model: their cost model. floor: samples that a micro-batch needs; P is a multiple of it. budget: length of a
+    micro-batch at most, as ``Room.budget``.
     """
 
     lengths: Array
@@ -43,8 +43,8 @@ class Pool(NamedTuple):
         return float(self.before[-1] - self.before[min(place, len(self.lengths))])
 
     def samples(self, place: int, cost: float, room: int) -> int:
-        """How many samples from ``place`` on come nearest to this cost: at least ``floor``, at most ``room``, in
-        multiples of ``floor``; 0 if nothing is left, or there is no room."""
+        """The number of samples from ``place`` on whose cost is nearest to ``cost``: at least ``floor``, at most
+        ``room``, a multiple of ``floor``; 0 if nothing is left, or there is no room."""
         room = min(room, len(self.lengths) - place) // self.floor * self.floor
         if room <= 0:
             return 0
@@ -56,21 +56,21 @@ class Pool(NamedTuple):
         return min(many, room)
 
     def cuts(self, place: int, samples: int, micro_batch: int) -> list[int]:
-        """Sizes of the micro-batches of so many samples from ``place`` on, each of ``micro_batch`` at most."""
+        """Sizes of the micro-batches of ``samples`` samples from ``place`` on, each of ``micro_batch`` at most."""
         lengths = self.lengths[place : place + samples]
         return sizes_of_micro_steps(lengths, self.model, micro_batch, self.budget, self.floor)
 
     def parts(self, place: int, size: int) -> Array:
-        """What one micro-batch adds up to, (3,), see ``Deal.parts``."""
+        """The parts of one micro-batch, (3,), see ``Deal.parts``."""
         return batch_parts(self.lengths[place : place + size], np.array([size]), self.model.padded)
 
 
 class InPieces(NamedTuple):
-    """How a round begins whose work moves; n workers.
+    """The beginning of a round in which work moves; n workers.
 
-    own: each worker's micro-batches, after which all others stand in ``own.order``. first: samples that it runs at
-    once, (n,). kept: of its last micro-batch, which it keeps for its end, (n,), and ``kept_costs`` what they cost.
-    pool: what is claimed. whole: cost of the round.
+    own: each worker's micro-batches; the samples of the pool follow in ``own.order``. first: samples that it runs at
+    once, (n,). kept: samples of its last micro-batch, which it keeps for its end, (n,), and ``kept_costs`` their
+    cost. pool: the samples that are claimed. whole: cost of the round.
     """
 
     own: Deal
@@ -89,8 +89,8 @@ def micro_cost(model: CostModel, parts: Array) -> float:
 def sizes_of_micro_steps(
     lengths: Array, model: CostModel, micro_batch: int, budget: float, floor: int = 1
 ) -> list[int]:
-    """Micro-batches of samples that stand by falling length, as they stand: the best cuts there are where they are
-    padded; else the fewest within the limits."""
+    """Sizes of micro-batches of samples sorted by falling length, in this order: the best cuts if they are padded and
+    the cost of a launch is known, otherwise the fewest within the limits."""
     if not len(lengths):
         return []
     if model.padded and model.launch is not None:
@@ -116,8 +116,8 @@ def in_pieces(
 ) -> InPieces | None:
     """Samples of these lengths, (B,), for a round in pieces; None if there is nothing to claim, or no room for it.
 
-    shares: each worker's part of the round's cost, (n,). at_once: portion of that which it runs at once. least: cost
-    of what each keeps for its end, (n,).
+    shares: each worker's part of the round's cost, (n,). at_once: the portion of it that runs at once. least: cost
+    of the samples that each keeps for its end, (n,).
     """
     n, batch = len(shares), len(lengths)
     _, most, micro = room.counts(n, batch)
@@ -146,7 +146,7 @@ def in_pieces(
     else:
         runs, cuts = [np.zeros(0, np.int64)] * n, [[] for _ in range(n)]
     spare = spare - np.array([len(run) for run in runs])
-    if (spare // room.floor * room.floor).sum() < free - first:  # some of it might find nobody
+    if (spare // room.floor * room.floor).sum() < free - first:  # the pool might not be claimed wholly
         return None
     end, own = batch, []
     for worker in range(n):
@@ -188,7 +188,7 @@ def _kept(
     budget: float,
     floor: int,
 ) -> Counts:
-    """How many of the shortest samples each worker keeps, as one micro-batch: one worker's after the other's."""
+    """How many of the shortest samples each worker keeps for its end, as one micro-batch, (n,); worker by worker."""
     end, kept = len(ordered), np.zeros(len(shares), np.int64)
     behind = np.concatenate(([0.0], np.cumsum(ordered)))
     for worker in range(len(shares)):

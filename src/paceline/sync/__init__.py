@@ -1,4 +1,4 @@
-"""When do parameters move? Gates, one file each, and the names by which people ask for them."""
+"""The gates, which decide when parameters move, one in each file; and their names."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from paceline.sync.protocol import Apply, Drop, Effect, Effects, Gate, Gradient,
 from paceline.sync.ssp import Ssp
 
 GATES: dict[str, type[Any]] = {"asp": Asp, "bsp": Bsp, "lsp": Lsp, "ssp": Ssp}
-"""Every gate's class, by the name that ``create`` knows it by."""
+"""Every gate's class, by its name for ``create``."""
 
 MODES = Bsp.modes
 """How parameters may reach the workers: push-wait, push-interrupt or pull."""
 
 
 def create(text: str, workers: int, mode: str = "push-wait") -> Gate[Any]:
-    """The gate that text asks for: ``bsp``, ``asp``, ``ssp:10``, ``lsp:3:5``, or with ``key=value``.
+    """The gate named by ``text``: ``bsp``, ``asp``, ``ssp:10``, ``lsp:3:5``, or with ``key=value``.
 
     mode: how parameters reach the workers: push-wait, push-interrupt or pull.
 
-    Raises PacelineError on an unknown name, option or mode, a value out of range, or a gate and a mode that
+    Raises PacelineError for an unknown name, option or mode, a value out of range, or a gate and a mode that
     exclude each other.
     """
     whole("workers", workers)
-    if mode not in MODES:
+    if not isinstance(mode, str) or mode not in MODES:
         raise PacelineError(f"mode {mode!r} is unknown{expected(mode, MODES)}")
     named = options.keyed(GATES, text, "workers", "mode")
     gate: Gate[Any] = options.build(GATES, named, "gate", workers=workers, mode=mode)
     if mode not in gate.modes:
         raise PacelineError(
-            f"{text.split(':')[0]} and {mode} exclude each other: only bsp drops or hands out again what is late; "
-            "use push-wait, or bsp"
+            f"{text.split(':')[0]} and {mode} exclude each other: only bsp drops late gradients or hands out their "
+            "samples again; use push-wait, or bsp"
         )
     return gate
 

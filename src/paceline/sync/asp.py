@@ -1,4 +1,4 @@
-"""``asp``: every gradient moves the parameters as it comes; nobody waits, and all are stale."""
+"""``asp``: every gradient moves the parameters when it arrives; no worker waits, and all gradients are stale."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``bsp``: one version after the other, each from the first k gradients of it (backup workers; k = n is BSP).
+"""``bsp``: each version is made from the first k gradients of the one before (backup workers; k = n is BSP).
 
 Chen et al. 2016; the three ways to hand out parameters are those of Xu, Neglia and Sebastianelli (DBW), Sect. 2.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, choice
 from paceline.sync.protocol import (
     GONE,
     IDLE,
@@ -27,19 +27,19 @@ from paceline.sync.protocol import (
 class BspState(NamedTuple):
     version: int
     quorum: int
-    doing: tuple[int, ...]  # the version each worker's gradient will count for, or IDLE or GONE
+    doing: tuple[int, ...]  # the version for which each worker's gradient will count, or IDLE or GONE
     arrived: tuple[Gradient, ...]  # of the newest version, in the order of arrival
     late: tuple[Gradient, ...]  # of older versions, for the next update
-    tokens: tuple[tuple[int, int], ...]  # pull: (version, how many) in the order in which they are taken
+    tokens: tuple[tuple[int, int], ...]  # in mode "pull": (version, number of tokens), the next ones first
 
 
 @dataclass(frozen=True)
 class Bsp(Gate[BspState]):
-    """Every update takes the first k gradients of the newest parameters; k = n waits for everybody.
+    """Every update takes the first k gradients of the newest parameters; k = n waits for all workers.
 
     mode: what a late worker does when the parameters move: "push-wait" ends its computation first,
-        "push-interrupt" drops it at once, "pull" takes the next token of a queue with n tokens a version.
-    late: what becomes of gradients that come too late: "drop", or "use" in the next update, weighted by
+        "push-interrupt" drops it at once, "pull" takes the next token of a queue with n tokens for each version.
+    late: what happens to late gradients: "drop", or "use" in the next update, weighted by
         1 / (staleness + 1). LB-BSP, baseline BSP; DBW, section 2.
     """
 
@@ -50,9 +50,10 @@ class Bsp(Gate[BspState]):
     takes_quorum: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        choice("bsp: late", self.late, "drop", "use")
         if self.late == "use" and self.mode == "push-interrupt":
             raise PacelineError(
-                "late=use with push-interrupt: an interrupted gradient never comes; use push-wait or pull"
+                "late=use with push-interrupt: an interrupted gradient never arrives; use push-wait or pull"
             )
 
     def init(self) -> tuple[Effects, BspState]:
@@ -77,7 +78,7 @@ class Bsp(Gate[BspState]):
         if version != state.version or self.mode == "pull":
             released, state = self._release(state, (worker,))
             effects += released
-        if self.mode == "pull":  # the tokens may be used up
+        if self.mode == "pull":  # all tokens may be used
             fired, state = self._fire(state)
             effects += fired
         return effects, state
@@ -100,10 +101,10 @@ class Bsp(Gate[BspState]):
         return self._fire(state._replace(quorum=quorum))
 
     def _fire(self, state: BspState) -> tuple[Effects, BspState]:
-        """Update if enough gradients are there, or all that can still come."""
+        """Update if enough gradients have arrived, or all that can still arrive."""
         may_come = sum(version != GONE and version != IDLE for version in state.doing)
         have = len(state.arrived)
-        late_alone = bool(state.late) and not may_come  # no next update would take them
+        late_alone = bool(state.late) and not may_come  # no later update could use them
         if not late_alone and (not have or have < min(state.quorum, have + may_come)):
             return (), state
         used = state.arrived + state.late
@@ -115,7 +116,7 @@ class Bsp(Gate[BspState]):
             effects += (Interrupt(busy),)
             state = state._replace(doing=tuple(min(doing, IDLE) for doing in state.doing))
         if self.mode == "pull":
-            # One at least: who has nothing to do counts as gone, and may come back before the next version.
+            # At least one: a worker with nothing to do counts as gone, and may come back before the next version.
             present = max(sum(doing != GONE for doing in state.doing), 1)
             state = state._replace(tokens=(*state.tokens, (version, present)))
         idle = tuple(worker for worker, doing in enumerate(state.doing) if doing == IDLE)
@@ -123,7 +124,7 @@ class Bsp(Gate[BspState]):
         return effects + released, state
 
     def _release(self, state: BspState, workers: tuple[int, ...]) -> tuple[Effects, BspState]:
-        """Parameters for these idle workers; in pull mode as far as there are tokens, oldest first."""
+        """Release parameters to these idle workers; in pull mode one for each token left, oldest tokens first."""
         if self.mode != "pull":
             tags = [state.version] * len(workers)
         else:

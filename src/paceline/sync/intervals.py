@@ -1,7 +1,7 @@
-"""Local steps: how far two merges are apart, and what is made of the workers' changes at one.
+"""Local steps: the interval between two merges, and the outer optimizer that applies the workers' changes.
 
-Between two merges each worker takes optimizer steps of its own. The engines that play it, for real and on a virtual
-clock, go by the same words, sizes and values.
+Between two merges each worker takes optimizer steps of its own. The real engines and the one on a virtual clock use
+these options, sizes and values.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import numpy as np
 from paceline import options
 from paceline.errors import MANY, PacelineError, number, short
 
-AUTO, SECONDS = "auto", re.compile(r"(\d+\.?\d*|\.\d+) ?s")  # for every
-LINK = 0.1  # of the time is the link's at most, under "auto"
-HIDDEN = 0.8  # the same of the steps' time, if merging goes on beside them
-MOST_STEPS = 1024  # of every worker in an interval whose size is found, on average
-GROWTH = 4.0  # times the interval before, at most
+AUTO, SECONDS = "auto", re.compile(r"(\d+\.?\d*|\.\d+) ?s")  # forms of the option ``every``
+LINK = 0.1  # with "auto", merges take at most this part of the time
+HIDDEN = 0.8  # the same, as a part of the steps' time, if merges overlap with the steps
+MOST_STEPS = 1024  # average steps of a worker in an interval, at most, if ``next_size`` chooses it
+GROWTH = 4.0  # the largest ratio of an interval to the one before
 
 
 @dataclass(frozen=True)
 class Mean:
-    """The outer optimizer that takes the mean of the workers' parameters as it is."""
+    """The outer optimizer that takes the mean of the workers' parameters without change."""
 
     lr: ClassVar[float] = 1.0
     momentum: ClassVar[float] = 0.0
@@ -54,13 +54,13 @@ def outer(spec: str) -> Mean | Nesterov:
 
 
 def interval(every: Any) -> int | float | str:
-    """How far two merges are apart: steps of every worker on average, seconds as a float, or "auto", also for None.
-    Raises PacelineError for anything else."""
+    """The interval between two merges: average steps of a worker as an int, seconds as a float, or "auto", also for
+    None. Raises PacelineError for anything else."""
     if every is None or (isinstance(every, str) and every.strip() == AUTO):
         return AUTO
     asked = every
     if isinstance(every, str):
-        found = SECONDS.fullmatch(every.strip())  # below, cut: int() takes 4,300 digits
+        found = SECONDS.fullmatch(every.strip())  # cut below, since int() refuses more than 4,300 digits
         asked = float(found[1]) if found else int(every[:20]) if every.isdecimal() else None
     plain = isinstance(asked, int | float | np.integer) and not isinstance(asked, bool)
     if not plain or not 0 < asked < MANY:
@@ -75,8 +75,8 @@ def next_size(
 ) -> int:
     """Samples of the next interval, a multiple of ``batch``, the samples of a step of every worker.
 
-    every: seconds, or "auto". size: of the newest interval that was planned. samples, seconds: of one that is over,
-    without its merge, which took ``link`` seconds, beside the steps if there is a ``delay``."""
+    every: seconds, or "auto". size: of the newest planned interval. samples, seconds: of a finished one, without its
+    merge, which took ``link`` seconds, overlapping with the steps if there is a ``delay``."""
     wanted = link * (1 / HIDDEN if delay else 1 / LINK - 1) if every == AUTO else float(every)
     due = min(max(wanted * samples / seconds, size / GROWTH), size * GROWTH)
     return min(max(round(due / batch), 1), MOST_STEPS) * batch

@@ -1,8 +1,8 @@
-"""``lsp``: limited synchronous parallel (Zhu, Xue, Xu, Zhang and Sun 2022): groups of l, now and then everybody.
+"""``lsp``: limited synchronous parallel (Zhu, Xue, Xu, Zhang and Sun 2022): groups of l workers, and sometimes all.
 
-The first l workers to push are aggregated and get the new model, the others go on (a limited barrier). After m
-limited barriers everybody waits for everybody once. The paper also calls l a difference of iterations; its
-formulas count workers, and so does this.
+The gradients of the first l workers to push are aggregated, and these get the new model; the others go on (a limited
+barrier). After m limited barriers all workers wait for each other once. The paper also calls l a difference of
+iterations; its formulas count workers, and so does this class.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Lsp(Gate[LspState]):
 
     group: l, from 1 (asp, without barrier) to n (bsp); 0 takes half of the workers, at least 1.
     barrier: m, 1 or more; 0 never waits for all.
-    scale: "batch" lets a sample count as much as under BSP, "mean" averages over each group (K-async SGD).
+    scale: with "batch" a sample counts as much as under BSP; "mean" averages over each group (K-async SGD).
     stale: "full" or "inverse": scale a gradient of staleness d - 1 by 1 / d. WLBS, eq. (4), section 3.1.
     """
 
@@ -52,9 +52,8 @@ class Lsp(Gate[LspState]):
     def arrive(self, state: LspState, worker: int, now: float) -> tuple[Effects, LspState]:
         base = state.doing[worker]
         gradient = Gradient(worker, base, weight_of(state.version - base, self.stale))
-        return self._go_on(
-            state._replace(doing=replaced(state.doing, worker, IDLE), pending=(*state.pending, gradient))
-        )
+        doing, pending = replaced(state.doing, worker, IDLE), (*state.pending, gradient)
+        return self._go_on(state._replace(doing=doing, pending=pending))
 
     def leave(self, state: LspState, worker: int, now: float) -> tuple[Effects, LspState]:
         return self._go_on(state._replace(doing=replaced(state.doing, worker, GONE)))

@@ -1,11 +1,9 @@
-"""The protocol every gate follows.
+"""The protocol that every gate follows.
 
-A gate decides when parameters move and who may go on; it neither computes nor waits nor reads a clock. An
-engine calls ``init`` once, then ``arrive`` for each finished gradient, ``leave`` and ``join`` as workers go and
-come, and carries out the effects in their order. After each ``Apply`` it may ask a backup policy for a new
-quorum and hand it over with ``expect``.
-
-What a gate tells its engine to do is plain data, which tests compare and engines carry out in order.
+A gate decides when parameters move and which workers may continue; it does not compute, wait or read a clock. An
+engine calls ``init`` once, then ``arrive`` for each finished gradient, and ``leave`` and ``join`` when workers leave
+and join. Each call returns effects as plain data, which the engine carries out in order and tests compare. After each
+``Apply`` the engine may ask a backup policy for a new quorum and pass it on with ``expect``.
 """
 
 from __future__ import annotations
@@ -13,15 +11,15 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
 S = TypeVar("S")
-IDLE, GONE = -1, -2  # in place of the version a worker computes for
+IDLE, GONE = -1, -2  # take the place of the version for which a worker computes
 
 
 class Gradient(NamedTuple):
     """A worker's finished gradient."""
 
     worker: int
-    version: int  # of the parameters it was asked for; the newest version minus this is its staleness
-    weight: float = 1.0  # on top of its samples
+    version: int  # of the parameters for which it counts; the newest version minus this is its staleness
+    weight: float = 1.0  # a factor in addition to its number of samples
 
 
 class Apply(NamedTuple):
@@ -36,13 +34,13 @@ class Apply(NamedTuple):
 
 
 class Drop(NamedTuple):
-    """This gradient came too late for its version; its samples are free again."""
+    """This gradient arrived too late for its version; its samples are free again."""
 
     gradient: Gradient
 
 
 class Interrupt(NamedTuple):
-    """Stop what these workers are computing; their samples are free again."""
+    """Stop the computation of these workers; their samples are free again."""
 
     workers: tuple[int, ...]
 
@@ -50,7 +48,7 @@ class Interrupt(NamedTuple):
 class Release(NamedTuple):
     """Let these workers compute a gradient at the newest parameters, which are ``version``.
 
-    tag: the version that their gradients will count for (older than ``version`` only in pull mode).
+    tag: the version for which their gradients will count (older than ``version`` only in pull mode).
     """
 
     workers: tuple[int, ...]
@@ -59,46 +57,46 @@ class Release(NamedTuple):
 
 
 Effect = Apply | Drop | Interrupt | Release
-"""One thing that the engine is to do."""
+"""One instruction to the engine."""
 
 Effects = tuple[Effect, ...]
-"""What the engine is to do, in this order."""
+"""Instructions that the engine carries out in this order."""
 
 
 class Gate(Protocol[S]):
-    """Frozen: what changes lives in the state, a NamedTuple of tuples and numbers."""
+    """Decides when parameters move. Frozen: all that changes is in the state, a NamedTuple of tuples and numbers."""
 
     workers: int
     modes: ClassVar[tuple[str, ...]] = ("push-wait",)  # of push-wait, push-interrupt and pull
-    takes_quorum: ClassVar[bool] = False  # a backup policy may say how many gradients to wait for
+    takes_quorum: ClassVar[bool] = False  # a backup policy may set the number of gradients to wait for
 
     def init(self) -> tuple[Effects, S]:
-        """Everybody starts at version 0."""
+        """All workers start at version 0."""
         ...
 
     def arrive(self, state: S, worker: int, now: float) -> tuple[Effects, S]:
-        """The worker's gradient is here. now: seconds, of whatever clock the engine keeps."""
+        """The worker's gradient has arrived. now: seconds of the engine's clock."""
         ...
 
     def leave(self, state: S, worker: int, now: float) -> tuple[Effects, S]:
-        """The worker died or left; it is waited for no longer. What it has delivered counts."""
+        """The worker died or left; no update waits for it any longer. Gradients that it has delivered count."""
         ...
 
     def join(self, state: S, worker: int, now: float) -> tuple[Effects, S]:
-        """The worker is there, again or for the first time, and gets the newest parameters."""
+        """The worker joins, again or for the first time, and gets the newest parameters."""
         ...
 
     def expect(self, state: S, quorum: int, now: float) -> tuple[Effects, S]:
-        """From now on an update waits for this many gradients, 1 or more; of gates with ``takes_quorum`` alone."""
+        """From now on an update waits for ``quorum`` gradients, 1 or more; only for gates with ``takes_quorum``."""
         raise NotImplementedError
 
 
 def weight_of(staleness: int, stale: str) -> float:
-    """1, or with "inverse" 1 / (staleness + 1) (DynSGD, in which d is the staleness plus 1)."""
+    """The weight of a stale gradient: 1, or with "inverse" 1 / (staleness + 1) (DynSGD, whose d is staleness + 1)."""
     return 1.0 if stale == "full" else 1.0 / (staleness + 1)
 
 
 def replaced(values: tuple[Any, ...], index: int, value: Any) -> tuple[Any, ...]:
-    """The tuple with one entry changed, and lengthened by GONE where needed."""
+    """The tuple with one entry changed, extended with GONE if it is too short."""
     longer = values + (GONE,) * (index + 1 - len(values))
     return (*longer[:index], value, *longer[index + 1 :])

@@ -1,7 +1,7 @@
 """``ssp``: stale synchronous parallel (Ho et al. 2013): no worker is more than s clocks ahead of the slowest.
 
-A worker that has finished c gradients may begin the next once everybody has finished c - s. Gradients are
-applied when somebody next reads the parameters, in one update: so s = 0 is BSP, bit for bit.
+A worker that has finished c gradients may begin the next once all workers have finished c - s. Gradients are
+applied in one update when a worker next reads the parameters, so s = 0 is BSP, bit for bit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class SspState(NamedTuple):
 
 @dataclass(frozen=True)
 class Ssp(Gate[SspState]):
-    """Nobody runs more than ``staleness`` clocks ahead; samples count as under BSP (LB-BSP, baseline SSP).
+    """No worker runs more than ``staleness`` clocks ahead; samples count as under BSP (LB-BSP, baseline SSP).
 
     stale: "full" or "inverse": scale a gradient of staleness d - 1 by 1 / d (DynSSP).
     """
@@ -42,13 +42,9 @@ class Ssp(Gate[SspState]):
     def arrive(self, state: SspState, worker: int, now: float) -> tuple[Effects, SspState]:
         base = state.doing[worker]
         gradient = Gradient(worker, base, weight_of(state.version - base, self.stale))
-        return self._go_on(
-            state._replace(
-                doing=replaced(state.doing, worker, IDLE),
-                clocks=replaced(state.clocks, worker, state.clocks[worker] + 1),
-                pending=(*state.pending, gradient),
-            )
-        )
+        doing, pending = replaced(state.doing, worker, IDLE), (*state.pending, gradient)
+        clocks = replaced(state.clocks, worker, state.clocks[worker] + 1)
+        return self._go_on(state._replace(doing=doing, clocks=clocks, pending=pending))
 
     def leave(self, state: SspState, worker: int, now: float) -> tuple[Effects, SspState]:
         return self._go_on(state._replace(doing=replaced(state.doing, worker, GONE)))
@@ -59,16 +55,13 @@ class Ssp(Gate[SspState]):
         return self._go_on(state._replace(doing=replaced(state.doing, worker, IDLE), clocks=clocks))
 
     def _go_on(self, state: SspState) -> tuple[Effects, SspState]:
-        """Release whoever is near enough to the slowest, at parameters with all that has arrived."""
+        """Release the workers that are close enough to the slowest, at parameters with all arrived gradients."""
         present = [c for c, doing in zip(state.clocks, state.doing, strict=True) if doing != GONE]
         if not present:
             return (), state
         allowed = min(present) + self.staleness
-        free = tuple(
-            worker
-            for worker, (clock, doing) in enumerate(zip(state.clocks, state.doing, strict=True))
-            if doing == IDLE and clock <= allowed
-        )
+        workers = enumerate(zip(state.clocks, state.doing, strict=True))
+        free = tuple(worker for worker, (clock, doing) in workers if doing == IDLE and clock <= allowed)
         if not free:
             return (), state
         effects: Effects = ()
