@@ -117,7 +117,7 @@ class Loop:
         return self.in_round and self.passes.piece.last
 
     def loss_now(self) -> float:
-        """The mean loss of the round that is complete, or whose step has just been taken. Collective."""
+        """The mean loss over all samples of the round that is complete, or has just been stepped. Collective."""
         piece = self.passes.piece if self.passes.complete and not self._reducer.travels else self.passes.over
         if piece is None:
             raise PacelineError(

@@ -323,8 +323,8 @@ def explain(error: BaseException, passes: Passes, left: MicroStep | None, fits: 
     if micro_step is not None and ran_out(error):
         known = "" if fits is None else f" (of {np.nansum(fits):.0f} samples, as far as is known)"
         words = (
-            f"{sentence(rank, micro_step.piece, passes.device)}; use loop='round' and pace.round(batch, function) with "
-            f"limits='memory', which accumulates what does not fit, or a smaller global_batch{known}"
+            f"{sentence(rank, micro_step.piece, passes.device)}; use loop='round' and pace.round(batch, function) "
+            f"with limits='memory', which accumulates what does not fit, or a smaller global_batch{known}"
         )
         error.add_note(f"paceline: {words}")
         return words
