@@ -215,7 +215,7 @@ def test_auto_plans_whole_rounds_where_pieces_do_not_suit() -> None:
         Pace(torch.nn.Sequential(fresh(torch.float64), torch.nn.BatchNorm1d(3)), 16, "auto").policy == "level"
     )
     assert Pace(fresh(torch.float64), 16, "auto", micro_steps=2).policy == "level"
-    with pytest.raises(PacelineError, match="unlike numbers of micro-steps"):
+    with pytest.raises(PacelineError, match="different numbers of micro-steps"):
         Pace(fresh(torch.float64), 16, "factoring", micro_steps=2)
 
 
