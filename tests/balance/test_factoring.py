@@ -26,7 +26,7 @@ def sizes(part: float, pool: int, weights: list[float], least: float = 1.0, unit
     while left:
         who = turn % len(weights)
         known = {"left": left, "batch": pool, "held": held[who], "speed": weights[who], "together": 1.0}
-        taken.append(claim(piece_plan, who, told=True, workers=len(weights), unit=unit, **known))
+        taken.append(claim(piece_plan, who, reported=True, workers=len(weights), unit=unit, **known))
         held[who] += taken[-1]
         left -= taken[-1]
         turn += 1

@@ -157,7 +157,7 @@ part = st.sampled_from([0.0, 0.25, 0.5, 0.97, 1.0])
     st.tuples(part, part, pace, st.floats(1.0, 50.0)),
     st.fixed_dictionaries(
         {
-            "told": st.booleans(),
+            "reported": st.booleans(),
             "left": st.integers(0, 10**6),
             "batch": st.integers(1, 10**7),
             "held": st.integers(0, 10**7),

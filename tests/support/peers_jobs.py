@@ -143,7 +143,7 @@ def counted(rank: int, ranks: int, apart: int | None) -> tuple[str, list[int], l
     kind = claiming.counter()
     kind.add(6, 5)
     dist.barrier()
-    starts = [kind.add(7, 1, told=int(each == 0), speed=rank - 1).samples for each in range(300)]
+    starts = [kind.add(7, 1, reported=int(each == 0), speed=rank - 1).samples for each in range(300)]
     dist.barrier()
     after = [kind.add(7)[1:]]
     if isinstance(kind, claiming.NearbyCounter) and rank == 0:

@@ -116,7 +116,7 @@ def test_a_data_set_that_has_grown_is_refused_when_an_epoch_begins() -> None:
 def test_the_global_batch_stays() -> None:
     with Pace(fresh(torch.float64), 16) as pace:
         with pytest.raises(
-            PacelineError, match="global_batch=24 was set on a Pace whose loaders and plans go by 16"
+            PacelineError, match="global_batch=24 was set on a Pace whose loaders and plans use 16"
         ):
             pace.global_batch = 24
         assert pace.global_batch == 16

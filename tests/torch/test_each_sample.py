@@ -50,10 +50,10 @@ class Meanwhile(LocalCounter):
 
     samples = 0
 
-    def add(self, step: int, samples: int = 0, told: int = 0, speed: int = 0) -> Count:
+    def add(self, step: int, samples: int = 0, reported: int = 0, speed: int = 0) -> Count:
         if samples:
             super().add(step, self.samples)
-        return super().add(step, samples, told, speed)
+        return super().add(step, samples, reported, speed)
 
 
 @pytest.mark.parametrize(("others", "claimed"), [(0, 10), (17, 3), (20, None)])

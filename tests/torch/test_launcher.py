@@ -219,14 +219,14 @@ def test_a_worker_that_has_work_for_too_long_is_given_up(monkeypatch: pytest.Mon
         ),
         (
             ["--elsewhere", "1", "--host", "192.0.2.1", "--port", "9", __file__],
-            "give --token-file FILE, or set PACELINE_TOKEN, to the same on all machines",
+            "give --token-file FILE, or set PACELINE_TOKEN, with the same token on all machines",
         ),
         (
             ["--join", "192.0.2.1:80", "--token-file", "nowhere", "--patience", "0", __file__],
             "nowhere does not exist",
         ),
         (["--join", "192.0.2.1:80", "--token-file", __file__, __file__], "the token has"),
-        (["--host", "192.0.2.1", __file__], "--host 192.0.2.1 is no address of this machine"),
+        (["--host", "192.0.2.1", __file__], "--host 192.0.2.1 is not an address of this machine"),
     ],
 )
 def test_a_wrong_call_is_told(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:

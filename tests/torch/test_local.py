@@ -133,7 +133,7 @@ def test_ranks_that_do_not_fit_together_are_named() -> None:
         assert "interval 1 began with other parameters on rank 0, 1; expected the same on all" in words
     assert "interval 1 began with other parameters on rank 1; expected the same on all" in changed[-1]
     assert "rank 1 was given a model with the checksum of parameters=" in another
-    assert "hand over the plain module, as in Pace(model, ...)" in wrapped
+    assert "pass the plain module, as in Pace(model, ...)" in wrapped
     assert "model(x) instead of ddp(x)" in around
     assert "calls a collective (barrier) within the round" in waits
     assert waits.endswith("call it if pace.merged")
@@ -269,7 +269,7 @@ MISTAKES: dict[str, tuple[Callable[[Pace, Any, torch.Tensor], object], str]] = {
     ),
     "closure": (
         lambda pace, optimizer, loss: (pace.backward(loss), optimizer.step(lambda: loss)),
-        "closures, as LBFGS needs, have no place in it",
+        "closures, as LBFGS needs them, are not supported",
     ),
     "zeroed": (
         lambda pace, optimizer, loss: (pace.backward(loss), optimizer.zero_grad(), pace.step(optimizer)),
@@ -310,7 +310,7 @@ def test_a_loop_that_is_wrong_is_refused(mistake: str) -> None:
         ({"every": True}, "every=True: expected"),
         ({"merge": "mean"}, r"merge='mean': expected a paceline.torch.Merge\(...\)"),
         ({"micro_batch": 2}, "micro_batch= cuts a step into passes"),
-        ({"micro_steps": 2}, "micro_steps=2 is as many on all ranks"),
+        ({"micro_steps": 2}, "micro_steps=2 is the same number on all ranks"),
         ({"weigh": "hook"}, "weigh='hook' weighs what DDP sums"),
         ({"deterministic": True}, "deterministic=True fixes the sums of gradients"),
         ({"limits": "memory"}, "limits='memory' cuts a step"),

@@ -215,7 +215,7 @@ def test_auto_plans_whole_rounds_where_pieces_do_not_suit() -> None:
         Pace(torch.nn.Sequential(fresh(torch.float64), torch.nn.BatchNorm1d(3)), 16, "auto").policy == "level"
     )
     assert Pace(fresh(torch.float64), 16, "auto", micro_steps=2).policy == "level"
-    with pytest.raises(PacelineError, match="unlike numbers of micro-steps"):
+    with pytest.raises(PacelineError, match="different numbers of micro-steps"):
         Pace(fresh(torch.float64), 16, "factoring", micro_steps=2)
 
 
@@ -232,8 +232,8 @@ def test_a_rank_that_cannot_claim_any_more_says_where_to_look() -> None:
     server = torch.distributed.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     counter._store = torch.distributed.TCPStore("127.0.0.1", server.port, None, False, wait_for_workers=False)
     counter._rank, counter._newest = 1, -1
-    assert counter.add(3, 7, told=1, speed=2) == (0, 1, 2)
-    assert counter.add(3, 5, told=1, speed=-3) == (7, 2, -1)
+    assert counter.add(3, 7, reported=1, speed=2) == (0, 1, 2)
+    assert counter.add(3, 5, reported=1, speed=-3) == (7, 2, -1)
     del server
     with pytest.raises(WorkerError, match="no answer from rank 0, where work is claimed"):
         counter.add(4, 1)
@@ -248,9 +248,9 @@ def test_three_numbers_travel_in_one(additions: list[tuple[int, int, int]]) -> N
     counter, alone = StoreCounter.__new__(StoreCounter), LocalCounter()
     counter._store, counter._rank, counter._newest = store, 1, -1
     nearby = NearbyCounter(memory.make(LENGTH)[0], 1.0)
-    for samples, told, speed in additions:
-        expected = alone.add(7, samples, told, speed)
-        assert counter.add(7, samples, told, speed) == nearby.add(7, samples, told, speed) == expected
+    for samples, reported, speed in additions:
+        expected = alone.add(7, samples, reported, speed)
+        assert counter.add(7, samples, reported, speed) == nearby.add(7, samples, reported, speed) == expected
     nearby.close()
 
 
@@ -265,7 +265,7 @@ def test_a_short_round_on_few_ranks_has_room_for_its_last_cell() -> None:
         divide(piece_plan, np.array([10]), 0, np.array([7]), most, unit=4, cell=4)
 
 
-def test_a_rank_that_has_no_room_for_a_claim_tells_its_speed_all_the_same() -> None:
+def test_a_rank_that_has_no_room_for_a_claim_reports_its_speed_all_the_same() -> None:
     half, ones = np.array(0.5), np.ones(2)
     piece_plan = PiecePlan(half, half, half, least=ones, speeds=1e3 * ones)
     division = Division(np.array([10, 10]), np.array([0, 0]), start=20, pool=20, piece_plan=piece_plan)
@@ -277,8 +277,8 @@ def test_a_rank_that_has_no_room_for_a_claim_tells_its_speed_all_the_same() -> N
     claims.done(Piece(plan, 10, first=True, last=False))
     assert claims.take(division) is None
     claims.close()
-    claimed, told, speed = counter.add(1)
-    assert (claimed, told) == (0, 1)
+    claimed, reported, speed = counter.add(1)
+    assert (claimed, reported) == (0, 1)
     assert -SPEED_UNITS / 2 <= speed < -SPEED_UNITS / 8  # 500 a second at most, instead of 1,000 of 2,000
 
 

@@ -73,7 +73,7 @@ def portion(
     piece_plan: PiecePlan,
     worker: int | tuple[Counts, ...],
     *,
-    told: NDArray[np.bool_] | bool,
+    reported: NDArray[np.bool_] | bool,
     left: Array | float,
     batch: Array | float,
     held: Array | float,
@@ -84,10 +84,10 @@ def portion(
     """The size that the worker's next piece should have, perhaps more than is left; of the shape of ``left``.
 
     All are samples, or all are costs, of which 1 is that of a mean sample. worker: its place, and all others are
-    numbers; or the index of one place in each realization, and all others are arrays. told: whether every worker has
-    told its speed in this round. left: in the pool now. batch: of the round. held: what the worker has run, runs, or
-    keeps for its end. speed: of the worker in this round, a second, as far as is known; together: of all workers; 0
-    where nothing is known, and the pool is shared evenly among ``workers``.
+    numbers; or the index of one place in each realization, and all others are arrays. reported: whether every worker
+    has reported its speed in this round. left: in the pool now. batch: of the round. held: what the worker has run,
+    runs, or keeps for its end. speed: of the worker in this round, a second, as far as is known; together: of all
+    workers; 0 if nothing is known, and the pool is shared evenly among ``workers``.
 
     What is due to the workers are shares of what is left, so who claims a half each time runs stage after stage of
     factoring without any counting. Where speeds have fallen, nothing may seem to be due while much is left: then
@@ -106,7 +106,7 @@ def portion(
     # What the smallest piece holds follows the speed of the moment, as its seconds are what counts.
     slower = where(expected > 0, smaller(speed / where(expected > 0, expected, 1.0), 1.0), 1.0)
     least = larger(piece_plan.least[worker] * slower, 1.0)
-    part = where(told, piece_plan.claim_after_known, piece_plan.claim_before_known)
+    part = where(reported, piece_plan.claim_after_known, piece_plan.claim_before_known)
     remains = left * weight
     return larger(part * where(part < 1, larger(batch * weight - held, remains), remains), least)
 

@@ -88,7 +88,7 @@ class SharedRound:
         count = claim(
             piece_plan,
             worker,
-            told=all(each.sizes for each in self._hands.values()),
+            reported=all(each.sizes for each in self._hands.values()),
             left=self.left,
             batch=self._planned,
             held=sum(map(len, hand.holds())),

@@ -98,7 +98,7 @@ def play(
         wanted = portion(
             piece_plan,
             w,
-            told=all(measured[each] > 0 for each in here),
+            reported=all(measured[each] > 0 for each in here),
             left=pool.left(place),
             batch=dealt.whole,
             held=sum(amounts[w]) + float(dealt.kept_costs[w]),

@@ -78,7 +78,7 @@ def play(
     pace = np.where(first > 0, (running - cost) / np.maximum(first, 1), 0.0)
     done, pieces = first.astype(float), -(-first // most)  # a load beyond the memory is run in several
     free = np.where(present, overhead + (running + np.maximum(pieces - 1, 0) * cost), np.inf)
-    expected, told = np.where(present, piece_plan.speeds, 0.0), ~present
+    expected, reported = np.where(present, piece_plan.speeds, 0.0), ~present
     known = expected.sum(-1) > 0
     claimed, took_claims = np.zeros(shape), np.zeros(shape)
 
@@ -95,11 +95,11 @@ def play(
             busy = free[at] - overhead[at] - pieces[at] * cost[at]
             measured = (done[at] > 0) & (busy > 0) & (left > 0) & known & measuring
             expected[at] = np.where(measured, done[at] / np.where(measured, busy, 1.0), expected[at])
-            told[at] |= measured
+            reported[at] |= measured
             samples = rule.claim(
                 piece_plan,
                 at,
-                told=np.asarray(told.all(-1)),
+                reported=np.asarray(reported.all(-1)),
                 left=left,
                 batch=batch,
                 held=done[at] + kept[at],

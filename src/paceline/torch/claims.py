@@ -1,9 +1,9 @@
-"""Claims within a round: a rank asks for its next piece when one is through.
+"""Claims within a round: a rank claims its next piece when it has finished one.
 
-If processes load what is claimed, it is asked for while the piece before it runs: when that begins, or in the
-backward pass of a round's first piece, which tells how fast the rank is in this round. Who asked earlier would bind
-itself to more than it knows to be right. Otherwise asking ahead gains next to nothing: a claim takes two round trips
-to the counter, some tenths of a millisecond, and some microseconds if all ranks are on one machine.
+If worker processes load the samples, a rank claims a piece while the one before it runs: when that one begins, or
+in the backward pass of a round's first piece, which shows how fast the rank is in this round. A rank that claimed
+earlier might commit itself to more than suits its speed. Without worker processes, claiming ahead gains next to
+nothing: a claim takes two round trips to the counter, some tenths of a millisecond, or microseconds on one machine.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from paceline.torch.liveness.calls import Calls
 from paceline.torch.measuring import piece_reports
 from paceline.torch.plan import Claim, Division, Piece, claimed
 
-# Times the expected speed of all, told by one rank: a plan made from a stall may be that wrong.
+# Limit of the speed that a rank reports, in expected speeds of all ranks: a plan made from a stall may be that wrong.
 FASTEST = 16.0
-FORWARD = 1 / 3  # of a piece until its backward pass begins, until measured
-RECENT = 0.2  # weight of the newest measurement of that, and of the waits for claims
-GROWTH = 2  # times the piece before: what is claimed at most where processes load it meanwhile
+FORWARD = 1 / 3  # portion of a piece's time before its backward pass begins, until it is measured
+RECENT = 0.2  # weight of the newest measurement of that portion, and of the newest waits for claims
+GROWTH = 2  # size limit of a piece that worker processes load, as a multiple of the piece that runs meanwhile
 
 
 class Claims:
     """This rank's part in the rounds that are run in pieces.
 
-    unit: pieces are multiples of this many samples. largest: samples that fit into memory at once; most: that
-    this rank may take in a round. cell: samples of every micro-step, 0 if micro-steps differ. shared: counts what
-    is claimed; by default what suits the process group. workers: how many ranks take part in the running round.
+    unit: pieces are multiples of this many samples. largest: samples that fit into memory at once; most: samples
+    that this rank may take in a round. cell: samples of every micro-step, 0 if micro-steps differ. shared: counts
+    the claims; by default the counter that suits the process group. workers: ranks that run the running round.
 
-    How much a piece holds is counted in samples, or by their cost if samples cost differently (``Piece.amount``).
-    For each round: ``open``; for each piece ``begin``, ``halfway`` and ``done``; ``take`` between two of them;
-    ``report`` at its end.
+    The amount of a piece is its samples, or their cost if samples cost differently (``Piece.amount``).
+    Call ``open`` for each round; ``begin``, ``halfway`` and ``done`` for each piece; ``take`` between two pieces; and
+    ``report`` at the round's end.
     """
 
     def __init__(
@@ -57,19 +57,20 @@ class Claims:
         self._device, self._unit, self._most = device, unit, most
         self._largest, self._cell = most if largest is None else largest, cell
         self._calls, self._timeout = Calls("claims"), peers.timeout()
-        # Claimed samples take long to load: ask when a piece begins, not when it is through.
-        self.early = False
-        self.claimed: Callable[[Claim], object] | None = None  # told of each claim
+        self.early = (
+            False  # claim when a piece begins, not when it ends, since claimed samples take long to load
+        )
+        self.claimed: Callable[[Claim], object] | None = None  # called with each claim
         self._answer: Claim | None = None
         self._cost, self._wait, self._forward = piece_reports.FIRST_COST, 0.0, FORWARD
-        self._opened = -1  # rounds; one that was left is counted again when it is run again
+        self._opened = -1  # rounds opened; one that was left is counted again when it is run again
         self.open(0.0)
 
     def open(self, began: float) -> None:
         """A round begins."""
-        self._asked = False  # ahead of ``take``
+        self._asked = False  # a claim was made ahead of ``take``
         self._opened += 1
-        self._told: int | None = None  # the newest speed that the others were told in this round
+        self._reported: int | None = None  # the newest speed that this rank has reported in this round
         self._began = self._mark = began
         self._half = self._waited = 0.0
         self._sizes: list[int] = []
@@ -91,7 +92,7 @@ class Claims:
             self._ask(piece.division, piece, max(self._forward, 0.05))
 
     def done(self, piece: Piece, last: bool = False) -> None:
-        """A piece is through."""
+        """A piece has ended."""
         if not last:
             self._synchronize()
         now = time.perf_counter()
@@ -108,7 +109,7 @@ class Claims:
         self._mark, self._half, self._waited = now, 0.0, 0.0
 
     def take(self, division: Division) -> Claim | None:
-        """This rank's next piece; None when nothing is left for it."""
+        """Claim and return this rank's next piece; None if nothing is left for it."""
         began = time.perf_counter()
         if not self._asked:
             self._ask(division)
@@ -117,13 +118,13 @@ class Claims:
         return self._answer
 
     def waited(self, seconds: float) -> None:
-        """The next piece's beginning was held up."""
+        """The next piece began this much later than it could have."""
         self._waited += seconds
 
     def report(self, as_one: bool = False) -> list[float]:
-        """What the other ranks should know of the round's pieces: the numbers of a ``piece_reports.ROW``.
+        """This rank's report on the round's pieces to the other ranks: the numbers of a ``piece_reports.ROW``.
 
-        as_one: tell of one piece, where the round did not go as rounds do, and its pieces say nothing of the next."""
+        as_one: report one piece, since the round was irregular and its pieces predict nothing about the next."""
         pure, parts = [a - b for a, b in zip(self._seconds, self._waits, strict=True)], self._parts.tolist()
         if as_one:
             sizes, amounts = [sum(self._sizes)], [sum(self._amounts)]
@@ -142,12 +143,12 @@ class Claims:
     # -- within ----------------------------------------------------------------------------------------------
 
     def _synchronize(self) -> None:
-        """On a GPU (not yet run on one), wait for it: what is claimed next depends on when."""
+        """On a GPU (not yet run on one), wait for it: the size of the next claim depends on the time of this one."""
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
 
     def _ask(self, *how: Any) -> None:
-        """See ``_claim``; the answer is waited for as long as the process group waits."""
+        """Make a claim, see ``_claim``. Waits for the answer as long as the process group waits."""
         try:
             if self._counter.quick:
                 self._answer = self._claim(*how)
@@ -164,11 +165,11 @@ class Claims:
             self.claimed(self._answer)
 
     def _claim(self, division: Division, running: Piece | None = None, part: float = 0.0) -> Claim | None:
-        """The next claim, behind a ``running`` piece of which this ``part`` is done."""
+        """The next claim, made while a ``running`` piece, if any, is done to this ``part``."""
         behind, amount = (0, 0.0) if running is None else (running.samples, running.amount)
         samples, done = sum(self._sizes) + behind, sum(self._amounts) + part * amount
         busy = self._mark - self._began - sum(self._waits)
-        most = GROWTH * amount or math.inf  # what is claimed is to be loaded while the piece before runs
+        most = GROWTH * amount or math.inf  # the claim must be loaded by the time that the running piece ends
         if part:
             busy += time.perf_counter() - self._mark - self._waited
         busy -= self._cost * (len(self._sizes) + part)
@@ -177,23 +178,23 @@ class Claims:
         if costs is None:
             room = int(min(self._largest, room, max(most, self._unit)))
         room = room // self._unit * self._unit
-        if room <= 0 and self._told is not None:
+        if room <= 0 and self._reported is not None:
             return None
         expected, together = float(piece_plan.speeds[rank]), float(piece_plan.speeds.sum())
         measured = done > 0 and busy > 0
         speed, known = done / busy if measured else expected, together > 0
-        told, before = 0, self._told or 0
+        reported, before = 0, self._reported or 0
         if measured and known:
-            told = int(self._told is None)
+            reported = int(self._reported is None)
             fastest = min(FASTEST, (MOST_SPEED - 1) / self.workers)
-            self._told = round(min((speed - expected) / together, fastest) * SPEED_UNITS)
-        count = self._counter.add(self._opened, told=told, speed=(self._told or 0) - before)
+            self._reported = round(min((speed - expected) / together, fastest) * SPEED_UNITS)
+        count = self._counter.add(self._opened, reported=reported, speed=(self._reported or 0) - before)
         left = division.pool - count.samples
         if left <= 0 or room <= 0:
             return None
         reserved = division.kept if division.reserved is None else division.reserved
         known_now: dict[str, Any] = {
-            "told": count.told == self.workers,
+            "reported": count.reported == self.workers,
             "left": left if costs is None else costs.left(count.samples),
             "batch": division.batch if costs is None else division.whole,
             "held": sum(self._amounts) + amount + reserved[rank],

@@ -1,8 +1,8 @@
 """The counter behind claims: one number that all ranks add to, so that each sample is handed out once.
 
-It holds three numbers in one: how many samples of the pool have been claimed, how many ranks have told their speed
-in this round, and by how much they run faster or slower than was expected of them all. So one round trip tells a
-rank what is left and what its part of it should be.
+It packs three numbers into one: how many samples of the pool have been claimed, how many ranks have reported their
+speed in this round, and how much faster or slower than expected all of them together run. One round trip therefore
+shows a rank what is left and how much of it the rank should claim.
 """
 
 from __future__ import annotations
@@ -18,47 +18,47 @@ from paceline.errors import WorkerError
 from paceline.torch import memory, peers
 from paceline.torch.memory import Memory
 
-SAMPLES, RANKS = 28, 11  # bits of the counter; the other 24 are for the speeds
-SPEED_UNITS = 1 << 12  # of the expected speed of all
-MOST_SPEED = 1 << 11  # times that; what all ranks tell together must stay below
-CONNECT_SECONDS = 60.0  # to reach the store
+SAMPLES, RANKS = 28, 11  # bits of the counter; the other 24 hold the speeds
+SPEED_UNITS = 1 << 12  # units that the expected speed of all ranks together has
+MOST_SPEED = 1 << 11  # times that speed; the sum of what all ranks report must stay below
+CONNECT_SECONDS = 60.0  # seconds to reach the store
 
 
 class Count(NamedTuple):
-    """A round's counts: samples claimed before, ranks that have told their speed, and the sum of these."""
+    """A round's counts: samples claimed before, ranks that have reported their speed, and the sum of the speeds."""
 
     samples: int
-    told: int
+    reported: int
     speed: int
 
 
-def packed(samples: int, told: int, speed: int) -> int:
-    """Three numbers in one."""
-    return samples + (told << SAMPLES) + (speed << SAMPLES + RANKS)
+def packed(samples: int, reported: int, speed: int) -> int:
+    """The three numbers packed into one."""
+    return samples + (reported << SAMPLES) + (speed << SAMPLES + RANKS)
 
 
 def count_of(after: int, samples: int) -> Count:
-    """What the number says once ``samples`` were added to it."""
+    """The counts in the packed number ``after``, which this rank has just added ``samples`` to."""
     claimed, others = after & ((1 << SAMPLES) - 1), after >> SAMPLES
     return Count(claimed - samples, others & ((1 << RANKS) - 1), others >> RANKS)
 
 
 class Counter(Protocol):
-    """Adds to numbers that all ranks share. keeper: who holds them, for the message if nobody answers. quick: an
-    addition takes some microseconds, so that nobody need ask ahead."""
+    """Adds to numbers that all ranks share. keeper: the process that holds them, for the message if it does not
+    answer. quick: an addition takes a few microseconds, so that ranks do not have to claim ahead."""
 
     keeper: str
     quick: bool
 
-    def add(self, step: int, samples: int = 0, told: int = 0, speed: int = 0) -> Count:
-        """Add to the counts of this round; the numbers of rounds never fall."""
+    def add(self, step: int, samples: int = 0, reported: int = 0, speed: int = 0) -> Count:
+        """Add to the counts of round ``step``, and return them. Round numbers never decrease between calls."""
         ...
 
     def close(self) -> None: ...
 
 
 class LocalCounter:
-    """One process: nobody to share with."""
+    """The counter of a single process."""
 
     keeper = "this process"
     quick = True
@@ -66,10 +66,10 @@ class LocalCounter:
     def __init__(self) -> None:
         self._step, self._count = -1, Count(0, 0, 0)
 
-    def add(self, step: int, samples: int = 0, told: int = 0, speed: int = 0) -> Count:
+    def add(self, step: int, samples: int = 0, reported: int = 0, speed: int = 0) -> Count:
         before = self._count if step == self._step else Count(0, 0, 0)
         self._step = step
-        self._count = Count(before.samples + samples, before.told + told, before.speed + speed)
+        self._count = Count(before.samples + samples, before.reported + reported, before.speed + speed)
         return self._count._replace(samples=before.samples)
 
     def close(self) -> None:
@@ -77,9 +77,9 @@ class LocalCounter:
 
 
 class StoreCounter:
-    """On a TCPStore of its own, which rank 0 hosts; a key a round, deleted two rounds later.
+    """A counter on a TCPStore of its own, which rank 0 hosts: one key for each round, deleted two rounds later.
 
-    ``add`` hangs for as long as rank 0 is stopped.
+    ``add`` hangs as long as rank 0 is stopped.
     """
 
     keeper = "rank 0"
@@ -90,18 +90,18 @@ class StoreCounter:
         self._store: dist.TCPStore | None = peers.own_store(CONNECT_SECONDS)
         self._newest = -1
 
-    def add(self, step: int, samples: int = 0, told: int = 0, speed: int = 0) -> Count:
+    def add(self, step: int, samples: int = 0, reported: int = 0, speed: int = 0) -> Count:
         assert self._store is not None
         if step != self._newest:
             self._newest = step
-            if self._rank == 0:  # everybody has left that round: its gradients have been reduced
+            if self._rank == 0:  # no rank is still in that round: its gradients have been reduced
                 self._store.delete_key(str(step - 2))
         try:
-            after = self._store.add(str(step), packed(samples, told, speed))
+            after = self._store.add(str(step), packed(samples, reported, speed))
         except dist.DistError as error:
             raise WorkerError(
-                f"rank {self._rank} got no answer from rank 0, where work is claimed; rank 0 has left the run, look "
-                "there for the reason"
+                f"rank {self._rank} got no answer from rank 0, where work is claimed; rank 0 has left the run, see "
+                "its output for the reason"
             ) from error
         return count_of(after, samples)
 
@@ -109,20 +109,20 @@ class StoreCounter:
         self._store = None
 
 
-with suppress(ImportError):  # on Windows, where no memory is shared so
+with suppress(ImportError):  # on Windows, where memory cannot be shared in this way
     import fcntl
 
-SLOT = struct.Struct("<qq")  # of a round: its number, and what is counted in it
-ROUNDS = 4  # that are kept; all have left the others: their gradients have been reduced
+SLOT = struct.Struct("<qq")  # one round: its number, and its packed counts
+ROUNDS = 4  # rounds kept; no rank is still in an older one, since its gradients have been reduced
 LENGTH = ROUNDS * SLOT.size
-SOON_SECONDS, LOOK_SECONDS = 2e-5, 1e-3  # between two attempts at the lock: at first, and at most
+SOON_SECONDS, LOOK_SECONDS = 2e-5, 1e-3  # pause between two attempts at the lock: the first, and the longest
 
 
 class NearbyCounter(Counter):
-    """Each addition holds a lock, which the system takes back from a process that ends.
+    """A counter in shared memory. Each addition holds a lock, which the system releases if its process ends.
 
-    seconds: how long an addition waits at most for a process that has stopped in the middle of one. memory: of
-    ``LENGTH``, with its file.
+    memory: ``LENGTH`` bytes, with a file. seconds: how long an addition waits at most for the lock, which a process
+    that was stopped in the middle of an addition still holds.
     """
 
     keeper = "the memory of this machine"
@@ -132,12 +132,12 @@ class NearbyCounter(Counter):
         assert memory.file is not None
         self._memory, self._file, self._seconds = memory, memory.file, seconds
 
-    def add(self, step: int, samples: int = 0, told: int = 0, speed: int = 0) -> Count:
+    def add(self, step: int, samples: int = 0, reported: int = 0, speed: int = 0) -> Count:
         at, content = step % ROUNDS * SLOT.size, self._memory.content
         self._lock()
         try:
             held, number = SLOT.unpack_from(content, at)
-            after = packed(samples, told, speed) + (number if held == step else 0)
+            after = packed(samples, reported, speed) + (number if held == step else 0)
             SLOT.pack_into(content, at, step, after)
         finally:
             fcntl.lockf(self._file, fcntl.LOCK_UN, 1)
@@ -151,7 +151,7 @@ class NearbyCounter(Counter):
         while True:
             try:
                 return fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
-            except (BlockingIOError, PermissionError):  # another process has it
+            except (BlockingIOError, PermissionError):  # another process holds the lock
                 began = began or time.monotonic()
                 if time.monotonic() - began > self._seconds:
                     raise WorkerError(
@@ -164,7 +164,7 @@ class NearbyCounter(Counter):
 
 
 def counter() -> Counter:
-    """The counter that suits the process group. Collective."""
+    """The quickest counter that works for the ranks of the process group. Collective."""
     if peers.ranks() == 1:
         return LocalCounter()
     found = memory.common(LENGTH)

@@ -1,5 +1,4 @@
-"""What a training framework that runs the loop adds to its micro-steps, and what it asks of a ``Pace`` and tells it:
-``pace.host``."""
+"""The interface between a ``Pace`` and a training framework that runs the loop: ``pace.host``."""
 
 from __future__ import annotations
 
@@ -15,13 +14,13 @@ from paceline.torch.progress import Progress
 
 
 class Host:
-    """The place where a framework takes part: an adapter overrides what it needs, and sets ``pace.host.adapter``.
+    """The calls to a framework: an adapter overrides those that it needs, and sets ``pace.host.adapter``.
 
-    As it stands it is the host of a loop of one's own, and does nothing.
+    This base class is the host of a user's own loop, and does nothing.
     """
 
     def place(self, batch: Any) -> Any:
-        """A batch on its way to the loop; a host moves it to its device."""
+        """The batch as the loop gets it; a host moves it to its device."""
         return batch
 
     def micro_step_begins(self, piece: Piece) -> None:
@@ -31,43 +30,42 @@ class Host:
         """The loop over a loader has ended, or was left."""
 
     def step_begins(self, piece: Piece | None) -> None:
-        """An optimizer of the model is about to step, whoever called it. A PacelineError refuses that.
-
-        piece: of the running micro-step, None if no round is under way."""
+        """An optimizer of the model is about to step, called by Pace, the framework or the user. A PacelineError
+        refuses the step. piece: that of the running micro-step, None if no round is running."""
 
     def step_ended(self, seconds: float) -> None:
-        """It has stepped, and took so long. An adapter whose loop does not call ``pace.step`` calls
+        """The step has ended after ``seconds``. An adapter whose loop does not call ``pace.step`` calls
         ``pace.host.stepped``."""
 
     def without_step(self, step: int, ever: bool, finite: Callable[[], bool]) -> str:
-        """The loop goes on after round ``step`` was complete, and no optimizer has been stepped: what is wrong with
-        that, as a sentence, or "" where it is meant so.
+        """The error message for a loop that goes on after round ``step`` without an optimizer step; "" if that is
+        intended.
 
-        ever: an optimizer was stepped in a round before. finite: tells whether the gradients hold no infinity or NaN.
+        ever: an optimizer was stepped in an earlier round. finite: returns whether all gradients are finite.
         """
         if ever or not finite():  # left out on purpose, or by a scaler
             return ""
         return (
             f"round {step}: the loop went on without an optimizer step; expected pace.step(optimizer) "
-            "once a round, behind pace.backward(loss)"
+            "once a round, after pace.backward(loss)"
         )
 
 
 class Hosting:
-    """One Pace's side towards a framework, which runs backward passes and optimizer steps by itself.
+    """The calls from a framework, which runs backward passes and optimizer steps by itself, to one Pace.
 
-    For each micro-step that it is given a batch for: ``weight`` before the backward pass, ``backward_done`` after it;
-    ``stepped`` after the optimizer's step of a round that is ``pace.complete``.
+    In each micro-step it calls ``weight`` before the backward pass and ``backward_done`` after it, and ``stepped``
+    after the optimizer's step of a round that is ``pace.complete``.
     """
 
     def __init__(self, loop: Any, reducer: Reducer) -> None:
         self._loop, self._reducer = loop, reducer
-        # Where the run stands, and the rounds that are left of its epoch.
+        # The progress of the run, and the rounds that are left of its epoch.
         self.progress: Progress = loop.progress
 
     @property
     def adapter(self) -> Host:
-        """What the framework adds to each micro-step; set it before the first."""
+        """The framework's ``Host``; set it before the first micro-step."""
         return self._loop.host
 
     @adapter.setter
@@ -87,27 +85,27 @@ class Hosting:
     def weight(
         self, loss: torch.Tensor | None = None, reduction: str = "mean", count: float | None = None
     ) -> float:
-        """What this micro-batch's gradient counts: multiply the loss by it. A loss that is given goes on record."""
+        """The weight of this micro-batch's gradient: multiply the loss by it. A loss that is given is recorded."""
         if loss is not None:
             check_loss(loss)
         return self._loop.passes.weight(loss, reduction, count)
 
     def backward_done(self) -> None:
-        """The backward pass of this micro-batch is through."""
+        """The backward pass of this micro-batch has ended."""
         self._loop.passes.ended()
 
     def stepped(self, seconds: float = 0.0) -> None:
-        """The round's optimizer step is done and took so long."""
+        """The round's optimizer step has ended after ``seconds``."""
         self._loop.stepped(seconds)
 
     def end_micro_step(self) -> None:
-        """The loop goes on to the next micro-step. Raises PacelineError if it left something out."""
+        """The loop goes on to the next micro-step. Raises PacelineError if the loop left something out."""
         self._loop.end_micro_step()
 
     def close_epoch(self) -> None:
-        """Every sample of the epoch has been used, and the framework does not ask the loader for one more."""
+        """Every sample of the epoch has been used, and the framework does not ask the loader for another batch."""
         self._loop.close_epoch()
 
     def release(self) -> None:
-        """Let go of DDP, whose last work may abort the process at its end. No backward pass may follow."""
+        """Release DDP, whose last work may abort the process at its end. No backward pass may follow."""
         self._reducer.release()

@@ -1,15 +1,15 @@
-"""Starts the workers of a script of your own, in place of torchrun or by it, and outlives them all:
+"""Starts the workers of your own script, in place of torchrun or under it, and outlives them all:
 
     python -m paceline.torch.launcher --workers 4 train.py --lr 0.1
 
 The script makes a ``Pace(model, ..., elastic=True)`` of a plain model, without a process group. It goes on when a
-worker is killed, freezes, leaves (``pace.leave()``) or joins. With several machines, the launcher of the first keeps
-the store in which all workers meet, and each of the others has a launcher that joins it:
+worker is killed, freezes, leaves (``pace.leave()``) or joins. With several machines, the launcher of the first one
+keeps the rendezvous store of all workers, and each of the others runs a launcher that joins it:
 
     python -m paceline.torch.launcher --workers 4 --elsewhere 4 --host 10.0.0.1 --port 29400 --token-file key train.py
     python -m paceline.torch.launcher --workers 4 --join 10.0.0.1:29400 --token-file key train.py
 
-The launchers show each other that they have the same token, see ``docs/faults.md``.
+The launchers prove to each other that they have the same token, see ``docs/faults.md``.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from paceline.torch.liveness.stall import last_words
 
 LOOK = 0.005  # seconds between two looks at the workers, and at a file
 PATIENCE = 60.0  # seconds for which the store may be away
-LONGEST = 1e9  # seconds
-PORTS = 65535  # the highest
+LONGEST = 1e9  # the largest number of seconds for an option
+PORTS = 65535  # the highest port
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says in one sentence what is wrong."""
+    """Reports an error in one sentence."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"paceline: {message}; see {self.prog} --help\n")
 
-    def number(self, option: str, default: float, least: float, told: str, most: float = math.inf) -> None:
-        """An option that is a whole number, or seconds, as its default is."""
+    def number(self, option: str, default: float, least: float, about: str, most: float = math.inf) -> None:
+        """Add an option: a whole number if its default is an int, seconds if it is a float. about: its help."""
         expected = (
             f"a whole number from {least} to {most}"
             if most < math.inf
@@ -65,30 +65,28 @@ class _Parser(argparse.ArgumentParser):
                     return number
             raise argparse.ArgumentTypeError(f"{text} was given; expected {expected}")
 
-        self.add_argument(option, type=read, default=default, help=told)
+        self.add_argument(option, type=read, default=default, help=about)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the script; its exit status: 0 if a worker came to the end."""
+    """Run the script, and return the exit status: 0 if a worker came to the end."""
     parser = _Parser("python -m paceline.torch.launcher", description=__doc__.splitlines()[0])
-    parser.number("--workers", 2, 1, "how many on this machine")
-    parser.number("--max-restarts", 3, 0, "workers started in place of lost ones")
-    silent = (
-        "seconds without a sign of life until a worker is lost; ten times as many where it has work (Linux)"
-    )
+    parser.number("--workers", 2, 1, "number of workers on this machine")
+    parser.number("--max-restarts", 3, 0, "number of workers started in place of lost ones")
+    silent = "seconds without a heartbeat until a worker is lost; ten times as many if it has work (Linux)"
     parser.number("--dead-after", DEAD_SECONDS, 0.2, silent)
-    parser.number("--port", 0, 0, "where the workers meet; 0 takes any", PORTS)
-    parser.number("--elsewhere", 0, 0, "how many workers are on other machines")
+    parser.number("--port", 0, 0, "port of the rendezvous store; 0 takes any", PORTS)
+    parser.number("--elsewhere", 0, 0, "number of workers on other machines")
     parser.add_argument("--host", default="", help="this machine's address, as the others reach it")
     parser.add_argument("--join", type=_place, metavar="HOST:PORT", help="the launcher of the first machine")
-    parser.number("--patience", PATIENCE, 0.0, "with --join: seconds that the first may be away")
+    parser.number("--patience", PATIENCE, 0.0, "with --join: seconds for which the first machine may be away")
     parser.add_argument(
         "--token-file",
         type=Path,
         metavar="FILE",
-        help=f"with other machines: what all launchers must have; default ${tokens.TOKEN}",
+        help=f"with other machines: the token that all launchers share; default ${tokens.TOKEN}",
     )
-    parser.add_argument("script", help="of your own, with its arguments behind it")
+    parser.add_argument("script", help="your own script, followed by its arguments")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     asked = parser.parse_args(arguments)
     script = Path(asked.script)
@@ -100,14 +98,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "--elsewhere is for the launcher of the first machine, and --join for all others; give one"
         )
     if asked.elsewhere and not (asked.host and asked.port):
-        parser.error("--elsewhere needs --host and --port, by which the other machines reach this one")
+        parser.error("--elsewhere needs --host and --port, at which the other machines reach this one")
     command = [sys.executable, asked.script, *asked.arguments]
     try:
-        _as_torchrun_says(asked)
+        _follow_torchrun(asked)
         token = _token(asked, asked.join[0] if asked.join else asked.host or LOOPBACK)
         network = interface(address_towards(asked.join[0]) if asked.join else asked.host or LOOPBACK)
         beside = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": network} | dict(os.environ)
-        beside["LOCAL_WORLD_SIZE"] = str(asked.workers)  # where torchrun counts its launchers
+        beside["LOCAL_WORLD_SIZE"] = str(asked.workers)  # torchrun has set it to its number of launchers
         return _run(asked, token, lambda where: Process(command, env=beside | where.environment()))
     except WorkerError as error:
         last_words(str(error))
@@ -128,8 +126,8 @@ def _place(text: str) -> tuple[str, int]:
 
 
 def _run(asked: argparse.Namespace, token: str, start: Callable[[Where], Process]) -> int:
-    """Until the run is over, or its last worker has ended: its exit status. SIGTERM has all workers here leave at the
-    end of their round."""
+    """Wait until the run is over, or its last worker has ended, and return the exit status. SIGTERM makes all workers
+    of this machine leave at the end of their round."""
     workers, dead = asked.workers, asked.dead_after
     if asked.join:
         host, port = asked.join
@@ -148,9 +146,9 @@ def _run(asked: argparse.Namespace, token: str, start: Callable[[Where], Process
 
 
 def _token(asked: argparse.Namespace, first: str) -> str:
-    """What the launchers show one another; empty if there is none, and none is needed. first: the first machine.
+    """The token that the launchers share; empty if there is none, and none is needed. first: the first machine.
 
-    Raises PacelineError if the network could reach what the token protects."""
+    Raises PacelineError if the network could reach a run without a token."""
     if not (asked.join or asked.elsewhere):
         return ""
     chosen = os.environ.get(tokens.TOKEN)
@@ -163,7 +161,7 @@ def _token(asked: argparse.Namespace, first: str) -> str:
     if not address(first).startswith("127."):
         raise PacelineError(
             f"a run at {first} without a token would let the whole network in; give --token-file FILE, or set "
-            f"{tokens.TOKEN}, to the same on all machines"
+            f"{tokens.TOKEN}, with the same token on all machines"
         )
     return ""
 
@@ -186,8 +184,8 @@ def _awaited(path: Path, seconds: float) -> str:
     return token
 
 
-def _as_torchrun_says(asked: argparse.Namespace) -> None:
-    """Under torchrun each process is a launcher: that of rank 0 is the first, and the others join it."""
+def _follow_torchrun(asked: argparse.Namespace) -> None:
+    """Set the options under torchrun: each process is a launcher, rank 0's is the first, and the others join it."""
     rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     if ranks < 2 or asked.join or asked.elsewhere or "MASTER_ADDR" not in os.environ:
         return
@@ -206,19 +204,19 @@ class Process(subprocess.Popen[bytes]):
 
 
 def watch(supervisor: Supervisor, asked_to_end: list[int]) -> int:
-    """Until the last worker has ended: 0 if one came to the end, else 1. asked_to_end: signals, as they come."""
-    ended, told = False, 0
+    """Wait for the last worker to end; 0 if one came to the end, else 1. asked_to_end: signals received so far."""
+    ended, reported = False, 0
     while supervisor.workers:
         began, losses = supervisor.running, supervisor.look()
         for loss in losses:
             ended |= loss.words == "ended"
             if loss.lost or loss.words == "left":
                 last_words(f"worker {loss.place} {loss.words}")
-        if not began and any(loss.words != "left" for loss in losses):  # all are needed to begin
+        if not began and any(loss.words != "left" for loss in losses):  # a run begins only with all workers
             return int(any(loss.lost for loss in losses))
-        for sentence in supervisor.news[told:]:
+        for sentence in supervisor.news[reported:]:
             last_words(sentence)
-        told = len(supervisor.news)
+        reported = len(supervisor.news)
         if asked_to_end:
             asked_to_end.clear()
             supervisor.leave()
@@ -229,7 +227,7 @@ def watch(supervisor: Supervisor, asked_to_end: list[int]) -> int:
 
 
 def address(name: str) -> str:
-    """A machine's own address. Raises PacelineError if there is none."""
+    """The address of the machine with this name. Raises PacelineError if there is none."""
     try:
         return str(socket.getaddrinfo(name, None, socket.AF_INET)[0][4][0])
     except OSError as error:
@@ -239,7 +237,7 @@ def address(name: str) -> str:
 
 
 def address_towards(name: str) -> str:
-    """This machine's address, by which it reaches another; nothing is sent."""
+    """The address from which this machine reaches another; nothing is sent."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((address(name), 9))
@@ -256,10 +254,12 @@ def interface(host: str) -> str:
             return name
     if found.startswith("127."):
         return "lo"
-    raise PacelineError(f"--host {host} is no address of this machine; expected one by which others reach it")
+    raise PacelineError(
+        f"--host {host} is not an address of this machine; expected one that others can reach"
+    )
 
 
 if __name__ == "__main__":
     ended_with = main()
     sys.stdout.flush()
-    os._exit(ended_with)  # a thread may be in a call of torch's, to a store that does not answer
+    os._exit(ended_with)  # a thread may hang in a call to a store that does not answer

@@ -1,8 +1,8 @@
-"""What ``loop="local"`` is asked for: how far two merges are apart, and how ranks' parameters become one again.
+"""The options of ``loop="local"``: the distance of two merges, and how the ranks' parameters are merged.
 
 Between two merges each rank takes optimizer steps of its own, on batches of its own, as many as its speed allows. An
-interval between two merges is a round like any other: its samples are divided, claimed and told of as those of a
-round, and its end is the merge. This trains another model than one process would: opt-in, never chosen by itself.
+interval between two merges is a round: its samples are divided, claimed and reported as those of any other round, and
+the merge ends it. This trains a different model from that of one process, so it is never chosen automatically.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ from paceline.torch import peers
 from paceline.torch.gradients.reducers import Reducer
 from paceline.torch.options import Options
 
-SENT, BLOCK = ("bf16", "int8"), 256  # how changes may be sent; numbers that share a scale
-KEPT = 2048  # sizes: loaders draw no more rounds ahead
-RECENT = 0.3  # weight of the newest merge, of what merges take
+SENT, BLOCK = ("bf16", "int8"), 256  # formats in which changes may be sent; numbers that share a scale
+KEPT = 2048  # sizes of rounds that are kept: loaders draw no more rounds ahead
+RECENT = 0.3  # weight of the newest merge in the seconds of a merge
 
 
 @dataclass(frozen=True, kw_only=True)
 class Merge:
-    """How the ranks' parameters become one again at the end of an interval of ``loop="local"``.
+    """How the ranks' parameters are merged at the end of an interval of ``loop="local"``.
 
-    by: what a rank's change counts. "samples" (default): as many as it has run, or what ``count=`` says, such as
-        tokens. "steps": its own optimizer steps. "ranks": the same for each rank that took a step. A change also
-        grows with the steps that made it: while these are small, each sample counts alike under the third, and in
-        proportion to its rank's steps under the first two, which go further. If data are alike on all ranks, all
-        three aim at the same; if each rank has data of its own, as with ``pace.stream``, all lean towards those of
-        fast ranks, the third as exact training does and the first two more.
-    outer: the optimizer that takes the ranks' mean change for a gradient: "mean" (default), which makes the
-        parameters the ranks' mean; "nesterov:lr=0.7,momentum=0.9", as in DiLoCo; or a function that makes a torch
+    by: the weight of a rank's change. "samples" (default): the number that it has run, or the sum of ``count=``, such
+        as tokens. "steps": the number of its optimizer steps. "ranks": the same for each rank that took a step. A
+        change also grows with the number of steps that made it: while steps are small, each sample has the same
+        influence under "ranks", and one in proportion to its rank's steps under the other two, which go further. If
+        all ranks have the same kind of data, all three have the same aim; if each rank has data of its own, as with
+        ``pace.stream``, all favour those of fast ranks, "ranks" as exact training does and the other two more.
+    outer: the optimizer that takes the ranks' mean change for a gradient: "mean" (default), which sets the
+        parameters to the ranks' mean; "nesterov:lr=0.7,momentum=0.9", as in DiLoCo; or a function that makes a torch
         optimizer from a list of parameters.
-    send: how changes travel: None (default) as they are; "bf16", in half of the bytes; "int8", in a quarter, with a
-        scale for every 256 numbers. What rounding leaves out is sent the next time, and lost only if a run goes on
-        from a checkpoint.
-    delay: 0 (default): ranks wait for the merge of an interval at its end. 1: they go on, and it is taken in one
-        interval later, so that neither the link nor a rank that is late by less than an interval holds anybody.
-        Where an epoch ends, and in ``pace.flush()``, all is taken in.
+    send: the format in which changes are sent: None (default), their own; "bf16", with half of the bytes; "int8",
+        with a quarter, and a scale for every 256 numbers. Rounding errors are sent at the next merge, and lost only
+        if a run goes on from a checkpoint.
+    delay: 0 (default): ranks wait for the merge at the end of an interval. 1: they go on, and apply it one interval
+        later, so neither the link nor a rank that is late by less than an interval holds up the others. All changes
+        are applied at the end of an epoch, and in ``pace.flush()``.
     """
 
     by: str = "samples"
@@ -74,14 +74,14 @@ class Merge:
                 "function that makes an optimizer from parameters"
             )
         if isinstance(self.outer, str):
-            intervals.outer(self.outer)  # which refuses what is none
+            intervals.outer(self.outer)  # raises PacelineError for an unknown name or option
 
     def __str__(self) -> str:
         outer = self.outer if isinstance(self.outer, str) else "a function"
         return f"Merge(by={self.by!r}, outer={outer!r}, send={self.send!r}, delay={self.delay})"
 
     def optimizer(self, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        """The outer optimizer of these parameters."""
+        """The outer optimizer for these parameters."""
         if isinstance(self.outer, str):
             by = intervals.outer(self.outer)
             return torch.optim.SGD(parameters, lr=by.lr, momentum=by.momentum, nesterov=by.nesterov)
@@ -89,7 +89,7 @@ class Merge:
 
 
 def check(given: Options, model: torch.nn.Module, ranks: int) -> None:
-    """Raises PacelineError for what does not go together with steps of each rank's own."""
+    """Raises PacelineError for options that do not go together with loop="local", or need it."""
     if given.loop != "local":
         if given.every is not None or given.merge is not None:
             raise PacelineError(
@@ -109,26 +109,26 @@ def check(given: Options, model: torch.nn.Module, ranks: int) -> None:
     memory, limits = isinstance(given.limits, str), given.limits is not None and not steps
     reasons = {
         "weigh='hook' weighs what DDP sums, and each rank steps by itself; use weigh='loss'": hook,
-        f"micro_steps={given.micro_steps} is as many on all ranks; leave it out": fixed,
+        f"micro_steps={given.micro_steps} is the same number on all ranks; leave it out": fixed,
         f"micro_batch= cuts a step into passes, and each pass is a step here; leave it out, and {fits}": cuts,
         f"limits='memory' cuts a step into passes, and each pass is a step here; {fits}": memory,
         "limits= are samples of an interval, whose size is found while training; set every= to a number of steps, or "
         "leave limits= out": limits,
-        f"Merge(send={merge.send!r}) rounds sums that nobody can take back if a rank is lost within them; leave "
+        f"Merge(send={merge.send!r}) rounds sums, which cannot be undone if a rank is lost within them; leave "
         "send= out under elastic=True": given.elastic and merge.send is not None,
         "Merge(delay=1) goes on with sums that a lost rank would leave unfinished; leave delay= out under "
         "elastic=True": given.elastic and merge.delay,
         "deterministic=True fixes the sums of gradients, and none are summed; leave it out": given.deterministic,
-        "ranks take unlike numbers of steps, which DistributedDataParallel and fully_shard do not allow; hand over "
+        "ranks take different numbers of steps, which DistributedDataParallel and fully_shard do not allow; pass "
         "the plain module, as in Pace(model, ...): Paceline itself merges its parameters": wrapped,
     }
     refuse("loop='local'", reasons)
 
 
 class Every:
-    """How many samples an interval has, by the round from which that holds; the same on every rank, as all know it.
+    """The numbers of samples of intervals, and the rounds from which each holds; the same on every rank.
 
-    every: as of ``intervals.interval``. batch: B, samples of a step of every rank. delay: as of ``Merge``.
+    every: a result of ``intervals.interval``. batch: B, samples of one step on every rank. delay: see ``Merge``.
     """
 
     def __init__(self, every: int | float | str, batch: int, delay: int = 0) -> None:
@@ -139,7 +139,7 @@ class Every:
 
     @property
     def most(self) -> int:
-        """Samples of an interval at most."""
+        """The most samples of an interval."""
         return self._sizes[0] if self.fixed else self._batch * intervals.MOST_STEPS
 
     def size(self, step: int) -> int:
@@ -149,9 +149,9 @@ class Every:
         return policies.in_force(self._sizes, max(step, next(iter(self._sizes))))
 
     def take(self, step: int, batch: int, seconds: float, links: Array) -> None:
-        """From round ``step`` on go by an interval of ``batch`` samples, for which the slowest rank took ``seconds``.
+        """Set the size from round ``step`` on, after ``batch`` samples took the slowest rank ``seconds``.
 
-        links: seconds of each rank in the newest merge, (n,), NaN if there was none: the last has not waited."""
+        links: seconds of each rank in the newest merge, (n,), NaN if there was none; the last rank has not waited."""
         if self.fixed or not (seconds > 0 and batch > 0):
             return
         if not np.isnan(links).all():
@@ -167,26 +167,26 @@ class Every:
                 del self._sizes[min(self._sizes)]
 
     def state_dict(self, step: int) -> dict[str, Any]:
-        """What is known of round ``step`` and those behind it: plain numbers."""
+        """The sizes of round ``step`` and later rounds, in plain numbers."""
         sizes = {str(first): size for first, size in self._sizes.items() if first > step}
         return {"sizes": {str(step): self.size(step), **sizes}, "link": self._link}
 
     def load_state_dict(self, state: Any) -> None:
-        """Go on with these sizes, unless they are chosen now."""
+        """Resume with these sizes, unless the option fixes the size now."""
         sizes = state.get("sizes") if isinstance(state, dict) else None
         if not self.fixed and isinstance(sizes, dict) and sizes:
             self._sizes = {int(step): int(size) for step, size in sizes.items()}
             self._link = float(state["link"])
 
 
-# What rounding has left out so far, for each tensor: of this rank's changes, and of the sums that it makes.
+# Rounding errors that are still to be sent, for each tensor: of this rank's changes, and of the sums that it makes.
 Left = dict[int, tuple[torch.Tensor, torch.Tensor]]
 
 
 class Merging(Reducer):
-    """The ranks of a process group, if there is one: nothing is summed but at a merge.
+    """The reducer of a process group, if there is one: it sums only at a merge.
 
-    model: a plain module, whose parameters and buffers become rank 0's. Collective."""
+    model: a plain module, whose parameters and buffers are set to rank 0's. Collective."""
 
     def __init__(self, model: torch.nn.Module, ranks: int) -> None:
         self._ranks = ranks
@@ -204,7 +204,7 @@ class Merging(Reducer):
                 tensor.copy_(whole)
 
     def begin(self, loop: Any) -> None:
-        if loop.terms.merge.delay and self._ranks > 1:  # sums go on beside those of the program
+        if loop.terms.merge.delay and self._ranks > 1:  # its sums run at the same time as the program's
             self._group = dist.new_group(timeout=timedelta(seconds=peers.timeout()))
 
     def merge(self, own: Sequence[torch.Tensor], send: str | None) -> None:
@@ -213,7 +213,9 @@ class Merging(Reducer):
         if send is not None:
             left, (*flats, table) = self._left, own
             dist.all_reduce(table, group=self._group)
-            weight = float(table[:, 1].sum())  # in parts of it, what is left out has its size the next time
+            weight = float(
+                table[:, 1].sum()
+            )  # divided by it, rounding errors fit the scale of the next merge
             for number, flat in enumerate(flats if weight else ()):
                 flat.copy_(self._rounded(left, number, flat / weight, send) * weight)
             return
@@ -221,12 +223,12 @@ class Merging(Reducer):
             work.wait()
 
     def forget(self) -> None:
-        self._left = {}  # a merge that goes on meanwhile has its own
+        self._left = {}  # a merge that is running keeps the old dict
 
     def _rounded(self, left: Left, number: int, flat: torch.Tensor, send: str) -> torch.Tensor:
         """The sum of all ranks' ``flat``, sent in fewer bits: each rank sums a part of it and sends that to all.
 
-        What rounding leaves out on the way there and on the way back is sent the next time (error feedback)."""
+        The rounding errors in both directions are sent at the next merge (error feedback)."""
         ranks, size = self._ranks, -(-flat.numel() // (self._ranks * BLOCK)) * BLOCK
         mine = torch.zeros(ranks, size, dtype=flat.dtype, device=flat.device)
         mine.view(-1)[: flat.numel()] = flat
@@ -247,7 +249,7 @@ class Merging(Reducer):
 def encoded(values: torch.Tensor, send: str) -> torch.Tensor:
     """Rows of numbers, (n, a multiple of BLOCK), as bytes, (n, ...): as bf16, or as int8 with a scale for each BLOCK.
 
-    A row with an infinity or NaN becomes NaN, as far as that goes."""
+    In int8, all numbers of a BLOCK with an infinity or NaN become NaN."""
     if send == "bf16":
         return values.to(torch.bfloat16).view(torch.uint8)
     blocks = values.float().view(len(values), -1, BLOCK)
@@ -258,7 +260,7 @@ def encoded(values: torch.Tensor, send: str) -> torch.Tensor:
 
 
 def decoded(sent: torch.Tensor, send: str, dtype: torch.dtype) -> torch.Tensor:
-    """What ``encoded`` was given, rounded."""
+    """The numbers that ``encoded`` was given, rounded."""
     if send == "bf16":
         return sent.view(torch.bfloat16).to(dtype)
     numbers = sent.shape[1] * BLOCK // (BLOCK + 4)

@@ -1,4 +1,4 @@
-"""Steps of a rank's own (``loop="local"``): one behind each backward pass, and at an interval's end the merge."""
+"""The loop of ranks that step by themselves (``loop="local"``), after each backward pass, and merge at intervals."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from paceline.torch.plan import Piece, Source
 
 
 class LocalWeighing(Weighing):
-    """Each gradient is that of a step of its own: the mean over its batch, which no other rank adds to."""
+    """Each gradient belongs to one step of this rank: the mean over its batch, without a sum over the ranks."""
 
     def __init__(self, parameters: list[torch.nn.Parameter], device: torch.device, reducer: Reducer) -> None:
         super().__init__(parameters, device, reducer, by_hook=False, exact=False)
         self.exact = True  # no backward pass sums anything over the ranks
-        self.many = 0.0  # what the loss is a mean over
+        self.many = 0.0  # number that the loss is a mean over
 
     def weigh(self, piece: Piece, count: float | None) -> None:
         self.bring_back(piece.step)
         if piece.first:
             self._counts.begin()
-        if piece.samples:  # tokens of one step and samples of another are no weight
+        if piece.samples:  # tokens of one step and samples of another do not add up to a weight
             self._counts.add(piece.step, count, last=False)
         self.many = float(piece.samples if count is None else count)
 
@@ -42,22 +42,22 @@ class LocalWeighing(Weighing):
 
 
 class LocalPasses(Passes):
-    """Behind each backward pass a step is due."""
+    """Passes after each of which a step is due."""
 
     gradients: LocalWeighing
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self.gradients = LocalWeighing(*given[:3])  # parameters, device, reducer
-        self._means.left = 0  # each step's loss is its own
-        self.stepped = False  # in the running micro-step
+        self._means.left = 0  # each step's loss is its own mean, so it needs no check
+        self.stepped = False  # this rank has stepped in the running micro-step
 
     def begin(self, piece: Piece, batch: Any) -> None:
         super().begin(piece, batch)
         self.stepped = False
 
     def ended(self) -> None:
-        """The backward pass of this micro-step is through."""
+        """The backward pass of this micro-step has ended."""
         assert self.micro_step is not None
         self.micro_step.done = True
         self.gradients.ready()
@@ -69,18 +69,18 @@ class LocalPasses(Passes):
         elif self.micro_step is not None and not self.stepped:
             raise PacelineError(
                 f"interval {self.piece.step}: the loop went on without pace.step(optimizer); with loop='local' it is "
-                "expected behind each pace.backward(loss), since the last one of an interval merges"
+                "expected after each pace.backward(loss), since the last one of an interval merges"
             )
 
     def _weight_behind(self, reduction: str, count: float | None) -> NoReturn:
         raise PacelineError(
-            "pace.weighted() weighs the loss of a second model by a round's samples, and with loop='local' each rank "
-            "steps by itself; make a Pace for each model"
+            "pace.weighted() weights the loss of a second model by a round's samples, and with loop='local' each "
+            "rank steps by itself; make a Pace for each model"
         )
 
 
 def _refuse_wrapped(model: torch.nn.Module, *_: Any) -> None:
-    """Before a forward pass: DDP around the model would sum its gradients in each of a rank's own steps."""
+    """Raises PacelineError before a forward pass through DDP, which would sum gradients in each of a rank's steps."""
     wrapped = DistributedDataParallel._active_ddp_module is not None
     if wrapped and torch.is_grad_enabled() and dist.get_world_size() > 1:
         raise PacelineError(
@@ -90,13 +90,13 @@ def _refuse_wrapped(model: torch.nn.Module, *_: Any) -> None:
 
 
 class LocalLoop(Loop):
-    """A loop in which an interval is a round, and each of its micro-steps a step of this rank's own."""
+    """A loop in which a round is an interval, and each of its micro-steps is a step of this rank alone."""
 
     PASSES: type[Passes] = LocalPasses
     passes: LocalPasses
 
     local: Merges
-    _source: Source | None = None  # of the running iteration
+    _source: Source | None = None  # source of the running iteration
 
     def __init__(self, model: torch.nn.Module, *given: Any) -> None:
         super().__init__(model, *given)
@@ -115,7 +115,7 @@ class LocalLoop(Loop):
         return passes.micro_step is not None and passes.micro_step.done and not passes.stepped
 
     def abandon(self) -> None:
-        """As its base; the parameters are those of the last merge."""
+        """Abandon as the base class does, and restore the parameters of the interval's beginning."""
         if self.in_round:
             self.local.back()
         super().abandon()
@@ -124,7 +124,7 @@ class LocalLoop(Loop):
         super().drawn_ahead(micro_steps + self.behind)
 
     def flush(self) -> None:
-        """As its base, and between two intervals merges what is on its way."""
+        """Flush as the base class does, and between two intervals merge the changes that are on their way."""
         super().flush()
         if not self.in_round and self.local.flights:
             with self.named():
@@ -132,11 +132,11 @@ class LocalLoop(Loop):
             self.merged = True
 
     def close(self) -> None:
-        self.local.back()  # a loop that has failed may be left only later, when others are at work with the model
+        self.local.back()  # now: a failed loop may be left only later, when other code uses the model
         if self.local.flights and not self._failed:
             warnings.warn(
-                "the loop ended while changes were on their way (Merge(delay=1)), so that each rank has parameters "
-                "of its own; call pace.flush() on all ranks behind a loop that is left within an epoch",
+                "the loop ended while changes were on their way (Merge(delay=1)), so each rank has parameters "
+                "of its own; call pace.flush() on all ranks after a loop that is left within an epoch",
                 RuntimeWarning,
                 stacklevel=4,
             )
@@ -148,7 +148,7 @@ class LocalLoop(Loop):
         if self.local.flights:
             raise PacelineError(
                 f"a checkpoint after interval {self.progress.rounds - 1}, whose changes are still on their way "
-                "(Merge(delay=1)); expected one if pace.merged, or behind pace.flush() on all ranks"
+                "(Merge(delay=1)); expected one if pace.merged, or after pace.flush() on all ranks"
             )
         return super().state_dict()
 
@@ -161,14 +161,14 @@ class LocalLoop(Loop):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self.local.forget()  # what was loaded into the model before, even if an interval is left only now
+        self.local.forget()  # else leaving a running interval would undo the parameters that were loaded
         if self.in_round:
             self.abandon()
         self.terms.every.load_state_dict(state.get("every"))
         self.local.load_outer(state.get("outer"))
 
     def step(self, optimizers: list[Any], scaler: Any) -> bool:
-        """This rank's own step, and behind an interval's last one the merge. True when the optimizers stepped."""
+        """Take this rank's own step, and merge after an interval's last one. True when the optimizers stepped."""
         passes, local = self.passes, self.local
         self._steps.check_ours(optimizers)
         self._check_due()
@@ -187,12 +187,12 @@ class LocalLoop(Loop):
 
     def stepped(self, seconds: float | None) -> None:
         raise PacelineError(
-            "loop='local' is for a loop of your own, which calls pace.step(optimizer); a framework that steps the "
+            "loop='local' is for your own loop, which calls pace.step(optimizer); a framework that steps the "
             "optimizer by itself needs another loop="
         )
 
     def _merges_all(self) -> bool:
-        """Whether the running interval is known to be its iteration's last, or each one merges all."""
+        """Whether the interval merges all changes: without a delay, or if it is known to be its iteration's last."""
         source, progress = self._source, self.progress
         if not self.behind or source is None:
             return True
@@ -210,15 +210,15 @@ class LocalLoop(Loop):
         if passes.micro_step is None or passes.stepped:
             raise PacelineError(
                 "pace.step() was called twice for one batch, or outside of the loop; with loop='local' expected one "
-                "call behind each pace.backward(loss), with all optimizers in a list: pace.step([first, second])"
+                "call after each pace.backward(loss), with all optimizers in a list: pace.step([first, second])"
             )
         if not passes.micro_step.done:
             raise PacelineError(
-                f"interval {passes.piece.step}: pace.step() was called before pace.backward(loss); expected it behind"
+                f"interval {passes.piece.step}: pace.step() was called before pace.backward(loss); expected it after"
             )
 
     def _take(self, piece: Piece, optimizers: list[Any], scaler: Any, counts: bool) -> None:
-        """A step of the optimizers, if the samples of this piece count."""
+        """Step the optimizers, if the samples of this piece count."""
         self.local.stepping = True
         try:
             if counts:
@@ -234,19 +234,19 @@ class LocalLoop(Loop):
         self._gradients.used()
 
     def _merge(self, micro_step: MicroStep, many: float, optimizers: list[Any]) -> bool:
-        """Behind a step over so many samples or the like: whether the interval is over, and merged or on its way."""
+        """Follow a step over ``many`` samples or the like. True if the interval is over, and merged or on its way."""
         local, reducer, piece, began = self.local, self._reducer, micro_step.piece, time.perf_counter()
         local.took(many)
         if piece.last or reducer.retrying:
             local.fill(piece.batch, optimizers)
         if reducer.travels:
             micro_step.piece = piece = self.work.commit(piece)
-            if piece.last and not reducer.late:  # else it was handed over, merged
+            if piece.last and not reducer.late:  # a late rank has received the merged parameters
                 local.apply(piece.step, local.flats.own)
             local.seconds = time.perf_counter() - began
         elif piece.last:
             self._meter.stop(piece)
-            micro_step.complete = True  # who leaves the loop from here on leaves it alone
+            micro_step.complete = True  # from here on a loop that is left does not abandon the round
             whole = self._merges_all()
             local.send(whole)
             local.take_in(piece.step, 0 if whole else 1)
@@ -263,9 +263,9 @@ class LocalLoop(Loop):
     def _step_begins(self, optimizer: torch.optim.Optimizer, closure: bool) -> None:
         if not self.local.stepping:
             raise PacelineError(
-                "optimizer.step() was called by the program; with loop='local' expected pace.step(optimizer) behind "
-                "each pace.backward(loss), which also merges; closures, as LBFGS needs, have no place in it"
+                "optimizer.step() was called by the program; with loop='local' expected pace.step(optimizer) after "
+                "each pace.backward(loss), which also merges; closures, as LBFGS needs them, are not supported"
             )
 
     def _step_ended(self, optimizer: torch.optim.Optimizer) -> None:
-        """It was one of ``step``."""
+        """Do nothing: ``step`` has called the optimizer."""

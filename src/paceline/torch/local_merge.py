@@ -1,15 +1,15 @@
-"""The merge of what ranks that step by themselves have made of the parameters (``loop="local"``).
+"""Merges the parameters of ranks that step by themselves (``loop="local"``).
 
-At a merge, the change of a rank's parameters since the last one takes the place of a gradient: weighted, it is summed
-over the ranks, and an outer optimizer steps from where all ranks began (DiLoCo, arXiv 2311.08105, algorithm 1). With
-SGD of rate 1, the default, the parameters become the weighted mean of the ranks'.
+At a merge, the change of a rank's parameters since the last merge takes the place of a gradient: weighted, it is
+summed over the ranks, and an outer optimizer steps from the parameters with which all ranks began (DiLoCo, arXiv
+2311.08105, algorithm 1). With SGD of rate 1, the default, the result is the weighted mean of the ranks' parameters.
 
-With a delay the sum of interval t's changes goes on beside the steps of interval t+1. At its end the outer optimizer
-steps from the base that is the same on all ranks, b' = outer(b, mean c(t)), and rank i goes on from b' - c_i(t+1):
-its own change that is on its way stays in its parameters until the next base has it, so that each change is in the
-base once. Streaming DiLoCo (arXiv 2501.18512) mixes a part of b' into parameters that have moved on; eager updates
-(arXiv 2502.12996) put the rank's own share in place of the mean until that is there. Here nothing is mixed: the base
-is that of merges without a delay, made of changes from starts that lie one interval back.
+With a delay, the sum of interval t's changes runs during the steps of interval t+1. At the end of t+1 the outer
+optimizer steps from the base that is the same on all ranks, b' = outer(b, mean c(t)), and rank i goes on from
+b' - c_i(t+1): its own change that is on its way stays in its parameters until the next base contains it, so that the
+base contains each change once. Streaming DiLoCo (arXiv 2501.18512) mixes a part of b' into parameters that have moved
+on; eager updates (arXiv 2502.12996) use the rank's own share in place of the mean until the mean is there. Here
+nothing is mixed: the base is that of merges without a delay, of changes whose starting points lie one interval back.
 """
 
 from __future__ import annotations
@@ -31,17 +31,16 @@ from paceline.torch.gradients.steps import learning_rate
 from paceline.torch.liveness.calls import Calls
 from paceline.torch.local import Merge
 
-# Numbers of a rank before its counters: that it takes part, its weight, the projection of what its parameters began
-# as, with their norm, and its learning rate.
+# Numbers of a rank before its counters: a 1 for its presence, its weight, the projection and the norm of the
+# parameters with which it began, and its learning rate.
 HEAD = 5
-# Of their norm, by which projections of parameters may differ that are the same but for rounding.
-APART = 1e-5
-COLUMNS = 1024  # elements of a tensor whose random numbers have a factor in common
+APART = 1e-5  # portion of their norm by which the projections of equal parameters may differ through rounding
+COLUMNS = 1024  # elements of a tensor whose random numbers have a common factor
 
 
 class Flats(Sums):
-    """What the ranks sum at a merge: all changes of a kind in one tensor, and a table with a row for each rank. Where
-    ranks may be lost a ``Member`` sums them, after the step, in the place of gradients."""
+    """The tensors that the ranks sum at a merge: one for all changes of a kind, and a table with a row for each rank.
+    If ranks may be lost, a ``Member`` sums them after the step, in place of gradients."""
 
     def __init__(self) -> None:
         self._rank, self._ranks = peers.rank(), peers.ranks()
@@ -50,7 +49,7 @@ class Flats(Sums):
     def fill(
         self, before: Sequence[torch.Tensor], now: Sequence[torch.Tensor], weight: float, row: list[float]
     ) -> None:
-        """What has become of the values since ``before``, times ``weight``; and this rank's row of the table."""
+        """Set the changes of the values since ``before``, times ``weight``, and this rank's row of the table."""
         self.own = []
         for (wide, _), numbers in _kinds(now).items():
             changes = [change(before[n].to(wide), now[n].detach().to(wide)).flatten() for n in numbers]
@@ -62,17 +61,17 @@ class Flats(Sums):
         self.own.append(table)
 
     def finish(self, sum: Any) -> list[Any]:
-        """Start the sums of a copy, since one that fails leaves anything. What to wait for."""
+        """Start the sums, of a copy, since a failed sum leaves undefined values. Returns the works to wait for."""
         self._total = [flat.clone() for flat in self.own]
         return [sum(flat) for flat in self._total]
 
     def apply(self, used: Sequence[bool], factor: float = 1.0) -> None:
-        """All sums are there."""
+        """Replace the values by their sums, which are all there."""
         self.own = self._total
 
 
 def _kinds(values: Sequence[torch.Tensor]) -> dict[tuple[torch.dtype, torch.device], list[int]]:
-    """The numbers of those values that are summed in one tensor, by its precision and device."""
+    """The indices of the values that are summed in one tensor, by the tensor's precision and device."""
     kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
     for number, value in enumerate(values):
         wide = torch.float64 if value.dtype == torch.float64 else torch.float32
@@ -81,8 +80,7 @@ def _kinds(values: Sequence[torch.Tensor]) -> dict[tuple[torch.dtype, torch.devi
 
 
 def read(own: Sequence[torch.Tensor], now: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """What was filled in, and is now the sum of all ranks': changes in the shapes of the values, and the table,
-    (ranks, columns)."""
+    """The sums in ``own``: changes in the shapes of the values ``now``, and the table, (ranks, columns)."""
     changes: list[Any] = [None] * len(now)
     for flat, numbers in zip(own, _kinds(now).values(), strict=False):
         for number, part in zip(numbers, flat.split([now[n].numel() for n in numbers]), strict=True):
@@ -91,16 +89,16 @@ def read(own: Sequence[torch.Tensor], now: Sequence[torch.Tensor]) -> tuple[list
 
 
 def change(before: torch.Tensor, now: torch.Tensor) -> torch.Tensor:
-    """Zero where nothing has changed, also of infinity, as masks have it."""
+    """``before`` minus ``now``; zero where they are equal, also for the infinities of masks."""
     return torch.where(before == now, 0.0, before - now)
 
 
 class Projection:
-    """One number for all that the parameters hold: the sum of their elements, each times a random number of its
-    place, which is the same on every rank. If they are the same but for rounding, so is it; if elements, or their
-    signs or places, are other ones, it differs by about as much as they do.
+    """One number for the contents of the parameters: the sum of their elements, each times the random number of its
+    place, which is the same on every rank. If parameters differ only by rounding, so do their numbers; if elements,
+    signs or places differ, the numbers differ by about as much.
 
-    An element's random number is the product of its tensor's, its row's and its column's, so that few are kept."""
+    An element's random number is the product of its tensor's, its row's and its column's, so few need to be kept."""
 
     def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
         rows = max((p.numel() for p in parameters), default=0) // COLUMNS + 1
@@ -109,11 +107,11 @@ class Projection:
             1 + torch.rand(many, generator=random, dtype=torch.float64)
             for many in (COLUMNS, rows, len(parameters))
         )
-        # parameters in few bits are rounded by more
+        # Parameters of low precision have larger rounding errors.
         self._apart = max([APART, *(torch.finfo(p.dtype).eps for p in parameters)])
 
     def of(self, parameters: Sequence[torch.Tensor]) -> tuple[float, float]:
-        """The number, and the norm of all that they hold."""
+        """The number, and the norm of all elements."""
         total = square = 0.0
         for parameter, factor in zip(parameters, self._each.tolist(), strict=True):
             wide = parameter.flatten() if parameter.dtype == torch.float64 else parameter.flatten().float()
@@ -128,21 +126,21 @@ class Projection:
     def check_alike(
         self, step: int, present: torch.Tensor, projected: torch.Tensor, norms: torch.Tensor
     ) -> None:
-        """Raises PacelineError if some ranks began the interval with other parameters."""
+        """Raises PacelineError if some ranks began the interval with parameters unlike those of most ranks."""
         usual, norm = projected[present].nanquantile(0.5), norms[present].nanquantile(0.5)
         alike = (projected - usual).abs() <= self._apart * norm
-        apart = present & ~alike & ~usual.isnan()  # what is no number on all ranks is told elsewhere
+        apart = present & ~alike & ~usual.isnan()  # NaN on all ranks is reported elsewhere
         if apart.any():
             ranks = ", ".join(map(str, apart.nonzero().flatten().tolist()))
             raise PacelineError(
                 f"interval {step} began with other parameters on rank {ranks}; expected the same on all: load "
-                "checkpoints on every rank, and change parameters on all ranks alike"
+                "checkpoints on every rank, and change parameters in the same way on all ranks"
             )
 
 
 class Flight(NamedTuple):
-    """Changes that are on their way. own: their sum with the table, once ``wait`` has returned how many seconds it
-    took. changes: this rank's, of each parameter, if it goes on meanwhile."""
+    """Changes that are on their way. own: their sums and the table, once ``wait`` has returned; it returns the
+    seconds that the sums took. changes: this rank's change of each parameter, if the rank goes on meanwhile."""
 
     own: list[torch.Tensor]
     wait: Callable[[], float]
@@ -150,36 +148,37 @@ class Flight(NamedTuple):
 
 
 class Merges:
-    """``begin`` an interval; ``took`` with each step; at its end ``fill``, then ``send`` and ``take_in``, or
-    ``apply`` if the reducer has summed; ``back`` if it is left.
+    """Merges the parameters and buffers of a model. Call ``begin`` for an interval; ``took`` after each step; at its
+    end ``fill``, then ``send`` and ``take_in``, or ``apply`` if the reducer has summed; ``back`` if it is left.
 
-    model: whose parameters and buffers are merged: floating buffers as parameters are, but without the outer
-    optimizer; of whole numbers, such as batch norm's counter, the largest of any rank is taken. Both are merged when
-    nothing stays on its way, and are a rank's own until then.
+    Floating buffers are merged as parameters are, but without the outer optimizer; buffers of whole numbers, such as
+    batch norm's counter, get the largest value of any rank. Both stay a rank's own until no change is on its way.
     """
 
     def __init__(self, model: torch.nn.Module, merge: Merge, reducer: Reducer) -> None:
         self._model, self._merge, self._reducer = model, merge, reducer
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         if any(value.is_complex() for value in (*model.parameters(), *model.buffers())):
-            raise PacelineError("loop='local': the model has complex numbers, which nobody has merged yet")
+            raise PacelineError(
+                "loop='local': the model has complex numbers, which merges do not support yet"
+            )
         self._outer = merge.optimizer(self._parameters)
         buffers = dict(model.named_buffers())
         self._floats = [name for name, buffer in buffers.items() if buffer.is_floating_point()]
         self._wholes = [name for name in buffers if name not in self._floats]
         self._counters = [name for name in self._wholes if buffers[name].numel() == 1]
         self.flats, self._projection = Flats(), Projection(self._parameters)
-        self.stepping = False  # an optimizer, right now
-        self.seconds = 0.0  # that the newest sum took
+        self.stepping = False  # an optimizer is stepping right now
+        self.seconds = 0.0  # seconds that the newest sum took
         self.flights: deque[Flight] = deque()
-        self._start: list[torch.Tensor] | None = None  # what the values were when the interval began
-        self._before: list[torch.Tensor] = []  # and the buffers of whole numbers
-        self.base: list[torch.Tensor] = []  # the same on all ranks: what they are without what is on its way
-        self._counted, self._taken = 0.0, 0  # samples or the like, and steps
+        self._start: list[torch.Tensor] | None = None  # the values when the interval began
+        self._before: list[torch.Tensor] = []  # the buffers of whole numbers when the interval began
+        self.base: list[torch.Tensor] = []  # the values without changes on their way; the same on all ranks
+        self._counted, self._taken = 0.0, 0  # samples or the like, and steps, of this rank in the interval
         self._aside, self._warned = Calls("merging"), False
 
     def begin(self) -> None:
-        """An interval begins."""
+        """Begin an interval."""
         self._start = [value.detach().clone() for value in self._values()]
         if not self.flights:
             self.base = [*self._start]
@@ -187,35 +186,35 @@ class Merges:
         self._counted, self._taken = 0.0, 0
 
     def took(self, many: float) -> None:
-        """This rank has taken a step over so many samples or the like; none if it is 0."""
+        """This rank has taken a step over ``many`` samples or the like; if 0, it has taken none."""
         self._counted += many
         self._taken += many > 0
 
     def back(self) -> None:
-        """The interval was left: what this rank has made of the parameters since it began does not count."""
+        """The interval was left: restore the parameters with which it began."""
         if self._start is not None:
             with torch.no_grad():
                 for value, start in zip(self._values(), self._start, strict=True):
-                    if value.shape == start.shape:  # else it is refused
+                    if value.shape == start.shape:  # another shape is refused elsewhere
                         value.copy_(start)
                 for name, before in zip(self._wholes, self._before, strict=True):
                     self._model.get_buffer(name).copy_(before)
         self.over()
 
     def over(self) -> None:
-        """No interval is running; the parameters stay what they are."""
+        """End the interval; the parameters stay unchanged."""
         self._start = None
 
     def forget(self) -> None:
-        """Nothing is on its way: other parameters were loaded."""
+        """Drop all changes on their way, since other parameters were loaded."""
         self.over()
         self.flights.clear()
         self._reducer.forget()
 
     def fill(self, batch: int, optimizers: list[Any]) -> None:
-        """This rank's change since the interval of ``batch`` samples began, with its weight.
+        """Set this rank's change since the interval of ``batch`` samples began, and its weight.
 
-        optimizers: its own."""
+        optimizers: those of this rank."""
         assert self._start is not None
         self._check_buffers()
         many, counters = len(self._parameters), []
@@ -225,8 +224,8 @@ class Merges:
                 counters.append(float(now))
             elif not torch.equal(now, before):
                 raise PacelineError(
-                    f"loop='local': buffer {name} holds {now.numel()} whole numbers, and the steps of a rank change "
-                    "it; of those a merge can make nothing: keep them in a floating tensor, which is averaged"
+                    f"loop='local': buffer {name} holds {now.numel()} whole numbers that a rank's steps change, and "
+                    "a merge cannot average whole numbers; keep them in a floating tensor, which is averaged"
                 )
         weights = {"samples": self._counted / batch, "steps": self._taken, "ranks": self._taken > 0}
         weight = float(weights[self._merge.by])
@@ -236,17 +235,17 @@ class Merges:
 
     @torch.no_grad()
     def send(self, whole: bool) -> None:
-        """What was filled in is on its way. whole: this rank waits for it."""
+        """Send the changes that ``fill`` has set. whole: this rank waits for their sum."""
         own, changes = self.flats.own, list[torch.Tensor]()
         if not whole:
             changes = [change(*both) for both in zip(self._begun(), self._parameters, strict=True)]
-            if not self._taken:  # samples that count for nothing may have changed buffers
+            if not self._taken:  # samples without weight may have changed buffers
                 self.back()
         wait = self._aside.submit(self._sum, own).result if self._merge.delay else partial(self._sum, own)
         self.flights.append(Flight(own, wait, changes))
 
     def take_in(self, step: int, most: int = 0) -> None:
-        """Merge what is on its way, until at most so many merges are. step: the newest interval that is over."""
+        """Merge changes on their way, until at most ``most`` merges are left. step: the newest ended interval."""
         before = len(self.flights)
         while len(self.flights) > most:
             flight = self.flights.popleft()
@@ -260,7 +259,7 @@ class Merges:
 
     @torch.no_grad()
     def apply(self, step: int, own: list[torch.Tensor]) -> None:
-        """The sums of interval ``step`` are there: the outer optimizer's step from the base."""
+        """Take the outer optimizer's step from the base with the sums ``own`` of interval ``step``."""
         values = self._values()
         changes, table = read(own, values)
         present, weights = table[:, 0] > 0, table[:, 1]
@@ -289,7 +288,7 @@ class Merges:
             self._model.get_buffer(name).fill_(most)
 
     def state_dict(self) -> dict[str, Any]:
-        """The model as it was when the running interval began, or as it is between two, for a rank that joins."""
+        """The state for a rank that joins: the model at the beginning of the running interval, or now between two."""
         values = [*self._values(), *(self._model.get_buffer(name) for name in self._wholes)]
         began: dict[int, torch.Tensor] = {}
         if self._start is not None:
@@ -301,30 +300,30 @@ class Merges:
         return {"model": model, "outer": self._outer.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what another rank's ``state_dict`` gave."""
+        """Load the ``state_dict`` of another rank."""
         self._model.load_state_dict(state["model"])
         self._outer.load_state_dict(state["outer"])
 
     def outer_state(self) -> dict[str, Any]:
-        """The outer optimizer's, for a checkpoint, which may be kept in memory; empty if it has none."""
+        """The outer optimizer's state for a checkpoint, copied, since it may stay in memory; empty if it has none."""
         state = self._outer.state_dict()
         return copy.deepcopy(state) if state["state"] else {}
 
     def load_outer(self, state: Any) -> None:
-        """Take over what ``outer_state`` gave, by the rates that are chosen now; what was there before goes."""
+        """Replace the outer optimizer's state by one of ``outer_state``; its rates stay those chosen now."""
         own = self._outer.state_dict()
         self._outer.load_state_dict({**own, "state": copy.deepcopy(state["state"]) if state else {}})
 
     def close(self) -> None:
-        """No more merges."""
+        """End the thread that sums; no merges may follow."""
         self._aside.close()
 
     # -- within ----------------------------------------------------------------------------------------------
 
     def _begun(self) -> list[torch.Tensor]:
-        """The parameters from which this rank's change counts. While changes are on their way that is what the newest
-        merge has left them as: what the program has made of them since, such as a decay of its own, is no part of
-        the base, and counts as this rank's if that takes steps."""
+        """The parameters from which this rank's change counts. While changes are on their way, these are the results
+        of the newest merge: a change that the program has made since, such as a decay of its own, is not part of the
+        base, and counts as this rank's if the rank takes steps."""
         assert self._start is not None
         if not (self.flights and self._taken):
             return self._start[: len(self._parameters)]
@@ -332,11 +331,11 @@ class Merges:
         return [base - sum(each) for base, each in zip(self.base, changes, strict=False)]
 
     def _values(self) -> list[torch.Tensor]:
-        """What is merged by its change: parameters, then floating buffers."""
+        """The values that are merged by their changes: parameters, then floating buffers."""
         return [*self._parameters, *(self._model.get_buffer(name) for name in self._floats)]
 
     def _check_buffers(self) -> None:
-        """Raises PacelineError for buffers of the model's state that no merge knows of, or of another shape."""
+        """Raises PacelineError for buffers of the model's state that are new, or have another shape."""
         before = [*self.base[len(self._parameters) :], *self._before]
         names = [*self._floats, *self._wholes]
         shapes = {name: value.shape for name, value in zip(names, before, strict=True)}
@@ -346,28 +345,28 @@ class Merges:
             if shape is None and name in kept:
                 raise PacelineError(
                     f"loop='local': buffer {name} has appeared since Pace was made, and no merge would make it the "
-                    "same on all ranks; register it before, or with persistent=False if it is no part of the model"
+                    "same on all ranks; register it before, or with persistent=False if it is not part of the model"
                 )
             if shape is not None and shape != now.shape:
                 raise PacelineError(
-                    f"loop='local': buffer {name} had the shape {tuple(shape)} and has {tuple(now.shape)} now, of "
-                    "which a merge can make nothing; give it its shape before Pace is made"
+                    f"loop='local': buffer {name} had the shape {tuple(shape)} and has {tuple(now.shape)} now, which "
+                    "cannot be merged; give it its shape before Pace is made"
                 )
 
     def _watch_rates(self, step: int, rates: torch.Tensor) -> None:
-        """Warns, the first time, if ranks end an interval with unlike learning rates."""
+        """Warns, once, if ranks end an interval with different learning rates."""
         if not self._warned and self._reducer.chief and (rates != rates[0]).any() and not rates.isnan().any():
             self._warned = True
             warnings.warn(
                 f"ranks came to the merge of interval {step} with learning rates from {float(rates.min()):g} to "
-                f"{float(rates.max()):g}: a scheduler that each rank steps behind each of its own steps goes faster "
-                "where ranks take more of them; step schedulers once an interval, as in `if pace.merged:`",
+                f"{float(rates.max()):g}: a scheduler that each rank steps after each of its own steps is faster "
+                "on ranks that take more of them; step schedulers once an interval, as in `if pace.merged:`",
                 RuntimeWarning,
                 stacklevel=5,
             )
 
     def _sum(self, own: list[torch.Tensor]) -> float:
-        """Sum these over the ranks. The seconds that it took."""
+        """Sum these tensors over the ranks, and return the seconds that it took."""
         began = time.perf_counter()
         self._reducer.merge(own, self._merge.send)
         return time.perf_counter() - began

@@ -1,8 +1,8 @@
-"""What happens micro-step by micro-step: rounds are planned, claimed, measured, reduced and settled.
+"""The course of a loop, micro-step by micro-step: rounds are planned, claimed, measured, reduced and settled.
 
-One iteration is an epoch of a loader, or some rounds whose samples the loop draws itself; a ``Source`` says what a
-micro-step is given: a round's planned pieces, and between them those that this rank claims. A ``Reducer`` says which
-rounds these are, and commits each of them; where its sums fail, the loop runs what is missing and tries again.
+One iteration is an epoch of a loader, or some rounds whose samples the loop draws itself. A ``Source`` gives each
+micro-step its batch: a round's planned pieces, and between them those that this rank claims. A ``Reducer`` sets the
+sequence of rounds and commits each of them; if its sums fail, the loop runs the missing samples and tries again.
 """
 
 from __future__ import annotations
@@ -28,30 +28,31 @@ from paceline.torch.progress import Progress
 from paceline.torch.terms import Terms
 from paceline.torch.work import Work
 
-LOST = RuntimeError, WorkerError  # what an error may be that only says that another rank is lost
-LAST_SECONDS = 1.0  # to wait at the end for what other ranks tell of the last rounds
+LOST = RuntimeError, WorkerError  # types of errors that may only mean that another rank is lost
+LAST_SECONDS = 1.0  # longest wait at the end for the other ranks' reports on the last rounds
 
 
 class Loop:
-    """The running micro-step of one model's loop, and all that goes on around it.
+    """The running micro-step of one model's loop, and the state around it.
 
-    A loader iterates ``over`` its source. The loop tells ``passes`` of its backward passes, and of its optimizer's
-    step here (``step``, or ``stepped`` after a step of its own).
+    A loader iterates ``over`` its source. The training loop reports its backward passes to ``passes``, and its
+    optimizer's step here (``step``, or ``stepped`` after a step of its own).
 
-    listeners: called in turn with each settled round. host: see ``Host``; set it before the first micro-step.
+    listeners: called one by one with each settled round. host: see ``Host``; set it before the first micro-step.
     """
 
     PASSES: type[Passes] = Passes
-    local: Any = None  # the ``Merges`` of a rank that steps by itself
-    merged = False  # the newest step has merged what ranks have made of the parameters by themselves
-    behind = False  # a round begins before all ranks have told of the one before
+    local: Any = None  # the ``Merges`` of loop="local"
+    merged = False  # the newest step has merged the parameters of all ranks
+    behind = False  # a round begins before all ranks have reported the one before
 
     def __init__(
         self, model: torch.nn.Module, reducer: Reducer, terms: Terms, listeners: Listeners, on_nan: OnNan
     ) -> None:
         self.terms, self.host, self._reducer = terms, Host(), reducer
-        self._running: object = None  # the iteration that is; hooks below ask for it, also if this fails
-        self.changes = reducer.travels  # who takes part, so that a round is planned when it begins
+        # The running iteration. It is set first, since hooks of a loop whose construction failed read it.
+        self._running: object = None
+        self.changes = reducer.travels  # the members may change, so a round is planned when it begins
         self.rank, self.ranks = peers.rank(), peers.ranks()
         parameters = [p for p in model.parameters() if p.requires_grad]
         device = parameters[0].device if parameters else torch.device("cpu")
@@ -66,17 +67,17 @@ class Loop:
         if reducer.averages and not reducer.in_step and device.type == "cpu":
             self.rounds.beyond = []
         self.memory: MemoryLimit | None = None
-        self._counts_epochs = True  # it is over a loader
-        # The last micro-step of a loop that draws its own samples is over, and its step to come.
+        self._counts_epochs = True  # the iteration is over a loader
+        # The last micro-step of a loop that draws its own samples is over, and its optimizer step is still to come.
         self._own_end = self._failed = False
         self._closing = ExitStack()
-        self._left: MicroStep | None = None  # in whose middle the newest iteration was left
+        self._left: MicroStep | None = None  # the micro-step in whose middle the newest iteration was left
         self._carry = 0.0  # seconds of the last optimizer step, part of the next round's overhead
 
     def watch_over(self, lookout: Alone) -> None:
-        """Let ``lookout`` know of the rounds, and name the ranks that are lost; refuse the program's collectives in
-        rounds that ranks run in unlike numbers of pieces, since some would hang in them. Then rounds may begin."""
-        # Why nobody need wait for the other ranks any more, if one of them has told; it returns at once.
+        """Connect ``lookout``, which follows the rounds and names lost ranks. Refuse the program's collectives in
+        rounds that ranks run in different numbers of pieces, since some would hang in them. Then rounds may begin."""
+        # The known reason why waiting for the other ranks is useless, or None; it returns at once.
         self.lost = self._meter.lost = lookout.known
         self._lookout = lookout
         lookout.explain = lambda error: explain(error, self.passes, self._left, self.rounds.fits)
@@ -86,19 +87,19 @@ class Loop:
         self._reducer.begin(self)
 
     def limited_by(self, memory: MemoryLimit) -> None:
-        """Let ``memory`` say what fits into this rank's."""
-        self.memory, self._meter.memory = memory, memory.told
+        """Let ``memory`` limit the samples of this rank's passes."""
+        self.memory, self._meter.memory = memory, memory.report
         self._reducer.runs_again(self.passes.prepared)
 
     def close(self) -> None:
-        """Let go of the model; no more micro-steps."""
+        """Remove all hooks from the model; no micro-steps may follow."""
         self._closing.close()
         self.work.close(self._failed)
         self.passes.close()
         self._steps.close()
         self._lookout.close()
 
-    # -- where the loop stands -------------------------------------------------------------------------------
+    # -- state -----------------------------------------------------------------------------------------------
 
     @property
     def in_round(self) -> bool:
@@ -107,7 +108,7 @@ class Loop:
 
     @property
     def due(self) -> bool:
-        """Whether a step of the optimizer is."""
+        """Whether a step of the optimizer is due."""
         return self.passes.complete
 
     @property
@@ -116,32 +117,32 @@ class Loop:
         return self.in_round and self.passes.piece.last
 
     def loss_now(self) -> float:
-        """The mean loss of the round that is complete, or has just been stepped, over all its samples. Collective."""
+        """The mean loss over all samples of the round that is complete, or has just been stepped. Collective."""
         piece = self.passes.piece if self.passes.complete and not self._reducer.travels else self.passes.over
         if piece is None:
             raise PacelineError(
-                "pace.loss_now() was called where no round is complete; expected it behind a round's last backward "
+                "pace.loss_now() was called while no round is complete; expected it after a round's last backward "
                 "pass, on all ranks: if pace.step(optimizer): ... pace.loss_now()"
             )
-        if self._reducer.travels:  # with the gradients, so that all ranks know it
+        if self._reducer.travels:  # the loss has travelled with the gradients, so all ranks know it
             self.settle()
             return self.rounds.loss
         with self.named():
             return self._meter.loss_now(piece.batch)
 
     def drawn_ahead(self, micro_steps: int = 0) -> None:
-        """A loader draws so many micro-steps ahead: plans take effect that much later."""
+        """A loader draws this many micro-steps ahead: plans take effect that much later."""
         balancer = self.terms.balancer
         balancer.lag = max(balancer.lag, micro_steps + self._meter.lag)
 
     def name(self, error: BaseException) -> None:
-        """Raises a WorkerError that names the rank, if the error only says that another one is lost."""
+        """Raises a WorkerError that names the rank, if the error only means that another rank is lost."""
         if (reason := self._lookout.reason(error)) is not None:
             raise reason from error
 
     @contextmanager
     def named(self) -> Iterator[None]:
-        """In here errors are seen by ``name``."""
+        """Pass the errors raised within to ``name``."""
         try:
             yield
         except LOST as error:
@@ -153,7 +154,7 @@ class Loop:
     def over(self, source: Source) -> Generator[Any]:
         """One iteration over ``source``, micro-step by micro-step."""
         running, passes, own = self._open(source), self.passes, source.number is None
-        plain = self.host.__class__ is Host  # which does nothing
+        plain = self.host.__class__ is Host  # its methods do nothing
         try:
             for batch, piece in self._reducer.micro_steps(self, source):
                 self._begin(piece, batch)
@@ -171,7 +172,7 @@ class Loop:
                         "another loop over a loader of this Pace was begun within this one; expected one to end "
                         "before the next begins: draw both batches from one loader, or make a Pace for each model"
                     )
-                if passes.micro_step is not None:  # else the round was finished by step()
+                if passes.micro_step is not None:  # else step() has ended the round
                     self.end_micro_step()
             self.close_epoch()
         finally:
@@ -179,11 +180,11 @@ class Loop:
             self._leave(running)
 
     def round_begins(self, workers: int | None = None) -> None:
-        """A round's first batch is about to be loaded; its clock starts. workers: ranks that take part."""
+        """Start a round's clock; its first batch is about to be loaded. workers: number of ranks that take part."""
         began, meter, progress = time.perf_counter(), self._meter, self.progress
         if meter.reported and not self.behind:
             self.settle()
-        if self.rounds.links_due:  # also on a rank that has settled by itself, for a checkpoint
+        if self.rounds.links_due:  # also on a rank that has already settled, for a checkpoint
             with self.named():
                 self.rounds.measure_links()
         meter.start(progress.rounds, progress.epoch, began, self._carry)
@@ -192,7 +193,7 @@ class Loop:
             self.work.begins(workers)
 
     def end_micro_step(self) -> None:
-        """The loop's micro-step is over, and another may follow. Raises PacelineError if it left something out."""
+        """End the loop's micro-step; another may follow. Raises PacelineError if the loop left something out."""
         self.passes.check_taken()
         if self.last:
             self._end_round()
@@ -205,31 +206,31 @@ class Loop:
         self.progress.begin(self.progress.epoch + 1)
 
     def settle(self) -> None:
-        """Take in what the ranks reported of the round just finished, and plan from it."""
+        """Collect the ranks' reports on the round just finished, and plan from them."""
         with self.named():
             self.rounds.settle()
 
     def settle_last(self) -> None:
-        """``settle`` before the end, when nobody may be waited for long: another rank may have left otherwise."""
+        """``settle`` before the end, without a long wait, since another rank may already have left."""
         until = time.monotonic() + LAST_SECONDS
-        self._meter.lost = lambda: WorkerError("it is too late") if time.monotonic() > until else None
+        self._meter.lost = lambda: WorkerError("the wait is over") if time.monotonic() > until else None
         if self._failed:
             return
         if self.in_round:
-            # A loop that draws its own samples has stepped after its last micro-step; else the rounds before count.
+            # A loop that draws its own samples has stepped after its last micro-step; other rounds are unfinished.
             self._end_round() if self._own_end and self._steps.taken else self.abandon()
             self._meter.report_rest()
         with suppress(WorkerError):
             self.rounds.settle()
 
     def flush(self) -> None:
-        """``settle``, also what the ranks have not told yet. Collective."""
+        """``settle``, also the rounds that ranks have not reported yet. Collective."""
         with self.named():
             self.rounds.flush()
         self._reducer.together()
 
     def abandon(self) -> None:
-        """Leave the running round unfinished; the state is the last finished one's. Its gradients are dropped."""
+        """Leave the running round unfinished and drop its gradients; the state is that of the last finished round."""
         self._gradients.release()
         if self.in_round:
             self._gradients.drop()
@@ -238,7 +239,7 @@ class Loop:
         self._reducer.drop()
 
     def failed(self, error: BaseException) -> None:
-        """The loop ends with this error: tell the other ranks. Raises WorkerError as ``name`` does."""
+        """The loop ends with this error: notify the other ranks. Raises WorkerError as ``name`` does."""
         self._failed = True
         self._meter.close()
         self._reducer.close(failed=True)
@@ -246,22 +247,22 @@ class Loop:
         self._lookout.fail(error)
 
     def state_dict(self) -> dict[str, Any]:
-        """What is needed to go on from here, after a finished round: plain numbers."""
+        """The state to resume from after a finished round, in plain numbers."""
         if self.in_round:
             raise PacelineError(
                 f"a checkpoint within round {self.passes.piece.step}; expected one between rounds: make it after the "
-                "round's optimizer step, taken by pace.step(optimizer) or told of by pace.host.stepped()"
+                "round's optimizer step, taken by pace.step(optimizer) or reported by pace.host.stepped()"
             )
         self.settle()
         return self.stands()
 
     def stands(self) -> dict[str, Any]:
-        """Where the run stands at the beginning of the running round, or of the next."""
+        """The state of the run at the beginning of the running round, or of the next one."""
         balancer, policy = self.terms.balancer, self.terms.policy
         return {**self.progress.state(), "policy": policy, "balancer": balancer.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where ``state_dict`` left off. Raises PacelineError for another state, and changes nothing then."""
+        """Resume from a ``state_dict``. Raises PacelineError for an unsuitable state, and changes nothing then."""
         step, balancer = self.progress.check(state), self.terms.balancer  # before anything changes
         if state["policy"] == self.terms.policy:
             balancer.load_state_dict(state["balancer"], step)
@@ -290,7 +291,7 @@ class Loop:
             if self._reducer.late:
                 steps.taken.extend(optimizers)
                 forget_unscaled(scaler)
-                self.stepped(0.0)  # it was handed over
+                self.stepped(0.0)  # this rank has received the state after the step
                 return True
             self._gradients.check_there(piece, optimizers)
         elif not steps.taken:
@@ -299,9 +300,9 @@ class Loop:
             raise PacelineError(
                 "with a GradScaler, several optimizers are stepped together: pace.step([first, second], scaler)"
             )
-        # what is checked before a step that others take has been, and a plain host does not ask
+        # The checks before a step have been made above, and a plain host needs no notice of it.
         seconds = steps.take(optimizers, scaler, heard=self.host.__class__ is not Host)
-        if passes.micro_step is None:  # a host may have told of the step
+        if passes.micro_step is None:  # a host may have reported the step
             self._carry += seconds
             self._gradients.used()
             return bool(optimizers)
@@ -311,14 +312,14 @@ class Loop:
         return True
 
     def stepped(self, seconds: float | None) -> None:
-        """The round's optimizer step is done and took so long, or was left out on purpose (None)."""
+        """The round's optimizer step has ended after ``seconds``, or was left out on purpose (None)."""
         passes = self.passes
         if (micro_step := passes.micro_step) is None:
             raise PacelineError(NO_ROUND)
         piece, self._meter.running.ended = micro_step.piece, time.perf_counter()
         if seconds is not None:
             self._carry, self._steps.ever = seconds, True
-        elif not self.changes:  # a rank that joins does not know of those before
+        elif not self.changes:  # a rank that joins would not know the number of earlier ones
             self._meter.left_out += 1
         self._gradients.used()
         progress = self.progress
@@ -330,10 +331,10 @@ class Loop:
     # -- within ----------------------------------------------------------------------------------------------
 
     def _open(self, source: Source) -> object:
-        """An iteration begins: within its epoch after ``load_state_dict``, else with a whole one. Returns what tells
-        it from other iterations."""
+        """Begin an iteration: within its epoch after ``load_state_dict``, else with a whole epoch. Returns an object
+        that identifies the iteration."""
         if self._own_end and self.in_round:
-            self._end_round()  # a loop that draws its own samples goes on
+            self._end_round()  # the loop that draws its own samples goes on
         left = self.passes.piece.step if self.passes.complete else None
         self.abandon()
         self.settle()
@@ -342,14 +343,14 @@ class Loop:
                 self._meter.dropped(left)
         self._own_end = False
         if source.number is not None:
-            self.progress.open(source.number, source.samples or 0)  # of a stream nobody knows
+            self.progress.open(source.number, source.samples or 0)  # a stream's samples are unknown
         self._counts_epochs = source.number is not None
         self._running, self._left = object(), None
         source.open()
         return self._running
 
     def _begin(self, piece: Piece, batch: Any) -> None:
-        """A batch goes to the loop."""
+        """Begin a micro-step: its batch is about to go to the loop."""
         passes, work = self.passes, self.work
         first = passes.micro_step is None
         if piece.first is not first:
@@ -363,15 +364,14 @@ class Loop:
             work.claims.begin(piece)
 
     def _end_round(self) -> None:
-        """The micro-step of a complete round is over, and pace.step() did not end it."""
+        """End a complete round at the end of its last micro-step, since pace.step() has not ended it."""
         steps, step = self._steps, self.passes.piece.step
         if not steps.taken and (wrong := self.host.without_step(step, steps.ever, self._gradients.finite)):
             raise PacelineError(wrong)
-        self.stepped(steps.seconds if steps.taken else None)  # by the user alone
+        self.stepped(steps.seconds if steps.taken else None)  # the user has stepped the optimizer
 
     def _leave(self, running: object) -> None:
-        """The iteration is over, or was left: what is unfinished is dropped, but a step may still follow a complete
-        round."""
+        """The iteration has ended, or was left: drop an unfinished round. A step may still follow a complete one."""
         if self._running is running:
             self._running = None
             self.progress.close()
@@ -384,11 +384,11 @@ class Loop:
         self.host.iteration_over()
 
     def _within(self) -> int | None:
-        """The round of which this rank has not run all yet."""
+        """The round that this rank is still running; None between rounds and after its last gradient."""
         return self.passes.piece.step if self.in_round and not self._meter.stopped else None
 
     def _step_begins(self, optimizer: torch.optim.Optimizer, closure: bool) -> None:
-        """Before any step of an optimizer that holds the model's parameters, whoever takes it."""
+        """Called before each step of an optimizer with the model's parameters, by Pace, a framework or the user."""
         self.host.step_begins(self.passes.piece if self.in_round else None)
         self._steps.begin()
         if not closure:
@@ -397,7 +397,7 @@ class Loop:
             self._steps.check_once([optimizer])
 
     def _step_ended(self, optimizer: torch.optim.Optimizer) -> None:
-        self.passes.check_complete()  # for a closure, which has only now run its backward pass
+        self.passes.check_complete()  # a closure has only now run its backward pass
         seconds = self._steps.end()
         if self._running is not None or self.in_round:
             self._steps.taken.append(optimizer)

@@ -1,4 +1,4 @@
-"""Memory that processes of one machine share. It is in no directory, so that nothing is left of it when they end."""
+"""Memory that the processes of one machine share. It is in no directory, so nothing of it is left when they end."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from paceline.torch import peers
 
 
 class Where(NamedTuple):
-    """By what the other processes of a machine open it, as long as its file is open."""
+    """The place at which other processes of the machine open a memory, as long as its file is open."""
 
     process: int
     file: int
-    name: str  # which no other memory has, on whatever machine
+    name: str  # unique over all memories of all machines
 
 
 class Memory:
-    """So many bytes, at first zeros. file: by which it is locked and opened, None if nobody else can open it."""
+    """Shared bytes, zero at first. file: its descriptor, for locks and for others to open; None if they cannot."""
 
     def __init__(self, content: mmap.mmap, file: int | None) -> None:
         self.content, self.file = content, file
 
     def close_file(self) -> None:
-        """Who has it open keeps it, and nobody else can open it. Safe to call twice."""
+        """Close the file: processes that have it open keep it, and no others can open it. Safe to call twice."""
         if self.file is not None:
             os.close(self.file)
             self.file = None
 
 
 def make(length: int) -> tuple[Memory, Where | None]:
-    """Memory of this process, and where others find it; None if this system has none that can be found."""
+    """Memory of this process, and its place for others; None if other processes of this system cannot find it."""
     name = f"paceline-{secrets.token_hex(16)}"
     try:
         file = os.memfd_create(name)
@@ -46,7 +46,7 @@ def make(length: int) -> tuple[Memory, Where | None]:
 def find(where: Where | None, length: int, writes: bool = False) -> Memory | None:
     """Another process's memory; None if it is on another machine, or cannot be seen from here.
 
-    writes: this process writes there, too."""
+    writes: this process also writes to it."""
     if where is None:
         return None
     path = f"/proc/{where.process}/fd/{where.file}"
@@ -62,7 +62,7 @@ def find(where: Where | None, length: int, writes: bool = False) -> Memory | Non
 
 
 def common(length: int) -> Memory | None:
-    """Memory with its file that all ranks read and write; None if they are on several machines. Collective."""
+    """Memory with a file that all ranks read and write; None if they are on several machines. Collective."""
     first = peers.rank() == 0
     own, place = make(length) if first else (None, None)
     where = peers.gather(place)[0]

@@ -1,10 +1,10 @@
-"""How much of a round fits into a rank's memory at once, learned from the peaks that it sees while it trains.
+"""How much of a round fits into a rank's memory at once, learned from the peaks of its memory during training.
 
-A rank begins small and grows. What a pass has held at its peak, against the amount that it ran, gives a line. The
-next pass is as large as the line says that memory allows, but at most twice the largest that has gone through.
-What others take of the memory lowers what is allowed at the next look.
+A rank begins with small passes and lets them grow. The peak memory of passes against the amounts that they ran gives
+a line. The next pass is as large as the line allows, but at most twice the largest pass that has succeeded. If other
+processes take more memory, the next look at it lowers the limit.
 
-An amount is samples, or the sum of their lengths (padded, where they are) if they cost differently.
+An amount is a number of samples, or the sum of their lengths, with any padding, if they cost differently.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from paceline.torch.passes import MicroStep, Passes
 from paceline.torch.plan import Piece
 from paceline.torch.terms import Terms
 
-MARGIN = 0.06  # of what a rank may hold beyond what it held at the beginning is left free
-GROWTH = 2.0  # times the largest amount that has gone through
-AFTER = 7 / 8  # of an amount that did not fit, for so many passes, and twice as many after each that follows
-PASSES = 64
-LOOK_SECONDS = 0.1  # between two looks, while nothing grows
+MARGIN = 0.06  # portion left free of the memory that a rank may take in addition to its use at the beginning
+GROWTH = 2.0  # limit of the next amount, as a multiple of the largest that has succeeded
+AFTER = 7 / 8  # limit after a failure, as a portion of the amount that did not fit
+PASSES = 64  # passes for which that limit holds; each further failure doubles them
+LOOK_SECONDS = 0.1  # seconds between two looks at the memory, while amounts do not grow
 SAID = ("can't allocate memory", "bad_alloc", "out of memory", "could not create a memory object")
 
 T = TypeVar("T")
 
 
 def ran_out(error: BaseException) -> bool:
-    """Whether an allocator had no memory left, of a device or of processors."""
+    """Whether the error means that an allocator, of a device or of the host, had no memory left."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in SAID)
 
 
 class Gauge(NamedTuple):
-    """One kind of memory, in bytes: what this process holds, at its peak since ``begin`` (which returns False if an
-    older peak cannot be forgotten), and may hold with what others leave."""
+    """One kind of memory, in bytes. begin: resets the peak; False if an older peak stays. now: what this process
+    holds. peak: the most that it held since ``begin``. room: the most that it may hold beside other processes."""
 
     begin: Callable[[], bool]
     now: Callable[[], float]
@@ -57,7 +57,7 @@ class Gauge(NamedTuple):
 
 
 def gauges(device: torch.device) -> list[Gauge]:
-    """All kinds of memory that may end first where a model is on this device. (Not yet run on a GPU.)"""
+    """The kinds of memory that may run out for a model on this device. (Not yet run on a GPU.)"""
     status = partial(_number, "/proc/self/status")
     if device.type == "cuda":
         cuda = torch.cuda
@@ -81,15 +81,15 @@ def gauges(device: torch.device) -> list[Gauge]:
 
 
 def _forget() -> bool:
-    with suppress(OSError):  # not every kernel does
+    with suppress(OSError):  # not every kernel supports it
         Path("/proc/self/clear_refs").write_text("5")
         return True
     return False
 
 
 def _cgroups() -> list[tuple[Path, Path, Path]]:
-    """Files of limit, use and statistics of the memory cgroups (version 2 or 1) that this process is in, and of all
-    above them; a container sees its own at the top."""
+    """The limit, use and statistics files of this process's memory cgroups (version 2 or 1) and all their parents; a
+    container sees its own cgroup at the top."""
     found = []
     with suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
@@ -105,18 +105,18 @@ def _cgroups() -> list[tuple[Path, Path, Path]]:
 
 
 def _resident(cgroups: list[tuple[Path, Path, Path]]) -> float:
-    """What this process may hold of its machine, or of its cgroup: an equal part of what is free, beside its own."""
+    """Bytes that this process may hold in its machine or cgroup: its own, and an equal part of the free ones."""
     free = _number("/proc/meminfo", "MemAvailable")
     for limit, used, stat in cgroups:
         with suppress(OSError, ValueError):  # "max" is no number
-            given_back = _number(stat, "inactive_file") / 1024  # when it is needed
-            free = min(free, int(limit.read_text()) - int(used.read_text()) + given_back)
-    sharing = int(os.environ.get("LOCAL_WORLD_SIZE") or peers.ranks())  # as torchrun tells; at most all
+            reclaimable = _number(stat, "inactive_file") / 1024
+            free = min(free, int(limit.read_text()) - int(used.read_text()) + reclaimable)
+    sharing = int(os.environ.get("LOCAL_WORLD_SIZE") or peers.ranks())  # by torchrun; all ranks at most
     return _number("/proc/self/status", "VmRSS") + max(free, 0.0) / max(sharing, 1)
 
 
 def _number(path: str | Path, name: str) -> float:
-    """Bytes of what has this name in a file of names and kilobytes; infinite if it is not there."""
+    """The bytes of the entry with this name in a file of names and kilobytes; infinity if there is none."""
     with suppress(OSError), open(path, encoding="ascii") as lines:
         for line in lines:
             if line.startswith(name):
@@ -125,7 +125,7 @@ def _number(path: str | Path, name: str) -> float:
 
 
 class _Line:
-    """Bytes of a gauge at its peak, by the amount that was run: through the largest amount and a smaller one."""
+    """The peak bytes of a gauge as a line over the amount that ran: through the largest amount and a smaller one."""
 
     def __init__(self, gauge: Gauge) -> None:
         self._gauge = gauge
@@ -139,29 +139,29 @@ class _Line:
         return self._start + (self._gauge.room() - self._start) * (1 - MARGIN) - self._large[1]
 
     def ran(self, amount: float, through: bool = True) -> None:
-        """So much was run since the last call at most, or tried in vain."""
+        """Record the largest amount that ran since the last call, or failed if not ``through``."""
         peak = self._gauge.peak()
         self._seen = 0.0 if self._gauge.begin() else peak
         self._spoilt = self._spoilt if through else self._seen
-        if peak <= self._spoilt or not through:  # a failed pass hides those that follow
+        if peak <= self._spoilt or not through:  # the peak of a failed pass hides later ones
             return
         expected = self._large[1] + (amount - self._large[0]) * self._slope
         if amount >= self._large[0]:
             self._large = amount, peak
-        elif self._seen:  # of larger amounts
+        elif self._seen:  # the peak may be that of a larger amount
             return
-        elif peak > expected:  # all takes more than it did, such as an optimizer's state
+        elif peak > expected:  # all amounts take more than before, for instance by an optimizer's new state
             self._large = self._large[0], self._large[1] + peak - expected
         elif amount <= self._large[0] / 2:
             self._small = amount, peak
 
     def most(self) -> float:
-        """The amount that the gauge's room allows."""
+        """The largest amount that the gauge's room allows."""
         left = self.left
         if self._slope <= 0:
             return math.inf if left > 0 else self._large[0] / 2
         more = left / self._slope
-        if left > 0 and self._seen:  # an earlier peak may hide that it takes less
+        if left > 0 and self._seen:  # an earlier peak may hide that amounts take less
             more = max(more, 1.0)
         return self._large[0] + more
 
@@ -172,10 +172,10 @@ class _Line:
 
 
 class MemoryLimit:
-    """This rank's limit, in amounts.
+    """This rank's limit, in amounts. Constructing it is collective.
 
-    passes: of this rank's loop, whose micro-steps ``run`` cuts where the loop takes a round in pieces. cut: a batch's
-    samples from one to another. Collective.
+    passes: those of this rank's loop, whose micro-steps ``run`` cuts if the loop takes a round in pieces. cut:
+    returns the samples of a batch from one index to another.
     """
 
     def __init__(self, passes: Passes, terms: Terms, cut: Callable[[Any, int, int], Any]) -> None:
@@ -185,19 +185,20 @@ class MemoryLimit:
         self._lines = [_Line(gauge) for gauge in gauges(self._device)]
         self._whole = terms.fixed_micro_steps is not None
         passes.gradients.apart = not self._whole
-        if self._whole:  # nobody knows yet what a sample takes: as much as each has room
+        if self._whole:  # the memory of a sample is still unknown: divide the batch by the ranks' room
             left = np.array(peers.gather(max(min(line.left for line in self._lines), 1.0)))
             terms.balancer.limit(0, np.ceil(terms.global_batch * left / left.sum()))
-        self._proven = self._largest = 0.0  # the largest amount that has gone through; since the last look
+        self._proven = self._largest = 0.0  # the largest amount that succeeded: ever; since the last look
         self._most = 0.0
         self._looked = -math.inf
-        self._out, self._out_for, self._patience = math.inf, 0, PASSES  # what did not fit, for so many passes
-        self._lengths = 0.0  # of a sample on average, the most of a round
+        # The amount that did not fit, how many more passes it limits, and how many the next failure will limit.
+        self._out, self._out_for, self._patience = math.inf, 0, PASSES
+        self._lengths = 0.0  # the mean amount of a sample, in the round where it was largest
         self._failed = 0  # passes that did not fit
 
-    def told(self) -> tuple[float, float]:
-        """Samples that fit into a round of this rank, after its newest part, NaN if it does not matter or nobody
-        knows; and how many passes have not fitted until now."""
+    def report(self) -> tuple[float, float]:
+        """Samples that fit into a round of this rank after its newest part, NaN if unlimited or unknown; and the
+        number of passes that have not fitted so far."""
         micro_step, steps = self._passes.micro_step, self._terms.fixed_micro_steps
         if self._whole and micro_step is not None and micro_step.piece.samples:
             self._lengths = max(self._lengths, _each(micro_step.piece))
@@ -207,8 +208,8 @@ class MemoryLimit:
         return max(self._find() / self._lengths * steps, self._floor), self._failed
 
     def run(self, batch: Any, one: Callable[[Any], T]) -> Iterator[T]:
-        """What ``one`` makes of a micro-step's batch, which runs its forward and backward pass: of the whole, or of
-        parts that fit, one after the other. A part that does not is dropped, and half of it is tried."""
+        """The results of ``one``, which runs the forward and backward pass of a batch: of a micro-step's whole batch,
+        or of parts that fit, one after the other. A part that does not fit is dropped, and half of it is tried."""
         piece, rows = self._passes.piece, self._passes.piece.samples
         each, start, again = _each(piece), 0, rows
         cuts = rows > self._floor and not self._whole and self._passes.cuts(batch)
@@ -237,11 +238,11 @@ class MemoryLimit:
             self._drop(size, each)
 
     def _size(self, left: int, each: float, sums: bool) -> int:
-        """How many of ``left`` samples are run next. sums: gradients are summed while the last of them is."""
+        """How many of ``left`` samples run next. sums: the pass of the last of them also sums the gradients."""
         most = max(int(self._find() / each), self._floor)
         proven = max(min(int(self._proven / each), most), self._floor)
         if left <= most:
-            # What others wait for is to go through.
+            # The last pass, which other ranks wait for, must not fail.
             size = left if not sums or left <= proven else left - proven
         else:
             size = most if most > proven else -(-left // -(-left // most))
@@ -250,7 +251,7 @@ class MemoryLimit:
         return size if left - size >= self._floor else left
 
     def _drop(self, samples: int, each: float) -> None:
-        """A pass of so many samples did not fit."""
+        """Drop a pass of ``samples``, which did not fit."""
         self._failed += 1
         for line in self._lines:
             line.ran(samples * each, through=False)
@@ -263,16 +264,16 @@ class MemoryLimit:
 
     def _too_little(self, piece: Piece, samples: int, cuts: bool) -> str:
         what = (
-            "expected room for so many: take a smaller model, checkpoint its activations, or leave this rank out"
+            "expected room for as many: take a smaller model, checkpoint its activations, or leave this rank out"
             if samples <= self._floor
-            else "its batch cannot be cut: not all it holds has a row for each sample; set micro_batch="
+            else "its batch cannot be cut: parts of it have no row for each sample; set micro_batch="
             if not cuts
-            else "other ranks wait for its gradients, so that it could not be dropped; set micro_batch="
+            else "other ranks wait for its gradients, so the pass could not be dropped; set micro_batch="
         )
         return f"{sentence(self._rank, piece, self._device, samples)}; {what}"
 
     def _ran(self, amount: float) -> None:
-        """A pass of this amount is through."""
+        """Record that a pass of this amount has succeeded."""
         self._largest = max(self._largest, amount)
         if self._out_for:
             self._out_for -= 1
@@ -284,7 +285,7 @@ class MemoryLimit:
             self._looked = -math.inf
 
     def _find(self) -> float:
-        """The amount that may be run at once now."""
+        """The largest amount that may run at once now."""
         now = time.monotonic()
         if now >= self._looked + LOOK_SECONDS:
             self._looked = now
@@ -294,18 +295,18 @@ class MemoryLimit:
 
 
 def _each(piece: Piece) -> float:
-    """Of what a sample counts in a piece, on average."""
+    """The mean amount of a sample in a piece."""
     return 1.0 if piece.parts is None or not piece.samples else float(piece.parts[0]) / piece.samples
 
 
 def sentence(rank: int, piece: Piece, device: torch.device, samples: int | None = None) -> str:
-    """Which rank ran out of memory where, with how many samples, and how many bytes it held."""
+    """A sentence that names the rank that ran out of memory, the round, its samples at once and the bytes held."""
     pairs = [(gauge.peak(), gauge.room()) for gauge in gauges(device)]
     peak, room = min(pairs, key=lambda pair: pair[1] - pair[0])
     many = piece.samples if samples is None else samples
     return (
         f"rank {rank} ran out of memory in round {piece.step} with {many} sample{'s' * (many != 1)} at once, "
-        f"where it held up to {_bytes(peak)} of the {_bytes(room)} that it may hold"
+        f"and held up to {_bytes(peak)} of the {_bytes(room)} that it may hold"
     )
 
 
@@ -314,17 +315,16 @@ def _bytes(number: float) -> str:
 
 
 def explain(error: BaseException, passes: Passes, left: MicroStep | None, fits: Array | None) -> str:
-    """A loop ends with this error: note what a single sample, or memory, may have to do with it. Returns what the
-    other ranks are to be told instead of the error's own words, or nothing.
+    """Add a note to an error that ends the loop, if a lack of memory or a batch of one sample may be its cause.
+    Returns the sentence to report to the other ranks instead of the error's own text; "" for none.
 
     left: the micro-step in whose middle the loop was left. fits: samples that fit into each rank's memory, (n,)."""
     rank, micro_step = peers.rank(), passes.micro_step or left
     if micro_step is not None and ran_out(error):
-        known = "" if fits is None else f" (as far as is known, of {np.nansum(fits):.0f} samples)"
+        known = "" if fits is None else f" (of {np.nansum(fits):.0f} samples, as far as is known)"
         words = (
             f"{sentence(rank, micro_step.piece, passes.device)}; use loop='round' and pace.round(batch, function) "
-            "with limits='memory', which accumulates what does not fit, or a smaller "
-            f"global_batch{known}"
+            f"with limits='memory', which accumulates what does not fit, or a smaller global_batch{known}"
         )
         error.add_note(f"paceline: {words}")
         return words

@@ -1,6 +1,6 @@
-"""What a user may choose for ``Pace``: each option by itself, the loads that ranks can take, what goes together.
+"""The options of ``Pace``, and their checks: each by itself, the limits of the ranks' loads, and combinations.
 
-All is said in a sentence before anything is made of it.
+A wrong option is reported in a sentence before anything is made.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from paceline.rounds import Cluster
 from paceline.sync import intervals
 
 LOOPS = ("whole", "round", "pieces", "local")
-MEMORY = "memory"  # for limits: what fits is found while training
+MEMORY = "memory"  # value of limits: training finds what fits
 Limits = Sequence[tuple[int | None, int | None]]  # (least, most) of each rank
 
 
 @dataclass(kw_only=True)
 class Options:
-    """What was chosen for one Pace, whose docstring says what each option is.
+    """The options of one Pace; its docstring explains each of them.
 
-    ``check_kinds`` first, then ``check_together``; ``terms.agree`` makes of it what the ranks go by.
+    Call ``check_kinds`` first, then ``check_together``; ``terms.agree`` turns them into the ranks' ``Terms``.
     """
 
     global_batch: int
@@ -54,21 +54,21 @@ class Options:
 
     @classmethod
     def of(cls, chosen: Mapping[str, Any]) -> Options:
-        """From all that was given to ``Pace``, by name."""
+        """Options from the arguments of ``Pace``, by name."""
         return cls(**{each.name: chosen[each.name] for each in fields(cls)})
 
     @property
     def fills(self) -> bool:
-        """Whether a micro-step with nothing to do gets samples that count for nothing."""
+        """Whether a micro-step without work gets samples that count for nothing."""
         return self.loop != "pieces" if self.fill is None else bool(self.fill)
 
     @property
     def fixed_micro_steps(self) -> int | None:
-        """Micro-steps of every rank in every round; None if that is a rank's own affair."""
+        """Micro-steps of every rank in every round; None if their number may differ from rank to rank."""
         return 1 if self.micro_steps is None and self.loop == "whole" else self.micro_steps
 
     def check_kinds(self, model: Any) -> None:
-        """Raises PacelineError for the first that is of another kind than ``Pace`` says, or out of range."""
+        """Raises PacelineError for the first option of a wrong type, or out of range."""
         if not isinstance(model, torch.nn.Module):
             raise PacelineError(
                 f"model={short(model)}: expected a torch.nn.Module, as DistributedDataParallel is"
@@ -92,7 +92,7 @@ class Options:
         switches(fill=self.fill, deterministic=self.deterministic, elastic=self.elastic)
 
     def check_together(self) -> None:
-        """Raises PacelineError for an unknown loop or way of weighing, or where they do not go together."""
+        """Raises PacelineError for an unknown loop or way of weighing, or a combination that does not work."""
         loop, weigh, micro_steps = self.loop, self.weigh, self.micro_steps
         check_weigh(weigh)
         if micro_steps is not None and weigh == "hook":
@@ -108,73 +108,73 @@ class Options:
             )
 
     def check_memory(self, in_step: bool) -> None:
-        """Raises PacelineError for loops in which what fits into memory cannot be found while training."""
+        """Raises PacelineError for loops in which training cannot find what fits into memory."""
         pieces, hook = self.loop == "pieces", self.weigh == "hook" and self.loop == "round"
         reasons = {
             "loop='pieces' runs its passes itself; use loop='round' and pace.round(batch, function)": pieces,
-            "weigh='hook' weighs what DDP has summed, and a pass that does not fit is to be dropped before; use "
+            "weigh='hook' weights what DDP has summed, and a pass that does not fit must be dropped before; use "
             "weigh='loss'": hook,
             "deterministic=True fixes the size of every pass; set quantum= to what fits": self.deterministic,
-            "under fully_shard all ranks take as many passes; set micro_batch= to what fits": in_step,
+            "under fully_shard all ranks take the same number of passes; set micro_batch= to what fits": in_step,
         }
         refuse("limits='memory'", reasons)
 
     def check_elastic(self) -> None:
-        """Raises PacelineError for what does not go together with ranks that may be lost or join."""
+        """Raises PacelineError for options that do not work if ranks may be lost or join."""
         hook, fixed = self.weigh == "hook", self.micro_steps is not None
         reported, drops = self.report_to or self.metrics_port is not None, self.drop is not None
         reasons = {
             "a round whose rank is lost takes more micro-steps than one on the others; use loop='round' and "
             "pace.round(batch, function), or loop='pieces'": self.loop == "whole",
             "weigh='hook' leaves the sum to DDP, which ends with a lost rank; use weigh='loss'": hook,
-            f"micro_steps={self.micro_steps} fixes what the loss of a rank changes; leave it out": fixed,
+            f"micro_steps={self.micro_steps} fixes a number that the loss of a rank changes; leave it out": fixed,
             "record= would end with the rank that writes it; take the rounds from on_round, or use "
             "paceline train, whose launcher writes the record": self.record is not None,
             "report_to= and metrics_port= would end with rank 0; use on_round": reported,
-            "drop= leaves out samples, and what is missing of a round is run by others here; leave it out": drops,
+            "drop= leaves out samples, and here other ranks run what is missing of a round; leave it out": drops,
         }
         refuse("elastic=True", reasons)
 
     def check_drop(self, in_step: bool, moves_work: bool, device: torch.device) -> None:
-        """Raises PacelineError for loops in which no micro-batches can be left out behind a threshold."""
+        """Raises PacelineError for loops in which no micro-batches can be dropped after a threshold."""
         if self.drop is None:
             return
         as_many, hook = in_step or self.micro_steps is not None, self.weigh == "hook"
         whole, one, memory = self.loop != "round", self.micro_batch is None, isinstance(self.limits, str)
         reasons = {
             f"loop={self.loop!r} runs all that it is given; use loop='round' and pace.round(batch, function)": whole,
-            "all ranks take as many passes under fully_shard or with micro_steps=; leave it out": as_many,
-            "micro-batches are left out, and each rank's part is one; set micro_batch= to an eighth of it, say": one,
-            "weigh='hook' weighs gradients before it is known what was run; use weigh='loss'": hook,
+            "all ranks take the same number of passes under fully_shard or with micro_steps=; leave it out": as_many,
+            "micro-batches are dropped, and each rank's part is one; set micro_batch= to an eighth of it, say": one,
+            "weigh='hook' weights gradients before it is known which samples ran; use weigh='loss'": hook,
             "limits='memory' cuts passes while they run; set micro_batch= to what fits": memory,
             "deterministic=True keeps the bits of the whole batch; leave one of them out": self.deterministic,
             "the policy moves what a late rank has not begun to others; use level or equal, which do not": moves_work,
-            f"the host's clock, which tells the last micro-batch, runs ahead of {device.type}; leave it "
+            f"the host's clock, which decides on the last micro-batch, runs ahead of {device.type}; leave it "
             "out": device.type != "cpu",
         }
         refuse(f"drop={short(self.drop)}", reasons)
 
     def check_pieces(self, policy: str, moves_work: bool, in_step: bool, fills: bool) -> None:
-        """Raises PacelineError if rounds cannot be run in pieces, as ``policy`` would have it (``moves_work``).
+        """Raises PacelineError if rounds cannot be run in pieces, as ``policy`` requires (``moves_work``).
 
-        in_step: every rank must run as many micro-steps. fills: also one with nothing to do gets samples.
+        in_step: every rank must run the same number of micro-steps. fills: a rank without work gets samples, too.
         """
         if not moves_work:
             return
         fixed = self.micro_steps is not None
         needs = f"micro_steps={self.micro_steps}" if fixed else "FSDP"
         reasons = {
-            f"ranks take unlike numbers of micro-steps then, and {needs} needs as many on each; use a policy that "
-            "plans whole rounds, such as level": fixed or in_step,
+            f"ranks then take different numbers of micro-steps, and {needs} needs the same on each; use a policy "
+            "that plans whole rounds, such as level": fixed or in_step,
             "loop='whole' takes each round in one micro-step; use loop='round' and pace.round(batch, function), or a "
             "policy that plans whole rounds, such as level": self.loop == "whole",
-            "a rank's last micro-step in a round may be one that counts for nothing, and weigh='hook' cannot leave "
-            "its gradient out of what was claimed before; use weigh='loss'": fills and self.weigh == "hook",
+            "a rank's last micro-step in a round may count for nothing, and weigh='hook' cannot separate its "
+            "gradient from those of earlier claims; use weigh='loss'": fills and self.weigh == "hook",
         }
         refuse(f"policy {policy} moves work within the round", reasons)
 
     def check_deterministic(self, policy: str, moves_work: bool, norms: bool, cell: int) -> None:
-        """Raises PacelineError if results cannot have the same bits whoever runs what.
+        """Raises PacelineError if results cannot have the same bits whichever rank runs which samples.
 
         norms: the model has batch norm. cell: samples of every micro-step.
         """
@@ -182,7 +182,7 @@ class Options:
         reasons = {
             f"policy {policy} does not move work within the round; use factoring or auto": not moves_work,
             "weigh='hook' leaves the sum to DDP; use weigh='loss'": self.weigh == "hook",
-            "the model has batch norm, whose running statistics depend on who runs what; use another norm": norms,
+            "the model has batch norm, whose statistics depend on how a round is divided; use another norm": norms,
             f"micro_batch={self.micro_batch} holds no cell of {cell} samples; set a smaller quantum": small,
         }
         refuse("deterministic=True", reasons)
@@ -199,18 +199,18 @@ def threshold(drop: float | str | None) -> float | None:
 
 
 def check_weigh(weigh: str) -> None:
-    """Raises PacelineError for a way of weighing that is none."""
+    """Raises PacelineError for an unknown way of weighing."""
     if weigh not in ("loss", "hook"):
         raise PacelineError(f"weigh={weigh!r}: expected 'loss' or 'hook'{meant(weigh, ('loss', 'hook'))}")
 
 
 def has_batch_norm(model: torch.nn.Module) -> bool:
-    """True if a rank with anything to do needs two samples: a variance takes as many."""
+    """Whether the model has batch norm, whose variance needs two samples on each rank that works."""
     return any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in model.modules())
 
 
 def least_and_most(limits: Limits | None, ranks: int, batch: int, floor: int) -> tuple[list[int], list[int]]:
-    """Least and most samples of each rank, defaults filled in. Raises PacelineError if they cannot work."""
+    """The least and most samples of each rank, with defaults filled in. Raises PacelineError for wrong limits."""
     if limits is None:
         limits = [(None, None)] * ranks
     if len(limits) != ranks:

@@ -6,15 +6,15 @@
     for epoch in range(epochs):
         for x, y in loader:                          # this rank's part of the round
             pace.backward(criterion(ddp(x), y))
-            pace.step(optimizer)                     # steps, and zeroes
+            pace.step(optimizer)                     # steps, and zeroes the gradients
 
-With loop="round" a rank's part may be run in several pieces, and work moves between the ranks within the round:
+With loop="round" a rank may run its part in several pieces, and work moves between the ranks within the round:
 
         for batch in loader:
             loss = pace.round(batch, lambda x, y: criterion(ddp(x), y))
             pace.step(optimizer)
 
-The gradient is that of one process with the whole batch: DDP averages over n ranks, so a micro-batch of m
+The gradient equals that of one process with the whole batch: DDP averages over n ranks, so a micro-batch of m
 samples with a mean loss is weighted by n m / B (LB-BSP, weighted aggregation: g = (1/X) sum_i |B_i| g_i).
 """
 
@@ -55,62 +55,63 @@ class Pace:
 
     model: the DistributedDataParallel module, or one that was given to ``fully_shard``, or a module that wraps either
         (or a plain module in a single process).
-    global_batch: B, samples per optimizer step over all ranks; constant, whatever the split.
+    global_batch: B, samples per optimizer step over all ranks; constant, however they are divided.
     policy: a name from ``paceline.policies.names()``, with options as ``name:key=value,...``, or a function
         that makes a policy of your own for a cluster.
-    loop: what one iteration of the training loop is. "whole" (default): a round, which this rank runs at once;
+    loop: the meaning of one iteration of the training loop. "whole" (default): a round, which this rank runs at once;
         every micro-step is an optimizer step, on every rank. "round": a round, which ``pace.round(batch, function)``
         runs in one or more pieces. "pieces": one piece of a round, so that micro-steps differ from rank to rank and
         ``pace.step`` does nothing until the round is complete. Policies that move work within the round need one of
-        the last two; under "whole", "auto" plans as "level" does. "local": a step of this rank's own, on about
-        global_batch / n samples; every so often (see ``every``) the ranks' parameters are merged, in ``pace.step``.
-        This trains another model than one process would, and is for slow networks. The model is a plain module.
+        the last two; under "whole", "auto" plans as "level" does. "local": a step of this rank alone, on about
+        global_batch / n samples; at intervals (see ``every``) ``pace.step`` merges the ranks' parameters. This trains
+        a different model from that of one process, and is for slow networks. The model is a plain module.
     limits: (least, most) samples of a round for each rank, None for the default: at least 1 (2 with batch
-        norm, which needs a variance), at most B. Or "memory": what fits into each rank's memory is found while
-        training. With loop="round" parts that do not fit at once are cut, and running out is survived; with "whole"
-        loads stay below what fits. See docs/two-cards.md.
-    micro_batch: samples that fit into this rank's memory at once. A larger load is accumulated, piece by piece; where
+        norm, which needs a variance), at most B. Or "memory": training finds how much fits into each rank's memory.
+        With loop="round" parts that do not fit at once are cut, and the run survives an out-of-memory error; with
+        "whole" loads stay below what fits. See docs/two-cards.md.
+    micro_batch: samples that fit into this rank's memory at once. A larger load is accumulated, piece by piece; if
         the loop takes whole rounds, loads stay below it.
-    micro_steps: every round takes exactly so many micro-steps on every rank, for hosts that step on every k-th batch.
-    fill: a micro-step with nothing to do gets a sample that counts for nothing, instead of an empty batch; by
-        default so unless the loop takes pieces.
-    quantum: every batch that the loop sees is a multiple of this many samples, where captured graphs want few shapes
-        or an augmentation pairs samples.
-    weigh: "loss" (default) or "hook", a DDP communication hook for loops whose loss can't be touched:
+    micro_steps: the number of micro-steps of every round on every rank, for hosts that step on every k-th batch.
+    fill: a micro-step without work gets a sample that counts for nothing, instead of an empty batch; the default is
+        True unless the loop takes pieces.
+    quantum: the size of every batch is a multiple of this many samples, for captured graphs that need few shapes
+        and augmentations that pair samples.
+    weigh: "loss" (default) or "hook", a DDP communication hook for loops whose loss cannot be changed:
         there call ``loss.backward()`` as before.
-    deterministic: the same bits whoever runs what, for policies that move work within the round: every micro-step is
-        one cell of a fixed grid (of ``quantum`` samples; by default a 32nd of B), and gradients are summed without
-        rounding. Costs a micro-batch a cell, 16 bytes a parameter, and an all-reduce that overlaps with nothing.
+    deterministic: the result has the same bits whichever rank runs which samples, for policies that move work within
+        the round: every micro-step is one cell of a fixed grid (of ``quantum`` samples; by default B / 32), and
+        gradients are summed without rounding. Costs a micro-batch for each cell, 16 bytes for each parameter, and
+        an all-reduce that overlaps with nothing.
     record: a new directory for the run's record (see ``paceline report``), written by rank 0.
     report_to: where rank 0 also sends each finished round: "wandb", "mlflow", "trackio" or "tensorboard", with
         options as ``name:key=value,...``, or several of them (see ``paceline.runs.sinks``).
     metrics_port: rank 0 serves the run's figures for Prometheus at this port of 127.0.0.1, or at "HOST:PORT".
     on_round: called on every rank with each finished RoundResult.
-    on_missed: what to do when ranks keep this one waiting: "warn" (default) names them in a warning, again after
+    on_missed: the reaction when ranks keep this one waiting: "warn" (default) names them in a warning, again after
         twice the time; "end" names them on standard error and ends the process with status 1, so that a launcher can
         start the ranks again; or a function, called from a thread with a ``stall.Missing``.
-    patience: seconds without a sign of life after which a rank is missed. One that lives and is only late is missed
+    patience: seconds without a heartbeat after which a rank is missed. A rank that lives and is only late is missed
         after ten times that, and ten times as long as rounds take: it may compile, evaluate or write a checkpoint.
-    on_nan: what to do when a loss is no number: "warn" (default), once; "raise" a PacelineError on every rank; or a
-        function, called on every rank with (round, ranks). Losses that a loop under ``weigh="hook"`` keeps to itself
-        are not seen.
+    on_nan: the reaction when a loss is NaN or infinite: "warn" (default), once; "raise" a PacelineError on every
+        rank; or a function, called on every rank with (round, ranks). Losses that a loop under ``weigh="hook"`` does
+        not pass to Paceline are not checked.
     elastic: the run goes on when a rank is killed, freezes, leaves or joins; see docs/faults.md. The model is a plain
         module; the script is started by ``python -m paceline.torch.launcher``. Call ``pace.register(optimizer, ...)``
         before the loop.
-    on_members: called on this rank with each change of members, as a ``Mended``.
+    on_members: called on this rank with a ``Mended`` after each change of members.
     collect_every: Python's garbage collector no longer runs by itself, but after every k-th round, on all ranks
-        together: a pause that one rank takes is one that all others wait for.
+        together, since all other ranks wait during a pause of one rank.
 
-    every: with loop="local", how much lies between two merges: a whole number of steps (k times global_batch samples
+    every: with loop="local", the distance of two merges: a whole number of steps (k times global_batch samples
         on all ranks together, however they are divided), seconds as "2 s" or a float, or "auto" (default): as often
-        as takes the link at most 10 % of the time. What is found while training takes effect with the next interval.
-    merge: with loop="local", a ``Merge``, which says what each rank's change counts, and what is made of them. The
-        state of a rank's own optimizer stays as it is at a merge.
-    drop: with loop="round" and micro_batch=, what a rank has not begun after so many seconds of a round ("0.5 s", or
-        a number) is not run: DropCompute. "auto" finds the seconds from the first 20 rounds. The gradient is the mean
-        over what ran, so batches vary, and what is dropped is not trained in this epoch. See docs/backup.md.
+        as takes the link at most 10 % of the time. A new value that training finds holds from the next interval on.
+    merge: with loop="local", a ``Merge``, which sets the weight of each rank's change, and how changes are applied.
+        A merge leaves the state of a rank's own optimizer unchanged.
+    drop: with loop="round" and micro_batch=, the seconds of a round ("0.5 s", or a number) after which a rank runs no
+        further micro-batch: DropCompute. "auto" finds them from the first 20 rounds. The gradient is the mean over
+        the samples that ran, so batches vary, and this epoch does not train the rest. See docs/backup.md.
 
-    Construct and use it alike on all ranks; a rank that differs is named in a PacelineError.
+    Construct and use it with the same arguments on all ranks; a PacelineError names a rank that differs.
     """
 
     def __init__(
@@ -165,20 +166,20 @@ class Pace:
         if loop == "local":
             facts |= {"loop": loop, "every": every}
         self._audience = Audience(listeners, facts, record=record, sinks=sinks, collect_every=collect_every)
-        # last, since its threads run until it is closed
+        # This comes last, since its threads run until the loop is closed.
         self.loop.watch_over(Alone() if elastic else monitor(on_missed, patience))
 
     @property
     def global_batch(self) -> int:
         """B, samples of a round over all ranks (with loop="local", of a step on every rank). Setting it raises a
-        PacelineError: loaders and plans go by it."""
+        PacelineError: loaders and plans depend on it."""
         return self.terms.batch
 
     @global_batch.setter
     def global_batch(self, samples: int) -> None:
         raise PacelineError(
-            f"global_batch={samples} was set on a Pace whose loaders and plans go by {self.global_batch}; expected "
-            "it to stay: make another Pace for another batch"
+            f"global_batch={samples} was set on a Pace whose loaders and plans use {self.global_batch}; expected "
+            "no change: make another Pace for another batch"
         )
 
     @property
@@ -188,24 +189,24 @@ class Pace:
 
     @property
     def samples_done(self) -> int:
-        """Samples done of this epoch, over all ranks."""
+        """Samples of this epoch that are done, over all ranks."""
         return self.loop.progress.samples_done
 
     @property
     def rounds(self) -> int:
-        """Rounds finished since the beginning, over all epochs."""
+        """Rounds finished since the beginning of the run, over all epochs."""
         return self.loop.progress.rounds
 
     @property
     def loss(self) -> float:
-        """The mean loss of the newest round that all ranks have reported, over all its samples: usually the one
-        before the running one, in rounds of a few milliseconds one of the newest 64; NaN before there is one. With
-        loop="local" a round is the interval between two merges."""
+        """The mean loss of the newest round that all ranks have reported, over all its samples: usually the round
+        before the running one, in rounds of a few milliseconds one of the newest 64; NaN before the first report.
+        With loop="local" a round is the interval between two merges."""
         return self.loop.rounds.loss
 
     def loss_now(self) -> float:
         """The mean loss of the round whose gradients are complete, or whose step has just been taken, over all its
-        samples on all ranks. Call it on all ranks, or on none: each waits for the others, so not in every round."""
+        samples on all ranks. Call it on all ranks or on none, and not in every round: each waits for the others."""
         return self.loop.loss_now()
 
     def loader(
@@ -222,18 +223,18 @@ class Pace:
     ) -> BalancedLoader:
         """This rank's loader over ``dataset`` (anything with ``__len__`` and ``__getitem__``).
 
-        Every sample is used exactly once an epoch over all ranks; the order depends on (seed, epoch) alone.
-        drop_last: leave out the last round of an epoch where it would be short.
-        cost: what each sample costs, in any unit, such as its tokens: an array of one number for each sample, a
-            function of a sample's index, or the name of a column or field (something with a length counts by it).
-            It is read once. Rounds keep their samples, so the model stays that of one process; they are divided so
-            that all ranks end together by what the samples cost. See docs/samples.md.
-        padded: whether a micro-batch costs its size times its longest sample, since the collate function fills up the
-            others; by default found by trying it on two samples.
-        micro_batch_cost: of a micro-batch at most, in the unit of ``cost``: the sum of its samples, or its size times
-            its longest where it is padded. For loops that run a round in several pieces.
+        All ranks together use every sample exactly once an epoch; the order depends on (seed, epoch) alone.
+        drop_last: leave out the last round of an epoch if it would be short.
+        cost: the cost of each sample, in any unit, such as its tokens: an array of one number for each sample, a
+            function of a sample's index, or the name of a column or field (the cost of an object with a length is its
+            length). It is read once. Rounds keep their samples, so the model stays that of one process; they are
+            divided by cost so that all ranks end together. See docs/samples.md.
+        padded: whether a micro-batch costs its size times its longest sample, since the collate function pads the
+            others; by default a trial with two samples shows it.
+        micro_batch_cost: the largest cost of a micro-batch, in the unit of ``cost``: the sum of its samples, or its
+            size times its longest sample if it is padded. For loops that run a round in several pieces.
         Further options go to torch's DataLoader (num_workers, collate_fn, pin_memory, ...). Several loaders may be
-        iterated in turn.
+        iterated one after the other.
         """
         costs, number = (cost, padded, micro_batch_cost), len(self._loaders)
         loader = BalancedLoader(self.loop, dataset, number, seed, shuffle, drop_last, costs, options)
@@ -246,12 +247,12 @@ class Pace:
     ) -> StreamLoader:
         """This rank's loader over a stream of its own: an IterableDataset, or anything that can be iterated.
 
-        Each rank draws as many samples as the plan gives it, from its own stream: see to it that the streams of the
-        ranks hold different samples. An epoch ends when all streams have ended; the others take over from a rank
-        whose stream ends before. Rounds are run as planned: no work moves within them.
+        Each rank draws as many samples as the plan gives it, from its own stream: make sure that the streams of the
+        ranks hold different samples. An epoch ends when all streams have ended; if a rank's stream ends earlier, the
+        others take over its load. Rounds run as planned: no work moves within them.
 
-        drop_last: leave out what is too little for a whole round at the end. batches: the stream gives batches of any
-            size instead of samples; they are cut and joined along their first dimension.
+        drop_last: leave out the last samples if they do not fill a whole round. batches: the stream gives batches of
+            any size instead of samples; they are cut and joined along their first dimension.
         Further options: collate_fn, and for an IterableDataset those of torch's DataLoader (num_workers, ...).
         """
         loader = StreamLoader(self.loop, stream, len(self._loaders), drop_last, batches, options)
@@ -259,17 +260,17 @@ class Pace:
         return loader
 
     def sizes(self, rounds: int | None = None) -> Iterator[Any]:
-        """For loops that make their own batches: how many samples this rank is to run in each micro-step.
+        """For loops that make their own batches: the number of samples that this rank runs in each micro-step.
 
             for size in pace.sizes(1000):
                 x, y = draw(size)
                 pace.backward(criterion(ddp(x), y))
                 pace.step(optimizer)
 
-        rounds: how many; None for no end. Each has ``global_batch`` samples over all ranks, and its gradient is their
-        mean. A size is never 0: a rank with nothing to do gets a micro-step whose samples count for nothing. With
-        loop="pieces" a round may take several micro-steps, so that ``pace.sizes(1)`` is one step's; with
-        loop="round" each item is handed to ``pace.round``, whose function is called with the size of each piece.
+        rounds: their number; None for no end. Each has ``global_batch`` samples over all ranks, and its gradient is
+        their mean. A size is never 0: a rank without work gets a micro-step whose samples count for nothing. With
+        loop="pieces" a round may take several micro-steps, so ``pace.sizes(1)`` may give several sizes for one step;
+        with loop="round" pass each item to ``pace.round``, which calls its function with the size of each piece.
         """
         return iterate(self.loop, Sizes(self.loop, rounds))
 
@@ -282,26 +283,25 @@ class Pace:
     ) -> torch.Tensor:
         """Run this rank's part of a round: ``function`` gives the loss of each piece, and its backward pass follows.
 
-        batch: what the loader yields with loop="round" (a plain batch of another loop is one piece). A tuple or list
-            is spread over the function's arguments, anything else is its one argument.
-        function: returns the loss of a piece, or (loss, count) where the loss is a mean over ``count`` tokens or the
-            like instead of over samples. It must call no collective, since ranks run unlike numbers of pieces: one is
-            refused with its file and line.
+        batch: the item that the loader yields with loop="round" (a plain batch of another loop is one piece). A tuple
+            or list is spread over the function's arguments, anything else is its one argument.
+        function: returns the loss of a piece, or (loss, count) if the loss is a mean over ``count`` tokens or the
+            like instead of over samples. It must not call a collective, since ranks run different numbers of pieces;
+            a PacelineError names the file and line of such a call.
         reduction, scaler: as for ``backward``.
-        Returns the loss of this rank's part, detached: the mean over its samples, or the sum where that is the
-        reduction.
+        Returns the loss of this rank's part, detached: the mean over its samples, or the sum if reduction is "sum".
         """
         return run_round(self.loop, self.backward, batch, function, reduction, scaler)
 
     def backward(
         self, loss: torch.Tensor, reduction: str = "mean", scaler: Any = None, count: Any = None
     ) -> None:
-        """Backward through the loss of this micro-step's batch, weighted so that the round's gradient is exact.
+        """Run the backward pass of this micro-step's loss, weighted so that the round's gradient is exact.
 
-        reduction: what the loss is over this batch's samples, "mean" or "sum".
-        count: how many tokens, nodes or the like the loss is a mean (or sum) over, if that is not the samples: the
+        reduction: whether the loss is the "mean" or the "sum" over this batch's samples.
+        count: the number of tokens, nodes or the like that the loss is a mean (or sum) over, if not samples: the
             round's gradient is then that of the mean over all of them, on all ranks. A batch of 0 counts for nothing.
-        scaler: a torch GradScaler, by which the loss is scaled first; hand it to ``step``, too.
+        scaler: a torch GradScaler, which scales the loss first; pass it to ``step``, too.
         """
         passes = self.loop.passes
         micro_step = passes.micro_step
@@ -316,33 +316,33 @@ class Pace:
         passes.ended()
 
     def weighted(self, loss: torch.Tensor, reduction: str = "mean", count: Any = None) -> torch.Tensor:
-        """``loss`` times what it counts; zero if it counts for nothing, though a mean over nothing is NaN.
+        """``loss`` times its weight; zero if it counts for nothing, though a mean over nothing is NaN.
 
-        Behind ``pace.step`` it weighs the loss of a second model, of the same batch, whose gradients are averaged by
+        After ``pace.step`` it weights the loss of a second model, on the same batch, whose gradients are averaged by
         a DistributedDataParallel of its own: ``pace.weighted(loss).backward()``, then its optimizer's step.
         """
         check_loss(loss)
         return self.loop.passes.weighted(loss, reduction, count)
 
     def loads(self, step: int, batch: int) -> Indices:
-        """Samples of each rank in round ``step`` of ``batch`` samples as planned, shape (n,)."""
+        """The planned samples of each rank in round ``step`` of ``batch`` samples, shape (n,)."""
         return self.terms.balancer.loads(step, batch)
 
     @property
     def counts(self) -> bool:
-        """False in the micro-step of a rank that has nothing to do in this round, and only joins the others."""
+        """False in the micro-step of a rank without work in this round, which only joins the others' collectives."""
         return self.loop.in_round and self.loop.passes.piece.samples > 0
 
     @property
     def complete(self) -> bool:
-        """True when the round's gradients are all in, and an optimizer step is due."""
+        """True when the round's gradients are all there, and an optimizer step is due."""
         return self.loop.due
 
     @property
     def merged(self) -> bool:
         """With loop="local", whether the newest ``pace.step`` was this rank's last of an interval, so that the
-        parameters are those of all ranks: evaluate, write checkpoints and step schedulers there. With
-        ``Merge(delay=1)`` that is so at the end of an epoch, and behind ``pace.flush()``."""
+        parameters are the same on all ranks: evaluate, write checkpoints and step schedulers there. With
+        ``Merge(delay=1)`` that is so at the end of an epoch, and after ``pace.flush()``."""
         return self.loop.merged
 
     def step(
@@ -351,61 +351,61 @@ class Pace:
         """Step and zero the optimizer when the round is complete; otherwise do nothing. True when it stepped.
 
         optimizer: one, or several in a list; or call it once for each of them.
-        scaler: a torch GradScaler, stepped and updated where given; several optimizers then go in one call.
+        scaler: a torch GradScaler to step and update; several optimizers must then go into one call.
         """
         return self.loop.step([*optimizer] if isinstance(optimizer, (list, tuple)) else [optimizer], scaler)
 
     def register(self, *things: Any) -> None:
-        """With elastic=True, call it just before the loop: with the optimizers, schedulers, GradScaler and whatever
-        else has ``state_dict`` and ``load_state_dict`` and is to be the same on every rank. The model need not be
-        named.
+        """With elastic=True, call it just before the loop: with the optimizers, schedulers, GradScaler and all other
+        objects with ``state_dict`` and ``load_state_dict`` whose state must be the same on every rank. The model is
+        always included.
 
-        It returns when this rank takes part. One that joins a run under way has by then been handed over the model,
-        all that is registered, and where the run stands: loop over ``range(pace.epoch, epochs)``.
+        It returns when this rank takes part. A rank that joins a running job has by then received the model, the
+        state of all that is registered, and the run's progress: loop over ``range(pace.epoch, epochs)``.
         """
         self._reducer.join(*things)
 
     def leave(self) -> None:
-        """This rank takes part until the end of the running round, and the others go on without it: where its loop
+        """This rank takes part until the end of the running round, and the others go on without it: when its loop
         asks for the next batch, SystemExit(0) ends its program. Safe to call in a signal handler."""
         self._reducer.leave()
 
     @property
     def chief(self) -> bool:
-        """Whether this rank does what one rank is to do, such as to write checkpoints: rank 0, or with
-        elastic=True the first of those that are there."""
+        """Whether this rank does the work of a single rank, such as writing checkpoints: rank 0, or with
+        elastic=True the first member."""
         return self._reducer.chief
 
     def settle(self) -> None:
-        """Take in what the ranks reported of the round just finished, and plan from it; the loader does so
-        before the next round, a loop that is left early may do it then."""
+        """Collect the ranks' reports on the round just finished, and plan from them. The loader does so before the
+        next round; call it after a loop that is left early."""
         self.loop.settle()
 
     def flush(self) -> None:
-        """``settle``, and on a GPU (not yet run on one) also wait for the last round's reading. Call it on all
+        """``settle``, and on a GPU (not yet run on one) also wait for the last round's timing. Call it on all
         ranks, or on none; the loader does so at the end of each epoch. Between two intervals of loop="local" it also
-        merges what is on its way."""
+        merges the changes that are on their way."""
         self.loop.flush()
 
     def state_dict(self) -> dict[str, Any]:
-        """What is needed to go on from here, after a finished round: plain numbers."""
+        """The state to resume from after a finished round, in plain numbers."""
         return self.loop.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where ``state_dict`` left off, before iterating the loader; the number of ranks may differ
-        (then the policy starts afresh, and each remaining sample is still used exactly once).
+        """Resume from a ``state_dict``, before iterating the loader. The number of ranks may differ: the policy then
+        starts afresh, and each remaining sample is still used exactly once.
 
-        Raises PacelineError for what is no such state, of another version, or of another global batch; nothing is
-        changed then."""
+        Raises PacelineError for anything else than such a state, and for one of another version or another global
+        batch; nothing is changed then."""
         self.loop.load_state_dict(state)
 
     def abandon(self) -> None:
-        """Leave the running round unfinished, as after an exception; the state is the last finished one's. Its
-        gradients are dropped, and its samples are used again where the epoch goes on."""
+        """Leave the running round unfinished, as after an exception; the state is that of the last finished round.
+        Its gradients are dropped, and its samples are used again if the epoch goes on."""
         self.loop.abandon()
 
     def detach(self) -> None:
-        """Finish the record and let go of the model; the process group stays."""
+        """Finish the record and remove all hooks from the model; the process group stays."""
         self.loop.settle_last()
         self._audience.close()
         for loader in self._loaders:
@@ -413,8 +413,8 @@ class Pace:
         self.loop.close()
 
     def close(self) -> None:
-        """End cleanly: ``detach`` and ``release``, then leave the process group; one that the script has made it may
-        still use and destroy, and it is left at the program's end. Safe to call twice."""
+        """End cleanly: ``detach`` and ``release``, then leave the process group. A process group that the script has
+        made stays usable: the script may destroy it, or leaves it at the program's end. Safe to call twice."""
         self.detach()
         self._reducer.release()
         leave_in_time()

@@ -1,4 +1,4 @@
-"""The backward passes of a loop's micro-steps: what each one's gradient counts, and when a round's last is ready."""
+"""The backward passes of a loop's micro-steps: the weight of each gradient, and when a round's last one is ready."""
 
 from __future__ import annotations
 
@@ -17,50 +17,50 @@ from paceline.torch.measuring.meter import Meter
 from paceline.torch.plan import Piece
 from paceline.torch.terms import Terms
 
-_MEAN = 1  # torch's number of that reduction
-_PASSED = "Add", "Clone", "Div", "Mul", "Sub", "ToCopy", "_DDPSink"  # nodes of a sum, or of a multiple
+_MEAN = 1  # torch's number for that reduction
+_PASSED = "Add", "Clone", "Div", "Mul", "Sub", "ToCopy", "_DDPSink"  # graph nodes of sums and multiples
 PLAIN = list, tuple
 NO_ROUND = "no round is running; expected this within `for ... in pace.loader(...)`"
 
 
 class MicroStep:
-    """One micro-step, from what it is given to the end of its round or the next micro-step."""
+    """One micro-step, from its batch to the end of its round or the next micro-step."""
 
-    told: tuple[torch.Tensor, float, float | None] | None = None  # on record: loss, part and count
-    weighed = False  # its loss
-    begun = False  # its backward pass, under the hook
-    prepared = False  # whatever backward pass comes next sums its gradients over the ranks
-    done = more = False  # its backward pass; passes follow after this one
-    complete = False  # all gradients of its round are in, and an optimizer step is due
+    recorded: tuple[torch.Tensor, float, float | None] | None = None  # the loss, part and count on record
+    weighed = False  # its loss has its weight
+    begun = False  # under the hook: its backward pass has begun
+    prepared = False  # the next backward pass, of any loss, sums its gradients over the ranks
+    done = more = False  # its backward pass has ended; further passes follow this one
+    complete = False  # all gradients of its round are there, and an optimizer step is due
 
     def __init__(self, piece: Piece, whole: Piece, rows: int | None) -> None:
-        self.piece = piece  # what its coming backward pass is of
-        self.whole = whole  # what all its passes are of
-        self.rows = rows  # of its batch, if some of the piece's samples are missing there; else None
+        self.piece = piece  # the samples of its next backward pass
+        self.whole = whole  # the samples of all its passes
+        self.rows = rows  # rows of its batch, if some of the piece's samples are missing there; else None
 
     def refuse_rows(self) -> NoReturn:
         """Raises PacelineError, since a mean over the rows would count as one over all samples."""
         raise PacelineError(
-            f"round {self.piece.step}: the batch has {self.rows} rows, and {self.piece.samples} samples were "
-            "planned, as which a mean over the rows would count; expected all samples, or pace.backward(loss, "
-            "count=...) with what the loss is a mean over"
+            f"round {self.piece.step}: the batch has {self.rows} rows, and a mean over them would count as one over "
+            f"the {self.piece.samples} samples that were planned; expected all samples, or pace.backward(loss, "
+            "count=...) with the number that the loss is a mean over"
         )
 
 
 class RowCheck:
-    """Finds batches with fewer rows than samples were planned, as a collate function makes them that drops some.
+    """Finds batches with fewer rows than planned samples, such as those of a collate function that drops samples.
 
-    It says so only of batches that tell for certain: all their tensors have as many rows, and no dimension of them
-    shows the planned number, or several rows for each sample. Several samples may become one row, as long as it is so
-    in every batch.
+    It reports only certain cases: all tensors of the batch have the same number of rows, and none of their dimensions
+    is the planned number or a multiple of it. A collate function may merge several samples into one row, as long as
+    it does so in every batch.
     """
 
     def __init__(self) -> None:
-        self._whole = False  # a batch has had a row for each sample
+        self._whole = False  # some batch had a row for each sample
 
     def missing(self, batch: Any, samples: int) -> int | None:
-        """Rows of a batch in which some of the planned samples are missing; else None."""
-        first = batch[0] if batch.__class__ in PLAIN and batch else None  # as most of them are
+        """The number of rows of a batch in which some of the planned samples are missing; else None."""
+        first = batch[0] if batch.__class__ in PLAIN and batch else None  # the tensor of most batches
         if first.__class__ is torch.Tensor and first.shape[:1] == (samples,):
             self._whole = True
             return None
@@ -70,30 +70,29 @@ class RowCheck:
             return None
         found = rows.pop()
         self._whole = self._whole or found == samples
-        # a list of one tensor for each sample, or of several
+        # A list may hold one tensor or more for each sample.
         apart = isinstance(batch, list | tuple) and len(batch) % samples == 0
-        # time may come first, in tensors of two dimensions and more
+        # In tensors of two or more dimensions time may come first.
         later = min(map(len, shapes)) > 1 and any(shape[1] % samples == 0 for shape in shapes)
         merged = found and samples % found == 0 and not self._whole
         return None if found >= samples or apart or later or merged else found
 
 
 class MeanCheck:
-    """Warns, once, of a loss that torch took as a mean over class weights, or over the targets that ``ignore_index``
-    leaves. It looks at a rank's first losses, and sees those of ``nll_loss`` and ``cross_entropy``, also in sums and
-    multiples."""
+    """Warns, once, if a loss is a mean over class weights, or over the targets that ``ignore_index`` leaves. It
+    checks a rank's first losses, if they come from ``nll_loss`` or ``cross_entropy``, also in sums and multiples."""
 
     def __init__(self) -> None:
-        self.left = LOOKS  # losses
+        self.left = LOOKS  # losses still to be checked
 
     def look(self, loss: torch.Tensor, piece: Piece) -> None:
-        """The loss of a piece, which counts as a mean over its samples."""
+        """Check the loss of a piece, which counts as a mean over its samples."""
         self.left -= 1
         nodes: list[Any] = [loss.grad_fn]
         for node in nodes:
             kind = "" if node is None else node.name()
             if kind.startswith(_PASSED):
-                # Each once, also where a sum has the same part many times.
+                # Each node once: a sum may contain the same node many times.
                 nodes += [behind for behind, _ in node.next_functions if behind not in nodes]
             elif kind.startswith("NllLoss") and node._saved_reduction == _MEAN:
                 over, targets = float(node._saved_total_weight), node._saved_target.numel()
@@ -102,7 +101,7 @@ class MeanCheck:
                     warnings.warn(
                         f"round {piece.step}: the loss is a mean over {over:g}, the weights of its {targets} targets "
                         f"or those that ignore_index leaves, and counts as one over {piece.samples} samples, so that "
-                        "the gradient is not that of the whole batch; hand over what it is a mean over: "
+                        "the gradient is not that of the whole batch; pass the number that it is a mean over: "
                         "pace.backward(loss, count=weight[y].sum()), or count=(y != ignore_index).sum()",
                         RuntimeWarning,
                         stacklevel=5,  # where the loop calls pace.backward
@@ -111,7 +110,7 @@ class MeanCheck:
 
 
 def _shapes(batch: Any) -> list[tuple[int, ...]] | None:
-    """Shapes of a batch's tensors and texts; None if it also holds what may have rows of its own."""
+    """The shapes of a batch's tensors and texts; None if it also holds objects that may have rows of their own."""
     if isinstance(batch, torch.Tensor):
         return [tuple(batch.shape)] if batch.ndim else []
     if isinstance(batch, int | float | None):
@@ -133,12 +132,12 @@ def _shapes(batch: Any) -> list[tuple[int, ...]] | None:
 
 
 class Passes:
-    """For each micro-step ``begin``, then ``weight`` before its backward pass and ``ended`` after it, of both of
-    which DDP tells under the hook. ``micro_step`` is None again when the round is over or left.
+    """Follows the micro-steps of a loop. Call ``begin`` for each, ``weight`` before its backward pass and ``ended``
+    after it; under the hook DDP replaces the latter two calls. ``micro_step`` is None once the round is over or left.
 
     meter: its ``stop`` is called when the last gradient of a round's last piece is there, perhaps several times.
-    halfway: called with the running piece when its backward pass begins; commit: after each backward pass where rows
-    travel with the gradients; it returns the piece as it stands, the last one only if the round is complete.
+    halfway: called with the running piece when its backward pass begins. commit: called with the piece after each
+    backward pass if rows travel with the gradients; it returns the piece, marked last only if the round is complete.
     """
 
     def __init__(
@@ -151,8 +150,8 @@ class Passes:
         halfway: Callable[[Piece], None],
         commit: Callable[[Piece], Piece],
     ) -> None:
-        self.micro_step: MicroStep | None = None  # that is running
-        self.over: Piece | None = None  # the last of the round that is over, until the next micro-step
+        self.micro_step: MicroStep | None = None  # the running one
+        self.over: Piece | None = None  # the last piece of a round that is over, until the next micro-step
         self._meter, self._halfway = meter, halfway
         self._commit = commit if reducer.travels else None
         self._by_hook = terms.weigh == "hook"
@@ -163,12 +162,12 @@ class Passes:
             device,
             reducer,
             by_hook=self._by_hook,
-            exact=bool(terms.cell) and not reducer.travels,  # which sums without rounding by itself
+            exact=bool(terms.cell) and not reducer.travels,  # such a reducer sums without rounding by itself
             varies=terms.drop is not None,
             counted=meter.counted_by_all,
         )
         self._rows, self._means, self._hooks = RowCheck(), MeanCheck(), list[Any]()
-        self._last: Any = None  # a ``LastGradient``; else ``ended`` is early enough
+        self._last: Any = None  # a ``LastGradient``, unless ``ended`` is early enough
         if reducer.waits != "never" or self._by_hook:
             self._last = LastGradient(parameters, self._gradients_ready)
             self._hooks.append(self._last)
@@ -179,18 +178,18 @@ class Passes:
 
     @property
     def piece(self) -> Piece:
-        """What the running micro-step is given. Raises PacelineError between rounds."""
+        """The piece that the running micro-step runs. Raises PacelineError between rounds."""
         if self.micro_step is None:
             raise PacelineError(NO_ROUND)
         return self.micro_step.piece
 
     @property
     def complete(self) -> bool:
-        """True when the round's gradients are all in, and an optimizer step is due."""
+        """True when the round's gradients are all there, and an optimizer step is due."""
         return self.micro_step is not None and self.micro_step.complete
 
     def begin(self, piece: Piece, batch: Any) -> None:
-        """A batch goes to the loop."""
+        """Begin a micro-step: its batch is about to go to the loop."""
         gradients = self.gradients
         if gradients.exact or gradients.entered is not None or not piece.last:
             gradients.begin(piece)
@@ -198,7 +197,7 @@ class Passes:
         self.micro_step, self.over = MicroStep(piece, piece, rows), None
 
     def cuts(self, batch: Any) -> bool:
-        """Whether the running micro-step's batch can be cut into samples: all that it holds has a row for each."""
+        """Whether the running micro-step's batch can be cut: everything in it has a row for each sample."""
         micro_step = self.micro_step
         if micro_step is None or micro_step.rows is not None:
             return False
@@ -206,8 +205,8 @@ class Passes:
         return isinstance(batch, int) or rows == {micro_step.piece.samples}
 
     def part(self, samples: int, first: bool, more: bool) -> None:
-        """The coming pass is of so many of the running micro-step's samples: its first pass, or another after
-        which ``more`` follow."""
+        """The next pass runs this many of the running micro-step's samples. first: it is the micro-step's first
+        pass. more: further passes follow it."""
         assert self.micro_step is not None
         whole = self.micro_step.whole
         piece = whole._replace(samples=samples, first=whole.first and first, last=whole.last and not more)
@@ -217,32 +216,32 @@ class Passes:
 
     @property
     def droppable(self) -> bool:
-        """Whether the running pass can be taken back, and nobody else has a part of it."""
+        """Whether the running pass can be taken back, since no other rank has received a part of its gradients."""
         micro_step = self.micro_step
         return micro_step is not None and not (
             (micro_step.weighed or micro_step.prepared) and micro_step.piece.last and self.gradients.sums
         )
 
     def prepared(self) -> None:
-        """The running pass's forward pass is through, and whatever backward pass comes next sums its gradients."""
+        """The running pass's forward pass has ended, and the next backward pass sums its gradients."""
         if self.micro_step is not None:
             self.micro_step.prepared = True
 
     def take_back(self) -> None:
-        """The running pass has failed: what it has left in the gradients and on record does not count."""
+        """The running pass has failed: remove what it has left in the gradients and on record."""
         micro_step = self.micro_step
         if micro_step is None or not micro_step.weighed:
             return
         self.gradients.take_back()
-        if micro_step.told is not None:
-            loss, part, count = micro_step.told
+        if micro_step.recorded is not None:
+            loss, part, count = micro_step.recorded
             self._meter.add_loss(loss, -part)
             if count is not None:
                 self._meter.add_count(-count)
                 self.gradients.count_back(micro_step.piece.step, count)
 
     def refuse(self, loss: Any) -> NoReturn:
-        """Raises PacelineError, since the loss is no tensor, or a backward pass is not due."""
+        """Raises PacelineError, since the loss is not a tensor, or a backward pass is not due."""
         check_loss(loss)
         micro_step = self.micro_step
         if micro_step is None:
@@ -254,14 +253,14 @@ class Passes:
             )
         raise PacelineError(
             f"round {micro_step.piece.step}: pace.backward() was called twice in one micro-step of the loop; "
-            "expected once: add the losses, and call it with the sum"
+            "expected one call: add the losses, and call it with the sum"
         )
 
     def weighted(self, loss: torch.Tensor, reduction: str, count: Any) -> torch.Tensor:
-        """``loss`` times what it counts; zero if it counts for nothing, though a mean over nothing is NaN. The
-        backward pass through it follows at once, on this thread."""
+        """``loss`` times its weight; zero if it counts for nothing, though a mean over nothing is NaN. Its backward
+        pass must follow at once, on this thread."""
         weight = self.weight(loss, reduction, None if count is None else checked_count(count))
-        # On a device a pass is through long before its gradients are, and hooks tell on which stream these will be.
+        # On a device a pass ends long before its gradients are there, and hooks show which stream computes them.
         step = self.micro_step
         if step is not None and step.piece.last and self._on_cpu and self._reducer.waits == "behind":
             self._last.begins(loss, partial(self._meter.stop, step.whole))
@@ -270,7 +269,7 @@ class Passes:
         return torch.nan_to_num(loss) * 0.0
 
     def weight(self, loss: torch.Tensor | None, reduction: str, count: float | None) -> float:
-        """What this micro-step's gradient counts; takes the loss, if given, down for the record."""
+        """The weight of this micro-step's gradient. Records the loss, if given."""
         micro_step = self.micro_step
         if micro_step is None:
             return self._weight_behind(reduction, count)
@@ -294,7 +293,7 @@ class Passes:
         if loss is not None:
             self._meter.add_loss(loss, part)
             if gradients.apart:
-                micro_step.told = loss.detach(), part, count
+                micro_step.recorded = loss.detach(), part, count
         if not (piece.last or micro_step.more):
             self._halfway(micro_step.whole)
         if not self._by_hook:
@@ -304,12 +303,12 @@ class Passes:
             gradients.weigh(piece, count)
         if not self._by_hook:
             return gradients.weight(piece, part)
-        if count == 0:  # the hook weighs means
+        if count == 0:  # the hook applies the weight of a mean
             return 0.0
         return 1.0 / max(many, 1) if reduction == "sum" else 1.0
 
     def ended(self) -> None:
-        """The backward pass of this micro-step is through."""
+        """The backward pass of this micro-step has ended."""
         micro_step, gradients = self.micro_step, self.gradients
         if micro_step is None:
             raise PacelineError(NO_ROUND)
@@ -331,7 +330,7 @@ class Passes:
         if piece.last:
             if self._last is not None:
                 self._last.ended()
-            if not self._meter.stopped:  # for a graph in which no hooked parameter took part
+            if not self._meter.stopped:  # the graph contained no hooked parameter
                 self._meter.stop(piece)
             micro_step.complete = True
         gradients.done(piece)
@@ -339,7 +338,7 @@ class Passes:
     def check_taken(self) -> None:
         """Raises PacelineError if the micro-step is over, and its backward pass was left out."""
         if self.micro_step is None:
-            return  # the round was finished by step()
+            return  # step() has ended the round
         piece = self.micro_step.piece
         if not self.micro_step.done:
             how = "loss.backward()" if self._by_hook else "pace.backward(loss)"
@@ -351,7 +350,7 @@ class Passes:
             raise PacelineError(f"round {piece.step}: the loop went on without a backward pass")
 
     def check_complete(self) -> None:
-        """Raises PacelineError if a step is taken that is not due."""
+        """Raises PacelineError if an optimizer steps before its step is due."""
         micro_step = self.micro_step
         if micro_step is None or micro_step.complete:
             return
@@ -360,7 +359,7 @@ class Passes:
         if micro_step.piece.last and not micro_step.done and others:
             raise PacelineError(
                 f"round {step}: optimizer.step() was called after a backward pass that is not Paceline's, "
-                "whose gradient is not weighed; call pace.backward(loss) in its place"
+                "whose gradient is not weighted; call pace.backward(loss) in its place"
             )
         raise PacelineError(
             f"optimizer.step() was called within round {step}, before all its gradients were there; "
@@ -368,13 +367,13 @@ class Passes:
         )
 
     def close(self) -> None:
-        """Let go of the model."""
+        """Remove all hooks from the model."""
         self.gradients.release()
         for hook in self._hooks:
             hook.remove()
 
     def _weight_behind(self, reduction: str, count: float | None) -> float:
-        """What the loss of another model counts, of the batch of a round that is over."""
+        """The weight of another model's loss, on the batch of a round that is over."""
         piece = self.over
         if piece is None:
             raise PacelineError(
@@ -385,7 +384,7 @@ class Passes:
             if count is not None
             else "a round takes several micro-steps, and its samples are gone; use loop='whole'"
             if not piece.first
-            else "elastic=True sums the gradients of one model"
+            else "elastic=True sums the gradients of one model only"
             if self._reducer.travels
             else f"reduction={reduction!r}: expected 'mean' or 'sum'"
             if reduction not in ("mean", "sum")
@@ -393,20 +392,20 @@ class Passes:
         )
         if wrong:
             raise PacelineError(
-                f"round {piece.step}: the loss of a second model was weighed behind the step: {wrong}"
+                f"round {piece.step}: the loss of a second model was weighted after the step: {wrong}"
             )
         self.gradients.another()
         part = piece.samples if reduction == "mean" else float(piece.samples > 0)
         return self.gradients.weight(piece, part)
 
-    # -- what torch calls ------------------------------------------------------------------------------------
+    # -- called by torch -------------------------------------------------------------------------------------
 
     def _hook_weight(self) -> float:
-        # a second model's backward pass behind the round's step may come through this one, too
+        # A second model's backward pass after the round's step may run through this model, too.
         return self.gradients.share(self.piece) if self.micro_step is not None else 0.0
 
     def _backward_begins(self, _: object) -> None:
-        """Under the hook, nothing else tells of a backward pass."""
+        """The only notice of a backward pass under the hook."""
         micro_step = self.micro_step
         if micro_step is None or micro_step.begun:
             return
@@ -416,7 +415,7 @@ class Passes:
         self._halfway(micro_step.piece)
         self._reducer.check_sync(micro_step.piece.last and not self.gradients.exact)
         self.gradients.gather(micro_step.piece)
-        # as soon as the whole pass is through, and with it DDP's reduction
+        # It runs as soon as the whole pass, and with it DDP's reduction, has ended.
         torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)
 
     def _backward_ended(self) -> None:
@@ -434,4 +433,4 @@ class Passes:
 def check_loss(loss: Any) -> None:
     if not isinstance(loss, torch.Tensor):
         hint = "the entry that holds it" if isinstance(loss, dict) else "what the criterion returned"
-        raise PacelineError(f"the loss is {short(loss)}; expected a tensor: hand over {hint}")
+        raise PacelineError(f"the loss is {short(loss)}; expected a tensor: pass {hint}")

@@ -1,4 +1,4 @@
-"""Who else takes part: ranks, what their machines are, and whether all were set up alike."""
+"""The ranks that take part: their machines and links, exchanges between them, and whether their options agree."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from paceline.rounds import Array, Machines
 T = TypeVar("T")
 
 
-_company: Any = None  # the ranks of a run where they are no process group, see ``elastic.link.Link``
-SENT, TIMES = 1 << 18, 2  # bytes there and back over a link that is measured, and how often
-MOST_LINKS = 64  # that are measured
-LONGEST = 1e7  # seconds; what a thread may be told to wait is limited, too
-_collected: list[bool] = []  # whether Python collected garbage when each fork that is under way began
+_company: Any = None  # the ranks of a run without a process group, see ``elastic.link.Link``
+SENT, TIMES = 1 << 18, 2  # bytes sent there and back to measure a link, and how often
+MOST_LINKS = 64  # links that are measured at most
+LONGEST = 1e7  # largest timeout in seconds, since a thread's wait is limited, too
+_collected: list[bool] = []  # for each fork in progress: whether garbage collection was enabled when it began
 
 
 def keep_company(company: Any) -> None:
-    """From now on these are the ranks, and no longer those of the process group; None for those of the group."""
+    """Replace the ranks of the process group by those of ``company``; None restores those of the group."""
     global _company
     _company = company
 
@@ -105,17 +105,17 @@ def timeout() -> float:
             span = group._get_backend(torch.device(device)).options._timeout.total_seconds()
             return min(float(span), LONGEST)
         except (RuntimeError, AttributeError):
-            continue  # this group has no backend for such a device, or one that does not tell
+            continue  # this group has no backend for such a device, or one that does not show its timeout
     return constants.default_pg_timeout.total_seconds()
 
 
 def own_store(timeout: float, first: Mapping[str, str | bytes] | None = None) -> dist.TCPStore:
-    """A TCPStore that rank 0 hosts where it already is the rendezvous, apart from the process group's. Collective.
+    """A TCPStore on rank 0, at the rendezvous host, separate from the process group's store. Collective.
 
-    timeout: seconds to reach it, and to wait for a key that is not there. first: what it holds from the beginning.
-    A call hangs for as long as rank 0 is stopped, whatever the timeout. Nobody returns before everybody is connected:
-    rank 0 may find something wrong next, leave, and take the store with it.
-    Raises PacelineError on every rank where one cannot reach it.
+    timeout: seconds to reach it, and to wait for a missing key. first: the keys that it holds from the beginning.
+    A call hangs as long as rank 0 is stopped, regardless of the timeout. No rank returns before all are connected:
+    rank 0 may then fail in a check, leave, and take the store with it.
+    Raises PacelineError on every rank if one of them cannot reach it.
     """
     let_forks_alone()
     wait = timedelta(seconds=timeout)
@@ -126,14 +126,14 @@ def own_store(timeout: float, first: Mapping[str, str | bytes] | None = None) ->
             return dist.TCPStore(*there, ranks(), rank() == 0, wait_for_workers=False, timeout=wait)
         except RuntimeError as error:
             raise PacelineError(
-                f"rank {rank()} cannot reach rank 0 at {there[0]}, where the ranks tell their speeds; expected "
+                f"rank {rank()} cannot reach rank 0 at {there[0]}, where the ranks report their speeds; expected "
                 "MASTER_ADDR to name rank 0's machine, and any port of it to be open to the other ranks"
             ) from error
 
     def begin() -> dist.TCPStore:
         store = connect((host, 0))
         for key, value in (first or {}).items():
-            store.set(key, value)  # type: ignore[arg-type]  # bytes are what it keeps
+            store.set(key, value)  # type: ignore[arg-type]  # the store keeps bytes
         return store
 
     hosted = on_rank_0(begin)
@@ -142,15 +142,15 @@ def own_store(timeout: float, first: Mapping[str, str | bytes] | None = None) ->
 
 
 def machines() -> Machines:
-    """Every rank's part of its machine, for policies that divide by it. Collective."""
+    """Every rank's part of its machine, for policies that divide the load by it. Collective."""
     return sizes([Machine(*each) for each in gather(tuple(measure()))])
 
 
 def links() -> Array | None:
-    """Seconds that 256 kB take over each rank's own link and back, (n,); None if that cannot be told. Collective.
+    """Seconds that 256 kB take over each rank's own link and back, (n,); None if it is not measured. Collective.
 
-    A pair of ranks is as slow as the slower of its links. So each exchanges with its neighbour, and then with one of
-    the fastest pair, one after the other; the shortest that a rank took part in is its own link's.
+    A pair of ranks is as slow as the slower of its links. So each rank exchanges with its neighbour, and then with
+    one rank of the fastest pair, one after the other; a rank's shortest exchange is that of its own link.
     """
     n, own, message = ranks(), rank(), torch.zeros(SENT, dtype=torch.uint8)
     if _company is not None or not 3 <= n <= MOST_LINKS or dist.get_backend() != dist.Backend.GLOO:
@@ -158,7 +158,7 @@ def links() -> Array | None:
 
     def exchange(first: int, second: int) -> float:
         took = math.inf
-        sizes = (1, *[SENT] * TIMES) if own in (first, second) else ()  # behind the first, both are there
+        sizes = (1, *[SENT] * TIMES) if own in (first, second) else ()  # after the first, both are there
         for size in sizes:
             began = time.perf_counter()
             for sends in (own == first, own != first):
@@ -179,16 +179,16 @@ def joined() -> bool:
 
 @functools.cache
 def let_forks_alone() -> None:
-    """From now on a forked child, such as a DataLoader's worker, never collects what existed before the fork.
+    """Make forked children, such as a DataLoader's workers, never collect objects from before the fork.
 
-    The threads of stores and groups do not exist there. If the child's garbage collector finds one that the rank has
-    let go of, the destructor waits for such a thread and ends the child with a segmentation fault.
+    The threads of stores and groups do not exist there. If the child's garbage collector finds a store or group that
+    the rank has released, the destructor waits for such a thread and ends the child with a segmentation fault.
     """
     os.register_at_fork(before=_stop_collecting, after_in_parent=_collect_on, after_in_child=_leave_alone)
 
 
 def _stop_collecting() -> None:
-    # What other modules have registered runs in the child before ``_leave_alone``, and might collect, too.
+    # The hooks of other modules run in the child before ``_leave_alone``, and might trigger a collection.
     _collected.append(gc.isenabled())
     gc.disable()
 

@@ -1,4 +1,4 @@
-"""What one round is, as planned, the same on every rank; and a piece of it, which is one micro-step of one rank."""
+"""The plan of a round, which is the same on every rank; and a piece of it, which is one micro-step of one rank."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from paceline.samples.pool import micro_cost
 
 
 class Division(NamedTuple):
-    """How a round begins in which work moves: what each rank runs at once, keeps for its end, and claims."""
+    """The division of a round in which work moves: the samples that each rank runs at once, keeps, and may claim."""
 
     first: Counts  # samples that each rank runs at once, (n,)
-    kept: Counts  # that it keeps for its end, (n,)
-    start: int  # of the pool, among the epoch's samples
+    kept: Counts  # samples that each rank keeps for its end, (n,)
+    start: int  # the pool's first sample in the epoch's order
     pool: int  # samples to claim
     piece_plan: PiecePlan
-    costs: Pool | None = None  # of the samples to claim, if they cost differently
-    reserved: Array | None = None  # cost of what each rank keeps for its end, (n,), there
-    whole: float = 0.0  # cost of the round, there
+    costs: Pool | None = None  # costs of the samples to claim, if they cost differently
+    reserved: Array | None = None  # with ``costs``: cost of what each rank keeps for its end, (n,)
+    whole: float = 0.0  # with ``costs``: the cost of the round
 
     @property
     def batch(self) -> int:
@@ -34,42 +34,42 @@ class Division(NamedTuple):
 
 
 class RoundPlan(NamedTuple):
-    """One round, before any of it is run."""
+    """The plan of one round."""
 
     step: int  # counted over the whole run
     loads: Indices  # every rank's samples, shape (n,)
     batch: int  # samples of all ranks
-    division: Division | None = None  # None if all of it is run as planned
-    # Who runs which samples in which micro-batches, if they are divided by cost; what is claimed follows these.
+    division: Division | None = None  # None if no work moves
+    # The ranks' samples and micro-batches, if they are divided by cost; the samples to claim come after these.
     deal: Deal | None = None
 
     @property
     def at_once(self) -> float:
-        """Portion of the plan that is run before anything is claimed."""
+        """The portion of the plan that runs before the first claim."""
         return 1.0 if self.division is None else float(self.division.piece_plan.at_once)
 
 
 class Piece(NamedTuple):
-    """A micro-batch of this rank: what one micro-step computes."""
+    """A micro-batch of this rank, which one micro-step runs."""
 
-    plan: RoundPlan  # of the round it belongs to
-    samples: int  # samples that count; fewer than the indices where some only keep batch norm fed
-    first: bool  # in its round
+    plan: RoundPlan  # the plan of its round
+    samples: int  # samples that count; fewer than the indices if some are there only for batch norm
+    first: bool  # it is the first of its round on this rank
     last: bool
     claims: bool = False  # work may be claimed after this piece; before it, if it is the last
-    parts: Array | None = None  # what it adds up to, see ``Deal.parts``, (3,), if samples cost differently
+    parts: Array | None = None  # sums over its samples, see ``Deal.parts``, (3,), if they cost differently
     start: int = -1  # its first sample in the epoch's order, or among those that its rank drew by itself
 
     @property
     def amount(self) -> float:
-        """How much is to run, as pieces are claimed: samples, or their cost without a launch."""
+        """The piece's amount of work, the unit of claims: samples, or their cost without a launch."""
         if self.parts is None or self.plan.deal is None:
             return self.samples
         return micro_cost(self.plan.deal.model, self.parts)
 
     @property
     def step(self) -> int:
-        """The round it belongs to, counted over the whole run."""
+        """The number of its round, counted over the whole run."""
         return self.plan.step
 
     @property
@@ -79,20 +79,20 @@ class Piece(NamedTuple):
 
     @property
     def division(self) -> Division | None:
-        """What to claim from after this piece; before it, if it is the last. None if nothing is claimed."""
+        """The division to claim from after this piece, or before it if it is the last; None without claims."""
         return self.plan.division if self.claims else None
 
 
 class Claim(NamedTuple):
-    """What a rank has claimed."""
+    """The samples that a rank has claimed."""
 
-    start: int  # among the epoch's samples
-    sizes: tuple[int, ...]  # samples of each micro-step that runs a part of it
-    parts: tuple[Array | None, ...]  # of each micro-step, see ``Piece.parts``
+    start: int  # the first sample in the epoch's order
+    sizes: tuple[int, ...]  # samples of each micro-step that runs a part of the claim
+    parts: tuple[Array | None, ...]  # ``Piece.parts`` of each micro-step
 
 
 class Source(Protocol):
-    """What the micro-steps of one kind of loop are given."""
+    """The batches for the micro-steps of one kind of loop."""
 
     @property
     def number(self) -> int | None:
@@ -101,7 +101,7 @@ class Source(Protocol):
 
     @property
     def samples(self) -> int | None:
-        """Samples of an epoch over all ranks; None if nobody knows."""
+        """Samples of an epoch over all ranks; None if unknown."""
         ...
 
     def open(self) -> None:
@@ -117,16 +117,16 @@ class Source(Protocol):
         ...
 
     def planned(self) -> tuple[Any, Piece]:
-        """What the next planned micro-step is given, and the piece of a round that it is."""
+        """The batch of the next planned micro-step, and its piece of the round."""
         ...
 
     def claimed(self, claim: Claim) -> Iterator[Any]:
-        """What the micro-steps of a claim are given."""
+        """The batches of a claim's micro-steps."""
         ...
 
 
 def claimed(division: Division, start: int, size: int, cell: int, micro_batch: int) -> Claim:
-    """So many samples from ``start`` of the pool on, cut into micro-steps.
+    """The claim of ``size`` samples from ``start`` of the pool on, cut into micro-steps.
 
     cell: samples of every micro-step, 0 if micro-steps differ. micro_batch: samples that fit into the rank's
         memory at once.
@@ -145,10 +145,10 @@ def claimed(division: Division, start: int, size: int, cell: int, micro_batch: i
 def divide(
     piece_plan: PiecePlan, loads: Counts, start: int, most: Counts, largest: Counts, unit: int, cell: int
 ) -> Division | None:
-    """A round of these ``loads``, (n,), whose samples begin at ``start``; None if all of it is run as planned.
+    """The division of a round of these ``loads``, (n,), whose samples begin at ``start``; None if no work moves.
 
-    most: samples that each rank may take in a round; largest: that fit into its memory at once; both (n,). unit:
-    pieces are multiples of so many samples. cell: samples of every micro-step, 0 if micro-steps differ.
+    most: samples that each rank may take in a round; largest: samples that fit into its memory at once; both (n,).
+    unit: pieces are multiples of this many samples. cell: samples of every micro-step, 0 if micro-steps differ.
     Raises PacelineError if the limits leave no room for whole cells.
     """
     if not cell and piece_plan.at_once >= 1:
@@ -166,6 +166,6 @@ def divide(
             f"deterministic=True: the limits leave no room for whole cells of {cell} samples; widen them, "
             "or set a smaller quantum"
         )
-    if not cell and (not pool or room.sum() < pool):  # some of it might find nobody
+    if not cell and (not pool or room.sum() < pool):  # with too little room, samples would be left over
         return None
     return Division(first, kept, start + int(own.sum()), pool, piece_plan)

@@ -1,6 +1,6 @@
-"""Where a run stands: its epoch, the samples of it that are done, the rounds since the beginning.
+"""The progress of a run: its epoch, the samples of it that are done, the rounds since the beginning.
 
-And what a checkpoint holds of that, checked before anything goes by it.
+The progress in a checkpoint is checked before it is used.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ import numpy as np
 
 from paceline.errors import PacelineError, short
 
-VERSION = 1  # of what ``Pace.state_dict`` gives
+VERSION = 1  # version of the states of ``Pace.state_dict``
 COUNTS = ("epoch", "samples_done", "rounds", "global_batch")
-LATER = ("loader", "samples")  # not in the states of older versions, and None if no loader was iterated
+LATER = ("loader", "samples")  # missing from states of older versions, and None if no loader was iterated
 
 
 def rounds(samples: int, done: int, batch: int, floor: int = 1) -> int:
-    """How many are left of an epoch. Only the last may be short; fewer samples than ``floor`` cannot be a round of
-    their own (batch norm needs 2) and join the one before."""
+    """The rounds left of an epoch. Only the last may be short; fewer samples than ``floor`` cannot be a round of
+    their own (batch norm needs 2) and join the round before."""
     left = max(samples - done, 0)
     full, rest = divmod(left, batch)
     return full + (rest > 0 if not full else rest >= floor)
 
 
 class Progress:
-    """Counts rounds and epochs; the same on every rank, and whatever their number.
+    """Counts rounds and epochs; the same on every rank, and for any number of ranks.
 
-    batch: B, samples of a step. floor: samples that a round needs at least. size: of each round, by its number.
+    batch: B, samples of a step. floor: the least samples of a round. size: gives a round's samples by its number.
     """
 
     def __init__(self, batch: int, floor: int, size: Callable[[int], int]) -> None:
@@ -36,14 +36,14 @@ class Progress:
         self.epoch = 0  # of the next or running iteration of the loader
         self.samples_done = 0  # of this epoch, over all ranks
         self.rounds = 0  # finished since the beginning, over all epochs
-        self.samples = 0  # that an epoch of the loader in use has
+        self.samples = 0  # samples of an epoch of the loader in use
         self._midway = False  # the next iteration goes on within its epoch
-        self.running = False  # an iteration
-        self._chosen: int | None = None  # while one is running, for the next
+        self.running = False  # an iteration is running
+        self._chosen: int | None = None  # epoch of the next iteration, chosen while one is running
         self._of: tuple[int, int] | None = None  # number and samples of the loader whose epoch it is
 
     def remaining(self) -> Iterator[tuple[int, int]]:
-        """(first sample, size) of each round left in this epoch of the loader in use, as it stands when asked for."""
+        """(first sample, size) of each round left in this epoch of the loader in use, as of the first ``next``."""
         first, step, samples, size_of = self.samples_done, self.rounds, self.samples, self.size
         while (left := samples - first) > 0:
             size = size_of(step)
@@ -54,7 +54,7 @@ class Progress:
 
     @property
     def left(self) -> int:
-        """How many rounds are left in this epoch."""
+        """The number of rounds left in this epoch."""
         return rounds(self.samples, self.samples_done, self.size(self.rounds), self._floor)
 
     def begin(self, epoch: int) -> None:
@@ -71,7 +71,7 @@ class Progress:
             self.begin(epoch)
 
     def ahead(self, samples: int) -> int:
-        """Rounds of the next iteration over so many samples."""
+        """Rounds of the next iteration over ``samples``."""
         done = self.samples_done if self._midway else 0
         return rounds(samples, done, self.size(self.rounds), self._floor)
 
@@ -100,7 +100,7 @@ class Progress:
             self.choose(epoch)
 
     def state(self) -> dict[str, int | None]:
-        """What ``load`` needs."""
+        """The state for ``load``."""
         return {
             "version": VERSION,
             "epoch": self.epoch,
@@ -112,7 +112,7 @@ class Progress:
         }
 
     def check(self, state: Any) -> int:
-        """The rounds behind a state. Raises PacelineError if it is none, or of other rounds; changes nothing."""
+        """The rounds of a state. Raises PacelineError if it is not a state, or has another batch; changes nothing."""
         check_state(state)
         if state["global_batch"] != self._batch:
             raise PacelineError(
@@ -122,7 +122,7 @@ class Progress:
         return int(state["rounds"])
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on where ``state`` left off. Raises PacelineError as ``check`` does."""
+        """Resume from ``state``. Raises PacelineError as ``check`` does."""
         self.rounds = self.check(state)
         self.epoch, self.samples_done = int(state["epoch"]), int(state["samples_done"])
         of = state.get("loader"), state.get("samples")  # not in the checkpoints of older versions
@@ -131,7 +131,7 @@ class Progress:
 
 
 def check_state(state: Any) -> None:
-    """Raises PacelineError if this is no state of a ``Pace``, or one of another version."""
+    """Raises PacelineError if this is not a state of a ``Pace``, or one of another version."""
     if not isinstance(state, dict):
         raise PacelineError(
             f"the state of Pace is {short(state)}; expected a dict, as Pace.state_dict() gives it"
@@ -141,7 +141,7 @@ def check_state(state: Any) -> None:
         raise PacelineError(f"the state of Pace has {name}={short(state.get(name))}; expected {expected}")
 
     if not _whole(state.get("version")) or state["version"] != VERSION:
-        refuse("version", f"{VERSION}, which is what this version of Paceline reads and writes")
+        refuse("version", f"{VERSION}, which this version of Paceline reads and writes")
     for name in (*COUNTS, *LATER):
         value: Any = state.get(name)
         least = int(name == "global_batch")

@@ -1,4 +1,4 @@
-"""What the ranks of a run agree on before it begins: how a round may be divided between them, and by which policy."""
+"""The agreement of a run's ranks before it begins: how a round may be divided between them, and by which policy."""
 
 from __future__ import annotations
 
@@ -21,41 +21,41 @@ from paceline.torch.local import Every, Merge
 from paceline.torch.options import Options, has_batch_norm, least_and_most
 from paceline.torch.plan import RoundPlan
 
-CELLS = 32  # of a round, by default, where results are to have the same bits
+CELLS = 32  # default number of cells of a round, if results must have the same bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """The same on every rank but for ``micro_batch``; see ``Pace`` for what a user chooses of it."""
+    """The agreed settings, the same on every rank except ``micro_batch``; see ``Pace`` for a user's options."""
 
-    global_batch: int  # samples of a full round over all ranks, where that is the same throughout
+    global_batch: int  # samples of a full round over all ranks; the largest, if their sizes vary
     batch: int  # samples of an optimizer step on every rank, which is a round unless each steps by itself
     policy: str  # its name
     balancer: Balancer
     moves_work: bool  # work may move within the round
     micro_batch: int | None  # samples of a micro-step at most, on this rank
-    floor: int  # samples that a rank with anything to do needs
-    fills: bool  # a micro-step with nothing to do gets samples that count for nothing
+    floor: int  # least samples of a rank that works
+    fills: bool  # a micro-step without work gets samples that count for nothing
     most: Indices  # samples that each rank may take in a round, (n,)
     largest: Indices  # samples that fit into each rank's memory at once, (n,)
-    unit: int  # claimed pieces are multiples of so many samples
-    quantum: int  # and every micro-step of so many
-    cell: int  # samples of every micro-step, where results are to have the same bits; else 0
-    fixed_micro_steps: int | None  # of every rank in every round
-    in_step: bool  # all ranks must take as many micro-steps in a round
+    unit: int  # claimed pieces are multiples of this many samples
+    quantum: int  # every micro-step is a multiple of this many samples
+    cell: int  # samples of every micro-step, if results must have the same bits; else 0
+    fixed_micro_steps: int | None  # micro-steps of every rank in every round; None if they may vary
+    in_step: bool  # all ranks must take the same number of micro-steps in a round
     loop: str  # how the training loop takes a round
-    weigh: str  # what weighs the gradients: "loss" or "hook"
-    memory: bool  # what fits into each rank's memory is found while training
-    every: Every  # how many samples a round has
-    drop: float | None  # seconds after which what has not begun is dropped, NaN if these are found
-    merge: Merge | None  # with loop="local", where each rank steps by itself; else None
+    weigh: str  # where gradients get their weights: "loss" or "hook"
+    memory: bool  # training finds what fits into each rank's memory
+    every: Every  # the numbers of samples of rounds
+    drop: float | None  # seconds after which no micro-batch begins; NaN if training finds them
+    merge: Merge | None  # with loop="local", in which each rank steps by itself; else None
 
     def divided(
         self, step: int, loads: Indices, start: int, present: NDArray[np.bool_] | None = None
     ) -> RoundPlan:
-        """Round ``step`` of these ``loads``, whose samples begin at ``start``, with what of it is claimed.
+        """The plan of round ``step`` of these ``loads``, whose samples begin at ``start``, with what may be claimed.
 
-        present: who takes part, (n,); by default all."""
+        present: which ranks take part, (n,); by default all."""
         piece_plan = self.piece_plan(step, present)
         division = None
         if piece_plan is not None:
@@ -64,24 +64,24 @@ class Terms:
         return RoundPlan(step, loads, int(loads.sum()), division)
 
     def piece_plan(self, step: int, present: NDArray[np.bool_] | None = None) -> PiecePlan | None:
-        """How round ``step`` is run in pieces by those ``present``, (n,); None if it is run as planned."""
+        """How the ranks ``present``, (n,), run round ``step`` in pieces; None if they run it as planned."""
         found = self.balancer.piece_plan(step) if self.moves_work else None
         if found is None or present is None:
             return found
         return found._replace(speeds=np.where(present, found.speeds, 0.0))
 
     def micro_steps(self, loads: Indices) -> int | None:
-        """In how many micro-steps every rank runs a round of these loads; None if that is a rank's own affair."""
+        """Micro-steps of every rank in a round of these loads; None if their number may differ from rank to rank."""
         if self.fixed_micro_steps is None and self.in_step:
             return int(np.max(-(-loads // self.largest)))
         return self.fixed_micro_steps
 
 
 def agree(model: torch.nn.Module, given: Options, in_step: bool) -> Terms:
-    """Check what a user chose, on this rank and against the others. Collective.
+    """Check a user's options, on this rank and against the other ranks. Collective.
 
-    in_step: all ranks must take as many micro-steps in a round.
-    Raises PacelineError for what cannot be, or differs.
+    in_step: all ranks must take the same number of micro-steps in a round.
+    Raises PacelineError for options that cannot work, or differ between the ranks.
     """
     given.check_together()
     norms, ranks = has_batch_norm(model), peers.ranks()
@@ -90,7 +90,7 @@ def agree(model: torch.nn.Module, given: Options, in_step: bool) -> Terms:
     merge = (given.merge or Merge()) if own else None
     every = Every(intervals.interval(given.every) if own else 1, batch, merge.delay if merge else 0)
     global_batch, quantum, micro_batch = every.most, given.quantum, given.micro_batch
-    if own:  # what a step has
+    if own:  # the samples of a rank's own step
         micro_batch = max(-(-batch // ranks // quantum) * quantum, 2 * floor - 1)
     if micro_batch is not None and micro_batch < 2 * floor - 1:
         raise PacelineError(f"micro_batch={micro_batch}: expected at least {2 * floor - 1} samples")
@@ -116,7 +116,7 @@ def agree(model: torch.nn.Module, given: Options, in_step: bool) -> Terms:
     drop = options.threshold(given.drop)
     whole = not (fixed is None is drop) or in_step or norms or (given.fills and given.weigh == "hook")
     if isinstance(chosen, factoring.Auto) and (whole or ranks == 1) and not given.deterministic:
-        # Pieces can't be, gain nothing, or leave batch norm only few samples.
+        # Pieces are impossible, gain nothing, or leave batch norm only few samples.
         plans: Any = chosen.planner
         chosen, name = plans, "level"
     balancer = Balancer(chosen, quantum=quantum, floor=floor)
@@ -135,7 +135,7 @@ def agree(model: torch.nn.Module, given: Options, in_step: bool) -> Terms:
     if given.merge is not None:
         facts["merge"] = str(given.merge)
     for outlet in ("record", "report_to", "metrics_port"):
-        # They are begun together, each perhaps in a place of its own.
+        # All ranks must begin them together, but each may give its own place.
         facts[outlet] = None if getattr(given, outlet) in (None, (), []) else "some"
     largest = peers.agree(facts, global_batch if micro_batch is None else micro_batch)
     moves_work, fills = balancer.piece_plan(0) is not None, given.fills or norms
@@ -143,8 +143,8 @@ def agree(model: torch.nn.Module, given: Options, in_step: bool) -> Terms:
     given.check_pieces(name, moves_work, in_step, fills)
     if given.elastic and balancer.policy.trains:
         raise PacelineError(
-            f"elastic=True: policy {name} decides beside the training, which a rank that joins cannot take part in "
-            "yet; use auto, level or another that does not train"
+            f"elastic=True: policy {name} decides in a thread of its own, and a rank that joins cannot take part in "
+            "that yet; use auto, level or another that does not train"
         )
     unit, cell = micro_batch if own and micro_batch else quantum if quantum >= floor else floor, 0
     if given.deterministic:
@@ -165,7 +165,7 @@ def agree(model: torch.nn.Module, given: Options, in_step: bool) -> Terms:
         most=np.array(most),
         largest=np.array(largest),
         unit=unit,
-        quantum=1 if cell else quantum,  # of claimed samples, the last of which may be short
+        quantum=1 if cell else quantum,  # with cells, the last claimed micro-step may be short
         cell=cell,
         fixed_micro_steps=fixed,
         in_step=in_step,

@@ -1,14 +1,14 @@
-"""Notices each time that this process waits for other ranks, whatever function of torch it waits in.
+"""Notices each wait of this process for other ranks, in any function of torch.
 
-What a rank spends in a collective is not its own time: the others' work is in it. Counted as its own, it would make
-all ranks look equally fast, and nothing would be balanced. A program may wait anywhere: in a gathered metric, a loss
-that is averaged over ranks, a barrier, a layer of FSDP2, DDP's broadcast of buffers. All that Python can wait in goes
-through few functions, whatever name the program called: the collectives of ``ProcessGroup``, ``Work.wait``, a
-``Future``'s, ``wait_tensor``. Those are replaced by functions that tell the listeners, from the first listener on
-until the last one is gone. DDP's own all-reduce in C++ does not go through them; it is behind a rank's last gradient.
+The time that a rank spends in a collective is not its own, since it includes the others' work. Counted as its own, it
+would make all ranks look equally fast, and nothing would be balanced. A program may wait anywhere: in a gathered
+metric, a loss averaged over ranks, a barrier, a layer of FSDP2, DDP's broadcast of buffers. All waits from Python
+use a few functions: the collectives of ``ProcessGroup``, ``Work.wait``, ``Future.wait`` and ``wait_tensor``. These
+are replaced by functions that notify the listeners, from the first listener on until the last one is gone. DDP's own
+all-reduce in C++ does not go through them; it follows a rank's last gradient.
 
-On a processor a collective blocks, so that its seconds on the host are the wait. On a device the stream waits: there
-the listeners record an event at both ends.
+On a CPU a collective blocks, so its seconds on the host are the wait. On a device the stream waits, so the listeners
+record an event at both ends.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ COLLECTIVES = (
 )
 """Methods of a process group, under their names in torch 2.6 to 2.15."""
 
-BUFFERS = "broadcast of buffers"  # DDP's, before a forward pass
+BUFFERS = "broadcast of buffers"  # by DDP, before a forward pass
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _PACELINE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
-# By what ends each of them, see ``listen``.
+# The two functions of each listener, by the function that ends it, see ``listen``.
 _listeners: dict[Callable[[], None], tuple[Callable[[str], object], Callable[[], object]]] = {}
-_replaced: list[tuple[Any, str, Any, Any]] = []  # owner, name, what was there, what is there now
-_threads: set[int] = set()  # that have listened
+_replaced: list[tuple[Any, str, Any, Any]] = []  # owner, name, the original, its replacement
+_threads: set[int] = set()  # threads that have listened
 _thread = threading.local()
-_waited = 0.0  # seconds so far, while somebody listened
+_waited = 0.0  # seconds waited so far while there were listeners
 
 
 def listen(begins: Callable[[str], object], ends: Callable[[], object]) -> Callable[[], None]:
-    """Tell of each wait of this thread, and of backward passes, until the function that is returned is called.
+    """Notify of each wait of this thread, and of backward passes, until the returned function is called.
 
-    begins: called with the collective's name before this process waits, or may; it may raise. ends: after it."""
+    begins: called with the collective's name before a possible wait; it may raise. ends: called after it."""
 
     def stop() -> None:
         if _listeners.pop(stop, None) is not None and not _listeners:
@@ -65,16 +65,16 @@ def listen(begins: Callable[[str], object], ends: Callable[[], object]) -> Calla
 
 
 def refuse(running: Callable[[], int | None], loop: str) -> Callable[[], None]:
-    """Raise a PacelineError for each collective that the program calls while ``running`` gives the number of a round,
-    until the function that is returned is called: ranks that run a round in unlike numbers of pieces would wait in it
-    for ever. loop: how the training loop takes a round."""
+    """Raise a PacelineError for each collective that the program calls while ``running`` returns a round's number,
+    until the returned function is called: ranks that run a round in different numbers of pieces would wait in it for
+    ever. loop: how the training loop takes a round."""
 
     def begins(name: str) -> None:
         if name == BUFFERS or (step := running()) is None or (where := caller()) is None:
             return
         raise PacelineError(
             f"round {step}: {where[0]}:{where[1]} calls a collective ({name}) within the round, and with "
-            f"loop={loop!r} the ranks run it in unlike numbers of pieces, so that some would wait for ever; call it "
+            f"loop={loop!r} the ranks run it in different numbers of pieces, so some would wait for ever; call it "
             + ("if pace.merged" if loop == "local" else "after pace.step(optimizer), or use loop='whole'")
         )
 
@@ -82,15 +82,15 @@ def refuse(running: Callable[[], int | None], loop: str) -> Callable[[], None]:
 
 
 def now() -> float:
-    """Seconds of a clock that stands still while this process waits for other ranks; call it outside of a wait."""
+    """Seconds of a clock that stops while this process waits for other ranks; call it outside of a wait."""
     return time.perf_counter() - _waited
 
 
 def caller() -> tuple[str, int] | None:
-    """File and line of the program that calls the collective of which ``begins`` is told; None if Paceline does."""
+    """File and line where the program calls the collective that ``begins`` is notified of; None if Paceline does."""
     frame: Any = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename != __file__:
-        frame = frame.f_back  # out of the listener
+        frame = frame.f_back  # leave the listener's own frames
     while frame is not None and frame.f_code.co_filename.startswith((_TORCH, __file__, "<")):
         frame = frame.f_back
     if frame is None or frame.f_code.co_filename.startswith(_PACELINE):
@@ -99,7 +99,7 @@ def caller() -> tuple[str, int] | None:
 
 
 def _replace() -> None:
-    """Put functions that tell in place of those that wait."""
+    """Replace the functions that wait by functions that also notify the listeners."""
     from torch.distributed import _functional_collectives as functional
 
     group = dist.ProcessGroup
@@ -116,44 +116,44 @@ def _put(owner: Any, attribute: str, name: str) -> None:
     original = getattr(owner, attribute)
 
     @functools.wraps(original)
-    def telling(*arguments: Any, **named: Any) -> Any:
+    def notifying(*arguments: Any, **named: Any) -> Any:
         if getattr(_thread, "within", False) or not _ours() or _alone(arguments):
             return original(*arguments, **named)
-        return _told(name, original, arguments, named)
+        return _notified(name, original, arguments, named)
 
-    _replaced.append((owner, attribute, vars(owner)[attribute], telling))
-    setattr(owner, attribute, telling)
+    _replaced.append((owner, attribute, vars(owner)[attribute], notifying))
+    setattr(owner, attribute, notifying)
 
 
 def _ours() -> bool:
-    """Whether this thread's waits hold up the training: a loader's thread, say, waits beside it."""
+    """Whether this thread's waits hold up the training; those of a loader's thread, for instance, do not."""
     return threading.get_ident() in _threads or torch._C._current_graph_task_id() != -1
 
 
 def _alone(arguments: tuple[Any, ...]) -> bool:
-    """Whether this is a collective of a group of one, which waits for nobody."""
+    """Whether this is a collective of a group of one rank, which does not wait."""
     return bool(arguments) and isinstance(arguments[0], dist.ProcessGroup) and arguments[0].size() == 1
 
 
-def _told(name: str, original: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+def _notified(name: str, original: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
     global _waited
     _thread.within = True
-    began, told = time.perf_counter(), []
+    began, notified = time.perf_counter(), []
     try:
         for begins, ends in tuple(_listeners.values()):
             begins(name)
-            told.append(ends)
+            notified.append(ends)
         return original(*arguments, **named)
     finally:
-        for ends in told:
+        for ends in notified:
             ends()
         _waited += time.perf_counter() - began
         _thread.within = False
 
 
 def _put_back() -> None:
-    """Nobody listens any more. What another program has replaced since stays as it is."""
-    for owner, attribute, before, telling in reversed(_replaced):
-        if vars(owner)[attribute] is telling:
+    """Restore the original functions, except those that another program has replaced since."""
+    for owner, attribute, before, notifying in reversed(_replaced):
+        if vars(owner)[attribute] is notifying:
             setattr(owner, attribute, before)
     _replaced.clear()

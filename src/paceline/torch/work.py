@@ -1,5 +1,5 @@
-"""This rank's part of the running round: timed, claimed where work moves, cut short where late micro-batches are
-dropped, committed when its gradients are there."""
+"""This rank's part of the running round: timed, claimed if work moves, cut short if late micro-batches are dropped,
+and committed when its gradients are there."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ from paceline.torch.plan import Claim, Piece, Source
 from paceline.torch.terms import Terms
 
 WARM_UP = 20  # rounds in which nothing is dropped, before a threshold is found
-RECENT = 32  # micro-steps, by which the coming one is judged
+RECENT = 32  # micro-steps whose median predicts the seconds of the next one
 Traced = tuple[list[float], float]  # a round: the ends of its micro-steps, and its own seconds
 
 
 class Drops:
-    """Which micro-step is a rank's last in a round, where what it has not begun by a threshold is dropped
-    (DropCompute, arXiv 2306.10598, Alg. 1).
+    """Decides which micro-step is a rank's last in a round, if it drops those not begun by a threshold (DropCompute,
+    arXiv 2306.10598, Alg. 1).
 
     The last one sums the gradients over the ranks, so it has to be known before it begins: it is the one that is
-    expected to be running at the threshold. Who is held up in an earlier one runs another.
+    expected to be running at the threshold. A rank that is held up in an earlier one runs another micro-step.
 
-    tau: the threshold, seconds since the round's beginning, in which samples are loaded, too; NaN: as the rounds of
-    the warm-up have it, when they are over. meter: of this rank, which is told what runs.
+    tau: the threshold, in seconds since the round's beginning, with the loading of samples; NaN if it is found from
+    the rounds of the warm-up. meter: that of this rank; it is notified of each micro-step.
     """
 
     def __init__(self, tau: float, meter: Meter) -> None:
         self.tau = tau
         self.cut = -1  # the newest round whose further micro-steps were dropped
         self._meter = meter
-        self._took: deque[float] = deque(maxlen=RECENT)  # seconds of micro-steps
+        self._took: deque[float] = deque(maxlen=RECENT)  # seconds of the newest micro-steps
         self._running: OpenRound | None = None
-        self._ends: list[float] = []  # of the running round's micro-steps
-        self._traced: list[Traced] = []  # of the warm-up
+        self._ends: list[float] = []  # ends of the running round's micro-steps
+        self._traced: list[Traced] = []  # rounds of the warm-up
 
     def begins(self, piece: Piece) -> Piece:
-        """A micro-step is about to begin; it as it is run, the last one if all behind it are dropped. Collective in
-        the first of the round behind the warm-up."""
+        """The piece of a micro-step that is about to begin, marked last if all later ones are dropped. Collective in
+        the first micro-step of the round after the warm-up."""
         running = self._meter.running
         if piece.first:
             self._round_is_over()
@@ -69,7 +69,7 @@ class Drops:
 
     def _round_is_over(self) -> None:
         before = self._running
-        if before is None or not before.ended:  # else it was left
+        if before is None or not before.ended:  # there was none, or it was left
             return
         self._ended(before.reading)
         if math.isnan(self.tau):
@@ -80,7 +80,7 @@ class Drops:
 
 
 def found(traces: list[list[Traced]]) -> float:
-    """The threshold that all ranks' rounds suggest (Alg. 2)."""
+    """The threshold for the rounds of all ranks (Alg. 2)."""
     most = max(len(ends) for trace in traces for ends, _ in trace)
     ends = np.full((len(traces[0]), len(traces), most), np.nan)
     for rank, trace in enumerate(traces):
@@ -92,8 +92,8 @@ def found(traces: list[list[Traced]]) -> float:
 
 
 class Work:
-    """For each round ``begins``; for each piece ``halfway`` in its backward pass, then ``over`` if it is not the
-    round's last. Where rows travel with the gradients, ``commit`` after each backward pass.
+    """This rank's part of rounds. Call ``begins`` for each round; for each piece ``halfway`` in its backward pass, then
+    ``over`` if it is not the round's last. If rows travel with the gradients, ``commit`` after each backward pass.
 
     Constructing it is collective, unless the reducer has a counter of its own.
     """
@@ -104,7 +104,7 @@ class Work:
         if terms.moves_work:
             most, cell = int(terms.most[peers.rank()]), terms.cell
             if terms.merge is not None and terms.micro_batch:
-                cell = terms.micro_batch  # each is a step
+                cell = terms.micro_batch  # each micro-batch is a step
             largest = None if cell else terms.micro_batch
             self.claims = Claims(device, terms.unit, largest, most, cell, reducer.counter)
         drops = terms.drop is not None
@@ -117,10 +117,10 @@ class Work:
         """A round begins, and its clock has started. workers: ranks that take part, by default all."""
         if self.claims is not None:
             self.claims.workers = peers.ranks() if workers is None else workers
-            self.claims.open(time.perf_counter())  # deciding is no part of its first piece
+            self.claims.open(time.perf_counter())  # planning is not part of the first piece's time
 
     def claimed(self, source: Source, piece: Piece) -> Iterator[tuple[Any, Piece]]:
-        """The micro-steps of what this rank claims before a piece is due."""
+        """The micro-steps of this rank's claims before ``piece``, if it is the round's last planned one."""
         if piece.division is None or not piece.last or self.claims is None:
             return
         while (claimed := self.claims.take(piece.division)) is not None:
@@ -130,29 +130,29 @@ class Work:
                 yield batch, piece._replace(samples=size, parts=parts, last=False, claims=not left, start=at)
                 at += size
 
-    def claims_ahead(self, told: Callable[[Claim], object] | None, early: bool) -> None:
-        """From now on ``told`` hears of each claim: while the piece before it runs, if it is wanted ``early``."""
+    def claims_ahead(self, notify: Callable[[Claim], object] | None, early: bool) -> None:
+        """Call ``notify`` with each claim from now on. early: claim while the piece before it runs."""
         if self.claims is not None:
-            self.claims.claimed, self.claims.early = told, early
+            self.claims.claimed, self.claims.early = notify, early
 
     def waited(self, seconds: float) -> None:
-        """The next piece was held up by so much, since it was only just claimed."""
+        """The next piece was held up by this much, since it had only just been claimed."""
         if self.claims is not None:
             self.claims.waited(seconds)
 
     def halfway(self, piece: Piece) -> None:
-        """The backward pass begins: meanwhile, what comes next may be loaded."""
+        """The backward pass of a piece begins; the next piece may be claimed and loaded meanwhile."""
         if self.claims is not None and not (piece.last or self.meter.light):
             self.claims.halfway(piece)
 
     def over(self, piece: Piece) -> None:
-        """The micro-step of a piece is over, which is not the round's last on this rank."""
+        """The micro-step of a piece is over; it is not this rank's last in the round."""
         if self.claims is not None and not (self.meter.light or self.reducer.travels):
             self.claims.done(piece)
 
     def commit(self, piece: Piece) -> Piece:
-        """The backward pass of a piece is through, and rows travel with the gradients: sum them if it is the round's
-        last. The piece as it stands, the last one only if the round is complete on all ranks."""
+        """The backward pass of a piece has ended, and rows travel with the gradients: sum them if it is the round's
+        last. Returns the piece, marked last only if the round is complete on all ranks."""
         reducer, meter, claims = self.reducer, self.meter, self.claims
         reducer.ran(piece)
         if claims is not None:
@@ -171,14 +171,14 @@ class Work:
         return piece._replace(last=False)
 
     def _report(self, piece: Piece) -> list[float] | None:
-        """The last gradient of a round is there, with that of its last piece: what is told of the round's pieces."""
+        """The report on a round's pieces, made when the last gradient of its last piece is there."""
         if self.claims is None:
             return None
         self.claims.done(piece, last=True)
         return self.claims.report()
 
     def close(self, failed: bool) -> None:
-        """No more rounds. failed: nobody is to be waited for."""
+        """End; no rounds may follow. failed: do not wait for other ranks."""
         self.reducer.close(failed)
         self.meter.close()
         if self.claims is not None:

@@ -63,9 +63,9 @@ class StoreCounter:
             self._link.forget(self._before)
         self._before, self._key = self._key, f"pool/{key}"
 
-    def add(self, step: int, samples: int = 0, told: int = 0, speed: int = 0) -> Count:
+    def add(self, step: int, samples: int = 0, reported: int = 0, speed: int = 0) -> Count:
         """Add to the counts of the round that is open."""
-        return count_of(self._link.add(self._key, packed(samples, told, speed)), samples)
+        return count_of(self._link.add(self._key, packed(samples, reported, speed)), samples)
 
     def close(self) -> None:
         """Nothing to do: the link stays open."""
