@@ -113,7 +113,7 @@ def test_a_loss_that_is_no_tensor_is_named(wrong: Any) -> None:
     with paceline.torch.Pace(MODEL, 8) as pace:
         for x, y in pace.loader(data):
             for call in (pace.backward, pace.weighted) if wrong is not None else (pace.backward,):
-                with pytest.raises(PacelineError, match=r"the loss is .*; expected a tensor: hand over"):
+                with pytest.raises(PacelineError, match=r"the loss is .*; expected a tensor: pass"):
                     call(wrong)
             pace.backward((MODEL(x) - y).square().mean())
             pace.step(torch.optim.SGD(MODEL.parameters(), lr=0.1))

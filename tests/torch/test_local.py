@@ -281,7 +281,7 @@ MISTAKES: dict[str, tuple[Callable[[Pace, Any, torch.Tensor], object], str]] = {
     ),
     "host": (
         lambda pace, _, loss: (pace.backward(loss), pace.host.stepped()),
-        "is for a loop of your own",
+        "is for your own loop",
     ),
     "checkpoint": (
         lambda pace, optimizer, loss: (both(pace, optimizer, loss), pace.state_dict()),

@@ -92,9 +92,8 @@ def found(traces: list[list[Traced]]) -> float:
 
 
 class Work:
-    """This rank's part of rounds. Call ``begins`` for each round; for each piece ``halfway`` in its backward pass,
-    then ``over`` if it is not the round's last. If rows travel with the gradients, ``commit`` after each backward
-    pass.
+    """This rank's part of rounds. Call ``begins`` for a round; for each piece ``halfway`` in its backward pass, then
+    ``over`` if it is not the round's last. If rows travel with the gradients, ``commit`` after each backward pass.
 
     Constructing it is collective, unless the reducer has a counter of its own.
     """
