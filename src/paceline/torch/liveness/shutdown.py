@@ -14,6 +14,8 @@ import multiprocessing
 import os
 import sys
 import threading
+import time
+import uuid
 from datetime import timedelta
 from multiprocessing.connection import wait
 from typing import Any
@@ -24,6 +26,7 @@ import torch.distributed as dist
 from paceline.errors import PacelineError
 
 _joined = False  # ``join`` has made the process group
+LOOK = 0.01  # seconds between two looks for the other ranks
 GONE_SECONDS = 0.5  # until the end of a process is seen whose connections are closed
 
 
@@ -92,11 +95,28 @@ def join(backend: str | None = None, timeout: float = 300.0) -> None:
     wait = timedelta(seconds=timeout)
     store, rank, ranks = next(dist.rendezvous("env://", timeout=wait))
     _joined = True
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     dist.init_process_group(
         backend or ("nccl" if torch.cuda.is_available() else "gloo"),
-        store=dist.PrefixStore(f"attempt{attempt}", store),
+        store=dist.PrefixStore(_attempt(store, rank, ranks, timeout), store),
         rank=rank,
         world_size=ranks,
         timeout=wait,
     )
+
+
+def _attempt(store: Any, rank: int, ranks: int, seconds: float) -> str:
+    """A name that this start of the ranks has and no earlier one: it is that of rank 0, which answers each name that
+    is there, of a dead rank too, until all living ranks have heard. Each torchrun counts only restarts of its own."""
+    mine, until = uuid.uuid4().hex, time.monotonic() + seconds
+    store.set(f"start/{rank}", mine)
+    if rank:
+        first: str = store.get(f"start/{mine}").decode()
+        store.set(f"{first}/{rank}", "")
+        return first
+    while ranks > 1 and not store.check([f"{mine}/{other}" for other in range(1, ranks)]):
+        for other in range(1, ranks):
+            store.set(f"start/{store.get(f'start/{other}').decode()}", mine)
+        if time.monotonic() > until:
+            break  # who has gone is missed by the group
+        time.sleep(LOOK)
+    return mine
