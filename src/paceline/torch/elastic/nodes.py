@@ -165,9 +165,8 @@ class Machines:
             time.sleep(EVERY)
 
     def _tell(self, number: int, machine: Machine, over: int | None = None) -> None:
-        wanted = Orders(
-            tuple((remote.order, remote.where) for remote in machine.workers), over, begun=self._begun
-        )
+        orders = tuple((remote.order, remote.where) for remote in machine.workers)
+        wanted = Orders(orders, over, begun=self._begun)
         if wanted != machine.told:
             machine.told = wanted
             self._order(number, wanted)
@@ -280,6 +279,8 @@ class NodeAgent:
             if gone:
                 with suppress(Lost):  # who has heard it may be gone
                     self._ask("check", [DOING(number)])  # which returns when it is there, unlike ``set``
+                if wanted.over:
+                    self._tell(f"the first machine has ended the run with status {wanted.over}")
                 return wanted.over or 0
             time.sleep(LOOK)
 

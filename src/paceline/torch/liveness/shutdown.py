@@ -15,7 +15,6 @@ import os
 import sys
 import threading
 import time
-import uuid
 from datetime import timedelta
 from multiprocessing.connection import wait
 from typing import Any
@@ -105,18 +104,16 @@ def join(backend: str | None = None, timeout: float = 300.0) -> None:
 
 
 def _attempt(store: Any, rank: int, ranks: int, seconds: float) -> str:
-    """A name that this start of the ranks has and no earlier one: it is that of rank 0, which answers each name that
-    is there, of a dead rank too, until all living ranks have heard. Each torchrun counts only restarts of its own."""
-    mine, until = uuid.uuid4().hex, time.monotonic() + seconds
+    """A name of this start alone, as each torchrun counts only restarts of its own: that of rank 0, which tells it to
+    all names that stand in the store, of dead ranks too, until all living ranks have heard it."""
+    mine, others, until = os.urandom(8).hex(), range(1, ranks), time.monotonic() + seconds
     store.set(f"start/{rank}", mine)
     if rank:
-        first: str = store.get(f"start/{mine}").decode()
-        store.set(f"{first}/{rank}", "")
-        return first
-    while ranks > 1 and not store.check([f"{mine}/{other}" for other in range(1, ranks)]):
-        for other in range(1, ranks):
-            store.set(f"start/{store.get(f'start/{other}').decode()}", mine)
-        if time.monotonic() > until:
-            break  # who has gone is missed by the group
-        time.sleep(LOOK)
+        mine = store.get(f"start/{mine}").decode()
+        store.set(f"{mine}/{rank}", "")
+    elif others:
+        while time.monotonic() < until and not store.check([f"{mine}/{other}" for other in others]):
+            for other in others:
+                store.set(f"start/{store.get(f'start/{other}').decode()}", mine)
+            time.sleep(LOOK)
     return mine
