@@ -114,6 +114,47 @@ def test_a_run_whose_last_worker_ends_with_an_error_says_so(capsys: pytest.Captu
     ]
 
 
+EPOCHS = """
+import os, signal, sys, time
+import torch
+from paceline.torch import Pace
+
+torch.set_num_threads(1)
+data = torch.utils.data.TensorDataset(torch.randn(48, 4), torch.randn(48, 1))
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+pace = Pace(model, 24, elastic=True, loop="round")
+with pace:
+    loader = pace.loader(data, seed=1)
+    pace.register(optimizer)
+    joined = pace.rounds
+    first = 0 if sys.argv[1] == "wrong" else pace.epoch
+    for epoch in range(first, 4):
+        for batch in loader:
+            if pace.rank == 1 and pace.rounds == 3 and not joined:
+                os.kill(os.getpid(), signal.SIGKILL)
+            while pace.rank == 0 and pace.rounds == 5 and len(pace._reducer._link.known.members) < 2:
+                time.sleep(0.01)
+            pace.round(batch, lambda x, y: (model(x) - y).square().mean())
+            pace.step(optimizer)
+print("end", pace.rounds, flush=True)
+"""
+
+
+@pytest.mark.parametrize("loop", ["wrong", "right"])
+def test_one_that_joined_trains_no_longer_than_those_who_were_there(loop: str, tmp_path: Path) -> None:
+    """One whose loop begins with epoch 0 again is told so, when all others have ended."""
+    script = tmp_path / "train.py"
+    script.write_text(EPOCHS)
+    command = [sys.executable, "-m", "paceline.torch.launcher", "--workers", "2", "--max-restarts", "1"]
+    done = subprocess.run([*command, str(script), loop], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert set(done.stdout.splitlines()) == {"end 8"}
+    told = "this rank joined, and begins an epoch though the loops of all who were there before have ended"
+    assert done.stderr.count(told) == (loop == "wrong")
+    assert ("range(pace.epoch, epochs)" in done.stderr) == (loop == "wrong")
+
+
 HOLDS = """
 import os, signal, time
 import torch

@@ -169,6 +169,29 @@ def test_a_machine_disappears_and_comes_back_and_the_one_with_the_store_is_lost(
     assert (found - alone(kept["pace"]["rounds"])).abs().max() < 1e-12
 
 
+@pytest.mark.parametrize("which", ["a", "ba"])
+def test_ctrl_c_ends_all_machines(which: str, machines: Machines) -> None:
+    """At the first of them, and at the other before. Each launcher says so, and no worker is left."""
+    address, token = machines.address["a"], f"--token-file={machines.folder / 'token'}"
+    join = f"--join={address}:{PORT}"
+    machines.start("b", join, token, "--workers=1")
+    machines.start("a", token, "--workers=1", "--elsewhere=1", f"--host={address}", f"--port={PORT}")
+    machines.until(lambda: machines.newest() > 3)
+    workers = [
+        worker for each in machines.launchers.values() for worker in psutil.Process(each.pid).children(True)
+    ]
+    for each in which:
+        machines.launchers[each].send_signal(signal.SIGINT)
+    assert {each: launcher.wait(60) for each, launcher in machines.launchers.items()} == {"a": 130, "b": 130}
+    for each in which:
+        assert machines.said(each).count("paceline: interrupted, and the workers here were ended") == 1
+    assert which == "ba" or "paceline: the first machine has ended the run with status 130" in machines.said(
+        "b"
+    )
+    assert not psutil.wait_procs(workers, 20)[1]
+    assert torch.load(machines.folder / "checkpoint.pt", weights_only=False)["pace"]["rounds"] > 2
+
+
 def _until(true: Callable[[], bool], said: list[str], meanwhile: Callable[[], None] = lambda: None) -> None:
     """said: what is printed if that takes longer than a minute."""
     end = time.monotonic() + 60

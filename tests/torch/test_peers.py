@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from datetime import timedelta
 
 import pytest
+import torch.distributed as dist
 
 from support.peers_jobs import counted, hindered, left_early, out_of_reach
 from support.ranks import run_ranks
@@ -44,6 +47,41 @@ def test_each_sample_is_claimed_once_whatever_the_ranks_share(apart: int | None,
     assert {kind for kind, _, _ in found} == {name}
     assert sorted(start for _, starts, _ in found for start in starts) == list(range(900))
     assert all(after == [(3, 0), (30, 0)] for _, _, after in found)
+
+
+MEETS = """
+import sys
+import torch
+import paceline.torch
+
+paceline.torch.join("gloo", 20.0)
+total = torch.ones(1)
+torch.distributed.all_reduce(total)
+print(int(total), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_ranks_meet_again_though_each_launcher_counts_other_restarts() -> None:
+    """Under several torchruns, which keep the store: only the one whose worker was killed counts the restart."""
+    store = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=20), wait_for_workers=False)
+    told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "GLOO_SOCKET_IFNAME": "lo"}
+    told |= {"WORLD_SIZE": "2", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    for counts in (0, 0), (0, 1):
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-c", MEETS],
+                env=os.environ | told | {"RANK": str(rank), "TORCHELASTIC_RESTART_COUNT": str(count)},
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            )
+            for rank, count in enumerate(counts)
+        ]  # fmt: skip
+        try:
+            assert [rank.stdout.readline() for rank in ranks if rank.stdout] == ["2\n", "2\n"]
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.communicate()
 
 
 FORKS = """

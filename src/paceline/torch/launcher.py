@@ -51,11 +51,8 @@ class _Parser(argparse.ArgumentParser):
 
     def number(self, option: str, default: float, least: float, about: str, most: float = math.inf) -> None:
         """Add an option: a whole number if its default is an int, seconds if it is a float. about: its help."""
-        expected = (
-            f"a whole number from {least} to {most}"
-            if most < math.inf
-            else f"a whole number of {least} or more"
-        )
+        bounds = f"from {least} to {most}" if most < math.inf else f"of {least} or more"
+        expected = f"a whole number {bounds}"
         if isinstance(default, float):
             expected, most = f"seconds, {least:g} or more", LONGEST
 
@@ -94,9 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         what = "is a directory" if script.is_dir() else "does not exist"
         parser.error(f"{script} {what}; expected a Python script")
     if asked.elsewhere and asked.join:
-        parser.error(
-            "--elsewhere is for the launcher of the first machine, and --join for all others; give one"
-        )
+        parser.error("--elsewhere is for the first machine's launcher, and --join for all others; give one")
     if asked.elsewhere and not (asked.host and asked.port):
         parser.error("--elsewhere needs --host and --port, at which the other machines reach this one")
     command = [sys.executable, asked.script, *asked.arguments]
@@ -113,6 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except PacelineError as error:
         parser.error(str(error))
     except KeyboardInterrupt:
+        last_words("interrupted, and the workers here were ended; start the script again from its checkpoint")
         return 130
 
 
@@ -174,9 +170,7 @@ def _awaited(path: Path, seconds: float) -> str:
 
     until = time.monotonic() + seconds
     if seconds and absent():
-        last_words(
-            f"{path} does not exist yet; this machine joins when the first launcher has written the token"
-        )
+        last_words(f"{path} does not exist yet; this machine joins when the first has written the token")
     while absent() and time.monotonic() < until:
         time.sleep(LOOK)
     if (token := tokens.read(path)) is None:
@@ -231,9 +225,7 @@ def address(name: str) -> str:
     try:
         return str(socket.getaddrinfo(name, None, socket.AF_INET)[0][4][0])
     except OSError as error:
-        raise PacelineError(
-            f"no machine is known by the name {name}; expected a name or an address"
-        ) from error
+        raise PacelineError(f"no machine is known by the name {name}; expected a name or address") from error
 
 
 def address_towards(name: str) -> str:

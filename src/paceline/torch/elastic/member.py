@@ -213,6 +213,7 @@ class Member(Reducer):
             if not self._link.newer(number):
                 self._link.broken(number)
             self._enter()
+            self._check_goes_on()
             return not self._round.within  # others may have completed the round
         found = self._read(mine)
         factor = 1.0
@@ -248,6 +249,9 @@ class Member(Reducer):
     def close(self, failed: bool) -> None:
         if not (failed or self._closed):
             self.together()
+            left = self._round.dropped or self._link.posted(f"leave/{self._link.ident}")
+            if self._rendezvous.epoch is not None and not left:
+                self._link.post(f"ended/{self._round.step}")
         self._closed = True
         self._sums.close()
 
@@ -276,6 +280,16 @@ class Member(Reducer):
         running.within = True
         if running.missing is None:
             running.among = self._places
+        self._check_goes_on()
+
+    def _check_goes_on(self) -> None:
+        """Raises PacelineError if the run ended before this epoch for all who were there when this rank joined."""
+        running, begins = self._round, self._round.within and not self._round.first
+        if begins and self._rendezvous.outlives and self._link.posted(f"ended/{running.step}"):
+            raise PacelineError(
+                f"round {running.step}: this rank joined, and begins an epoch though the loops of all who were there "
+                "before have ended; expected for epoch in range(pace.epoch, epochs) behind pace.register()"
+            )
 
     def _read(self, total: torch.Tensor) -> CommitRecord:
         running = self._round

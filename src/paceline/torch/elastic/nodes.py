@@ -283,6 +283,8 @@ class NodeAgent:
             if gone:
                 with suppress(Lost):  # the supervisor may have read the report and ended
                     self._ask("check", [DOING(number)])  # returns when the report has arrived, unlike ``set``
+                if wanted.over:
+                    self._notify(f"the first machine has ended the run with status {wanted.over}")
                 return wanted.over or 0
             time.sleep(LOOK)
 

@@ -112,6 +112,8 @@ class Rendezvous:
         self.epoch: MembershipEpoch | None = None  # in which this rank takes part
         self._group: Group | None = None
         self._has = False  # whether this rank has the run's state: the model and what was registered with it
+        self._before = set[int]()  # members that had the state when this rank joined
+        self.outlives = False  # none of these is a member any more
 
     @property
     def number(self) -> int:
@@ -158,6 +160,9 @@ class Rendezvous:
             self._link.broken(number)
         assert group is not None
         transport.let_go(group, self._group)
+        if not self._has:
+            self._before = {ident for ident in idents if words[ident]["has"]}
+        self.outlives = bool(self._before) and self._before.isdisjoint(idents)
         self.epoch, self._group, self._has = coming, group, True
         _log.info("members %s in epoch %d after %.3f s", coming.places, number, time.perf_counter() - began)
         fits = min(one["fits"] for one in words.values())
@@ -189,14 +194,12 @@ class Rendezvous:
 
         Returns whether that worked, and the state that this rank received."""
         mine = self._link.ident
-        part = [up[0], *(ident for ident in idents if ident not in up)]
+        part = [ident for ident in idents if ident == up[0] or ident not in up]
         if len(part) == 1 or mine not in part:
             return True, None
         among: Group | None = group
         if len(part) < len(idents):
             among = self._connect(f"handover/{number}", part, lost)
-        else:
-            part = idents
         if among is None:
             return False, None
         packed = self._given.pack() if mine == up[0] else None

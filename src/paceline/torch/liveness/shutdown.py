@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import sys
 import threading
+import time
 from datetime import timedelta
 from multiprocessing.connection import wait
 from typing import Any
@@ -24,6 +25,7 @@ import torch.distributed as dist
 from paceline.errors import PacelineError
 
 _joined = False  # ``join`` has made the process group
+LOOK = 0.01  # seconds between two looks for the other ranks
 GONE_SECONDS = 0.5  # to notice the end of a process whose connections are closed, at most
 
 
@@ -92,11 +94,26 @@ def join(backend: str | None = None, timeout: float = 300.0) -> None:
     wait = timedelta(seconds=timeout)
     store, rank, ranks = next(dist.rendezvous("env://", timeout=wait))
     _joined = True
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     dist.init_process_group(
         backend or ("nccl" if torch.cuda.is_available() else "gloo"),
-        store=dist.PrefixStore(f"attempt{attempt}", store),
+        store=dist.PrefixStore(_attempt(store, rank, ranks, timeout), store),
         rank=rank,
         world_size=ranks,
         timeout=wait,
     )
+
+
+def _attempt(store: Any, rank: int, ranks: int, seconds: float) -> str:
+    """A name for this start of the ranks, since each torchrun counts only its own restarts. Rank 0 makes it, and
+    publishes it under every name in the store, those of dead ranks too, until each living rank has read it."""
+    mine, others, until = os.urandom(8).hex(), range(1, ranks), time.monotonic() + seconds
+    store.set(f"start/{rank}", mine)
+    if rank:
+        mine = store.get(f"start/{mine}").decode()
+        store.set(f"{mine}/{rank}", "")
+    elif others:
+        while time.monotonic() < until and not store.check([f"{mine}/{other}" for other in others]):
+            for other in others:
+                store.set(f"start/{store.get(f'start/{other}').decode()}", mine)
+            time.sleep(LOOK)
+    return mine
