@@ -15,6 +15,7 @@ from support.commands import Said, assert_refused, paceline
 
 SCRIPT = Path(__file__).with_name("plain.py")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+FORKS = (sys.executable, SCRIPT.with_name("forks.py"))  # for what does not depend on who starts the ranks
 
 
 @pytest.fixture
@@ -58,7 +59,7 @@ def test_a_script_under_torchrun_is_watched_and_ended(tmp_path: Path) -> None:
     ],
 )
 def test_why_nothing_was_seen_is_said(arguments: tuple[object, ...], words: str) -> None:
-    said = paceline("doctor", "--steps", 20, "--", *TORCHRUN, 2, SCRIPT, *arguments)
+    said = paceline("doctor", "--steps", 20, "--", *FORKS, 2, SCRIPT, *arguments)
     assert_refused_at_last(said, words)
     assert ("train for longer" in said.stderr) != (len(arguments) > 1), "it trains for long already"
 
@@ -67,7 +68,7 @@ def test_why_nothing_was_seen_is_said(arguments: tuple[object, ...], words: str)
 @pytest.mark.xdist_group("doctor")
 def test_one_process_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    assert_refused_at_last(paceline("doctor", "--", *TORCHRUN, 1, SCRIPT, 20), "1 rank: expected at least 2")
+    assert_refused_at_last(paceline("doctor", "--", *FORKS, 1, SCRIPT, 20), "1 rank: expected at least 2")
 
 
 @pytest.mark.processes
@@ -134,7 +135,7 @@ def assert_refused_at_last(said: Said, words: str) -> None:
 def test_waiting_for_long_samples_is_told_from_waiting_for_a_slow_rank(tmp_path: Path) -> None:
     """Rank 1 is a sixth slower, and the lengths of the texts make much larger differences, in each step others."""
     script = SCRIPT.with_name("texts.py")
-    said = paceline("doctor", "--steps", 26, "--json", tmp_path / "d.json", "--", *TORCHRUN, 2, script, 1000)
+    said = paceline("doctor", "--steps", 26, "--json", tmp_path / "d.json", "--", *FORKS, 2, script, 1000)
     assert said.status == 0, said.stderr
     found = json.loads((tmp_path / "d.json").read_text())["answer"]["causes"]
     assert found["data"] > 0.6

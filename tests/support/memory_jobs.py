@@ -90,7 +90,8 @@ def limited(
     else:
         resource.setrlimit(resource.RLIMIT_AS, (before + room, resource.RLIM_INFINITY))
     told: list[Any] = []
-    pace = Pace(model, batch, "level", limits="memory", on_round=told.append, **options)
+    policy = options.pop("policy", "level")
+    pace = Pace(model, batch, policy, limits="memory", on_round=told.append, **options)
     loader = pace.loader(Data(count), shuffle=False)
     whole, most = options.get("loop", "whole") == "whole", 0
 

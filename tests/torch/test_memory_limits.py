@@ -37,8 +37,9 @@ def differs(found: list[Any], expected: list[Any]) -> float:
 @pytest.mark.parametrize(("loop", "batch"), [("round", 180), ("whole", 80)])
 def test_ranks_of_unlike_memory_train_the_model_of_one_process(loop: str, batch: int, kind: str) -> None:
     """Two ranks with 140 and 70 MB for about 1 MB a sample, as addresses that are granted or in memory cgroups that
-    kill; no numbers given."""
-    options: dict[str, Any] = {"loop": loop}
+    kill; no numbers given. Where a round is taken in passes, both have the same load, whatever the machine does
+    beside: what is left of a small load is cut so that passes do not grow."""
+    options: dict[str, Any] = {"loop": loop} | ({"policy": "equal"} if loop == "round" else {})
     if kind == "cgroup":
         options["cgroup"] = True
         try:
@@ -50,8 +51,9 @@ def test_ranks_of_unlike_memory_train_the_model_of_one_process(loop: str, batch:
         assert differs(rank["parameters"], alone(2 * batch, batch, 3)) < 1e-12
     loads = np.array(found[0]["loads"])
     assert (loads.sum(1) == batch).all()
-    if loop == "round":  # all is accumulated: loads go by speed, and passes by memory
-        # the smaller one is used up; the other has room for all that its speed gives it, or nearly
+    if loop == "round":  # all is accumulated: memory has no say in loads, but in passes
+        assert (loads == batch / 2).all()
+        # the smaller one is used up; the other has room for larger passes
         assert found[1]["held"] > (0.9 if kind == "addresses" else 0.87)  # a cgroup counts in larger units
         assert found[0]["most"] > 1.2 * found[1]["most"]
     else:
