@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from paceline.errors import PacelineError
 from paceline.torch import Pace, memory_limits
+from paceline.torch.plan import Piece, RoundPlan
 from support.memory_jobs import (
     Cgroup,
     Fake,
@@ -239,3 +244,46 @@ def test_a_device_is_asked_for_its_own_peak_and_for_what_is_free(monkeypatch: py
 )
 def test_errors_of_memory_are_told_from_others(error: BaseException, is_memory: bool) -> None:
     assert memory_limits.ran_out(error) is is_memory
+
+
+def parts(monkeypatch: pytest.MonkeyPatch, rounds: list[int], fits: int, floor: int) -> list[list[int]]:
+    """The sizes of the passes that succeed in rounds of so many samples, where one of more than ``fits`` does not.
+
+    The stand-in says that half as many more fit, so that passes fail."""
+    gauge = Fake(100.0, 10.0, 100.0 + 15.0 * fits)
+    monkeypatch.setattr(memory_limits, "gauges", lambda device: [gauge])
+    passes: Any = SimpleNamespace(
+        device=torch.device("cpu"),
+        gradients=SimpleNamespace(sums=False),
+        cuts=lambda batch: True,
+        part=lambda *_, **__: None,
+        take_back=lambda: None,
+        droppable=True,
+    )
+    terms: Any = SimpleNamespace(quantum=1, floor=floor, fixed_micro_steps=None)
+    limit = memory_limits.MemoryLimit(passes, terms, lambda batch, first, last: last - first)
+
+    def one(size: int) -> int:
+        gauge.run(size if size <= fits else math.inf)
+        return size
+
+    sizes = []
+    for samples in rounds:
+        passes.piece = Piece(RoundPlan(0, np.array([samples]), samples), samples, True, True)
+        sizes.append(list(limit.run(samples, one)))
+    return sizes
+
+
+@given(st.lists(st.integers(2, 60), min_size=1, max_size=8), st.integers(3, 30))
+def test_no_part_of_a_batch_is_too_small_for_batch_norm(rounds: list[int], fits: int) -> None:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        sizes = parts(monkeypatch, rounds, fits, 2)
+    assert [sum(each) for each in sizes] == rounds
+    assert min(map(min, sizes)) >= 2
+    assert max(map(max, sizes)) <= fits
+
+
+def test_three_samples_are_not_cut_for_batch_norm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two parts would leave one sample by itself, and a third try would not fit either."""
+    with pytest.raises(PacelineError, match="ran out of memory in round 0 with 3 samples at once"):
+        parts(monkeypatch, [3], 2, 2)

@@ -57,5 +57,5 @@ def test_what_cannot_be_balanced_is_refused() -> None:
     for partly, moving, hook, old in run_ranks(2, misuse):
         assert "second.weight is not sharded" in partly
         assert "is untested; expected 2.9 or newer" in old
-        assert "FSDP needs as many on each" in moving or not BALANCED
+        assert "FSDP needs the same on each" in moving or not BALANCED
         assert "use weigh='loss'" in hook or not BALANCED

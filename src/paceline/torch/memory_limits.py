@@ -217,7 +217,7 @@ class MemoryLimit:
             left = rows - start
             size, sums = left, piece.last and self._passes.gradients.sums
             if cuts:
-                size = min(self._size(left, each, sums), again)
+                size = self._size(left, each, sums, again)
             if size < rows:
                 self._passes.part(size, first=not start, more=size < left)
             try:
@@ -225,7 +225,8 @@ class MemoryLimit:
             except Exception as error:
                 if not ran_out(error):
                     raise
-                if not (cuts and size > self._floor and self._passes.droppable):
+                # Fewer samples than two floors cannot be cut: one part would be too small for batch norm.
+                if not (cuts and size > self._floor and left >= 2 * self._floor and self._passes.droppable):
                     raise PacelineError(self._too_little(piece, size, cuts)) from error
             else:
                 self._ran(size * each)
@@ -237,8 +238,9 @@ class MemoryLimit:
             again = max(size // 2, self._floor)
             self._drop(size, each)
 
-    def _size(self, left: int, each: float, sums: bool) -> int:
-        """How many of ``left`` samples run next. sums: the pass of the last of them also sums the gradients."""
+    def _size(self, left: int, each: float, sums: bool, again: int) -> int:
+        """How many of ``left`` samples run next: at most ``again``, unless too few would be left over. sums: the pass
+        of the last of them also sums the gradients."""
         most = max(int(self._find() / each), self._floor)
         proven = max(min(int(self._proven / each), most), self._floor)
         if left <= most:
@@ -246,7 +248,7 @@ class MemoryLimit:
             size = left if not sums or left <= proven else left - proven
         else:
             size = most if most > proven else -(-left // -(-left // most))
-        if size < left:
+        if (size := min(size, again)) < left:
             size = max(min(size, left - self._floor) // self._unit * self._unit, self._floor)
         return size if left - size >= self._floor else left
 
@@ -265,7 +267,7 @@ class MemoryLimit:
     def _too_little(self, piece: Piece, samples: int, cuts: bool) -> str:
         what = (
             "expected room for as many: take a smaller model, checkpoint its activations, or leave this rank out"
-            if samples <= self._floor
+            if samples < 2 * self._floor
             else "its batch cannot be cut: parts of it have no row for each sample; set micro_batch="
             if not cuts
             else "other ranks wait for its gradients, so the pass could not be dropped; set micro_batch="
