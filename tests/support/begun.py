@@ -1,7 +1,8 @@
 """Programs that go on beside a test, as ``python`` starts them, but forked from a server that has PyTorch loaded.
 
-A program that starts such a server itself, as ``paceline train`` does, gets a fork of its own in its place. The processes
-below it are the same, with the same parents and in the same session, but nobody loads PyTorch again.
+One that starts such a server itself, as ``paceline train`` does, gets a fork in its place, which knows nothing of the
+program. The processes below it are the same, with the same parents and in the same session, but nobody loads PyTorch
+once more.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ import os
 import resource
 import runpy
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import traceback
-import types
 from collections.abc import Mapping, Sequence
 from multiprocessing import forkserver, resource_tracker, util
 from pathlib import Path
@@ -104,7 +105,7 @@ def _life(
     # It has no server of forks and no tracker of resources yet.
     for none in (forkserver._forkserver, resource_tracker._resource_tracker):  # type: ignore[attr-defined]
         none.__init__()
-    util.spawnv_passfds = _forked_in_the_place_of(util.spawnv_passfds)  # type: ignore[attr-defined]
+    util.spawnv_passfds = _ready(util.spawnv_passfds)  # type: ignore[attr-defined]
     status = 1
     try:
         if words[0] == "-m":
@@ -135,23 +136,33 @@ def _close_but(kept: Sequence[int]) -> None:
                 continue
 
 
-def _forked_in_the_place_of(start: Any) -> Any:
-    """``start``, but for a server of forks, which becomes a fork of this process."""
+def _ready(start: Any) -> Any:
+    """``start``, but for a server of forks: that is a fork of this process, made now and ready to become one."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if (process := os.fork()) == 0:
+        try:
+            _close_but([theirs.fileno()])
+            command, files, _, _ = socket.recv_fds(theirs, 1 << 16, 2)
+            theirs.close()
+            if command:
+                numbers, code = command.decode().split(" ", 1)
+                exec(_with_files(code, list(map(int, numbers.split(","))), files), {})
+        finally:
+            os._exit(0)
+    theirs.close()
 
-    def fork(path: object, arguments: list[str], files: list[int]) -> int:
+    def instead(path: object, arguments: list[str], files: list[int]) -> int:
         if "multiprocessing.forkserver" not in arguments[-1]:
             return int(start(path, arguments, files))
-        if (process := os.fork()) == 0:
-            try:
-                _close_but(files)
-                signal.signal(signal.SIGINT, signal.SIG_DFL)
-                signal.signal(signal.SIGTERM, signal.SIG_DFL)
-                forkserver._forkserver.__init__()  # type: ignore[attr-defined,misc]
-                sys.modules["__main__"] = types.ModuleType("__main__")  # its forks run the program's as usual
-                exec(arguments[-1], {})
-            except BaseException:
-                os._exit(0)
-            os._exit(0)
+        socket.send_fds(ours, [f"{','.join(map(str, files))} {arguments[-1]}".encode()], files)
+        ours.close()
         return process
 
-    return fork
+    return instead
+
+
+def _with_files(command: str, named: list[int], here: list[int]) -> str:
+    """A command that begins with "main(" and the numbers of two files, which have others here."""
+    old, new = (f"main({first}, {second}, " for first, second in (named, here))
+    assert old in command, command
+    return command.replace(old, new)
