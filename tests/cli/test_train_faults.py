@@ -7,8 +7,6 @@ import io
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,9 +18,9 @@ import torch
 from paceline.runs import read
 from paceline.train import checkpoint
 from paceline.train.checkpoint import seal
+from support.begun import Program
 from support.commands import assert_refused, paceline
 from support.launched import run_script
-from support.signals import ignoring
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("cli")]
 
@@ -31,12 +29,9 @@ LONG = ["--workers", "3", "--slowdown-ms", "1,1,2", "--epochs", "40", "--checkpo
 SHORT = ["--workers", "2", "--steps", "8", "--checkpoint-every", "3"]
 
 
-def start(arguments: list[str], place: Path, *ignored: int) -> subprocess.Popen[str]:
+def start(arguments: list[str], place: Path, *ignored: int) -> Program:
     """``paceline train`` in a session of its own. ignored: signals that its parent ignores, as some shells do."""
-    return subprocess.Popen(
-        ignoring(ignored, "-m", "paceline", "train", *arguments),
-        cwd=place, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-    )  # fmt: skip
+    return Program(["-m", "paceline", "train", *arguments], place, ignored=ignored)
 
 
 def train(arguments: list[str], place: Path, status: int = 0) -> tuple[str, str]:
@@ -52,7 +47,7 @@ def rounds(run_dir: Path) -> int:
     return record.read_bytes().count(b"\n") if record.exists() else 0
 
 
-def wait_for_rounds(run_dir: Path, count: int, process: subprocess.Popen[str]) -> None:
+def wait_for_rounds(run_dir: Path, count: int, process: Program) -> None:
     deadline = time.monotonic() + SECONDS
     while rounds(run_dir) < count:
         assert time.monotonic() < deadline, f"no {count} rounds in {SECONDS} s"
@@ -60,7 +55,7 @@ def wait_for_rounds(run_dir: Path, count: int, process: subprocess.Popen[str]) -
         time.sleep(0.02)
 
 
-def workers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+def workers_of(process: Program) -> list[psutil.Process]:
     """The training processes below the command, in the order of their start."""
     below = psutil.Process(process.pid).children(recursive=True)
     busy = [p for p in below if p.num_threads() > 2 and "forkserver" not in " ".join(p.cmdline()[:2])]
@@ -103,7 +98,7 @@ def test_resuming_gives_the_model_of_an_unbroken_run(tmp_path: Path) -> None:
     assert "nothing to resume" in err
 
 
-def session_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+def session_of(process: Program) -> list[psutil.Process]:
     """All processes that the command started, also those whose parent has ended; zombies left out."""
     found = []
     for each in psutil.process_iter(["status"]):
@@ -277,13 +272,12 @@ def test_ranks_that_a_launcher_started_train_together(tmp_path: Path) -> None:
 
 def test_torchrun_restarts_a_killed_worker(tmp_path: Path) -> None:
     """It dies in mid-run; the restart goes on from the checkpoint."""
-    process = subprocess.Popen(
+    process = Program(
         [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-            "--max-restarts", "1", "-m", "paceline", "train", "--slowdown-ms", "1,1", *TOGETHER,
+            "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1",
+            "-m", "paceline", "train", "--slowdown-ms", "1,1", *TOGETHER,
         ],
-        cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        tmp_path, {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
     )  # fmt: skip
     wait_for_rounds(tmp_path / "run", 8, process)
     workers_of(process)[-1].send_signal(signal.SIGKILL)

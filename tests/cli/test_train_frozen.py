@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,18 +14,19 @@ import pytest
 from paceline.errors import WorkerError
 from paceline.torch.liveness.detector import FailureDetector
 from paceline.train.launch import check_stopped
+from support.begun import Program
 from support.commands import assert_refused, paceline
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("cli")]
 
 
 def test_a_rank_0_that_is_stopped_while_it_starts_ends_the_run(tmp_path: Path) -> None:
-    process = subprocess.Popen(
+    process = Program(
         [
-            sys.executable, "-m", "paceline", "train", "--workers", "2", "--policy", "equal", "--epochs", "99",
+            "-m", "paceline", "train", "--workers", "2", "--policy", "equal", "--epochs", "99",
             "--slowdown-ms", "2,2", "--patience", "2", "--no-elastic", "--out", "run",
         ],
-        cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        tmp_path,
     )  # fmt: skip
     workers: list[psutil.Process] = []
     while len(workers) < 2:
@@ -73,11 +73,12 @@ else:
 )
 def test_a_run_that_has_not_begun_needs_all_workers(sent: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM.format(sent=sent))
-    command = [sys.executable, "program.py", "train", "--workers", "2", "--patience", "2", "--out", "run"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 1
+    options = ["train", "--workers", "2", "--patience", "2", "--out", "run"]
+    process = Program([tmp_path / "program.py", *options], tmp_path)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 1
     assert re.fullmatch(
-        rf"paceline: worker [01] {words}; nothing of the run was written yet: start it again\n", done.stderr
+        rf"paceline: worker [01] {words}; nothing of the run was written yet: start it again\n", err
     )
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +13,7 @@ import psutil
 import pytest
 
 from paceline.runs import read
+from support.begun import Program
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("cli")]
 
@@ -45,14 +44,11 @@ else:
 """
 
 
-def start(place: Path, *command: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, *command, "--out", "run"],
-        cwd=place, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-    )  # fmt: skip
+def start(place: Path, *command: str) -> Program:
+    return Program([*command, "--out", "run"], place)
 
 
-def until(true: Callable[[], object], process: subprocess.Popen[str]) -> None:
+def until(true: Callable[[], object], process: Program) -> None:
     deadline = time.monotonic() + SECONDS
     while not true():
         assert time.monotonic() < deadline, f"not within {SECONDS:g} s"
@@ -65,7 +61,7 @@ def rounds(place: Path) -> int:
     return record.read_bytes().count(b"\n") if record.exists() else 0
 
 
-def session_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+def session_of(process: Program) -> list[psutil.Process]:
     found = []
     for each in psutil.process_iter(["status"]):
         try:
@@ -76,7 +72,7 @@ def session_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
     return found
 
 
-def workers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+def workers_of(process: Program) -> list[psutil.Process]:
     """The training processes below the command, by the time of their start: those that the server has forked."""
     below = psutil.Process(process.pid).children()
     servers = [each for each in below if "forkserver" in " ".join(each.cmdline())]
@@ -118,7 +114,7 @@ def test_workers_and_loaders_are_lost_and_the_run_goes_on(tmp_path: Path) -> Non
 def test_an_error_of_its_own_ends_the_run_and_is_not_tried_again(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     options = ["--workers", "3", "--policy", "equal", "--checkpoint-every", "4"]
-    process = start(tmp_path, "program.py", "train", *options)
+    process = start(tmp_path, str(tmp_path / "program.py"), "train", *options)
     out, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 1, out
     newest = read(tmp_path / "run").round[-1]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,33 +13,26 @@ import torch
 
 from paceline.files import part_of
 from paceline.runs import read
+from support.begun import Program
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("cli")]
 
 SECONDS = 300.0  # only a hang takes as long, however busy the machine is
 KILLS = (1, 3)  # checkpoints of a part of the run, after which it is killed at once
-OPTIONS = ["--workers", "2", "--steps", "400", "--checkpoint-every", "7", "--global-batch", "32"]
+OPTIONS = ["--workers", "2", "--steps", "200", "--checkpoint-every", "7", "--global-batch", "32"]
 
 
-def start(place: Path, *arguments: str, most: int | None = None) -> subprocess.Popen[str]:
+def start(place: Path, *arguments: str, most: int | None = None) -> Program:
     """most: bytes of the largest file that it may write."""
-
-    def limited() -> None:
-        if most is not None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
-
-    return subprocess.Popen(
-        [sys.executable, "-m", "paceline", "train", *arguments],
-        cwd=place, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-        preexec_fn=limited,
-    )  # fmt: skip
+    limits = {} if most is None else {resource.RLIMIT_FSIZE: most}
+    return Program(["-m", "paceline", "train", *arguments], place, limits=limits)
 
 
 def written(checkpoint: Path) -> int:
     return checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
 
 
-def kill_after(process: subprocess.Popen[str], checkpoint: Path, many: int) -> None:
+def kill_after(process: Program, checkpoint: Path, many: int) -> None:
     """SIGKILL as soon as so many checkpoints were written; returns when all that it started has ended."""
     deadline, before = time.monotonic() + SECONDS, written(checkpoint)
     while many:
@@ -75,7 +66,7 @@ def test_a_killed_launcher_leaves_no_gap_in_the_record(tmp_path: Path, elastic: 
     _, err = start(tmp_path, *arguments).communicate(timeout=SECONDS)
     assert not err
     run = read(run_dir)
-    assert (run.round.tolist(), run.notes) == (list(range(400)), [])
+    assert (run.round.tolist(), run.notes) == (list(range(200)), [])
     assert [part["round"] for part in run.config["resumed"]] == sorted(
         part["round"] for part in run.config["resumed"]
     )
@@ -100,4 +91,4 @@ def test_a_record_that_cannot_grow_is_not_behind_its_checkpoint(tmp_path: Path, 
     _, err = start(tmp_path, "--resume", "run").communicate(timeout=SECONDS)
     assert not err
     run = read(run_dir)
-    assert (run.round.tolist(), run.notes) == (list(range(400)), [])
+    assert (run.round.tolist(), run.notes) == (list(range(200)), [])

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from support.begun import Program
 from support.commands import assert_refused, paceline
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("cli")]
@@ -29,11 +28,10 @@ def check(run: Path, samples: int) -> int:
     return len(rounds)
 
 
-def train(place: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "paceline", *options]
-    done = subprocess.run(command, cwd=place, text=True, capture_output=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return done
+def train(place: Path, *options: str) -> None:
+    process = Program(["-m", "paceline", *options], place)
+    said = process.communicate(timeout=300)
+    assert process.returncode == 0, said
 
 
 @pytest.mark.parametrize("elastic", ["--elastic", pytest.param("--no-elastic", marks=pytest.mark.nightly)])
@@ -51,10 +49,7 @@ def test_a_run_uses_each_sample_once_an_epoch(tmp_path: Path, every: str, elasti
 
 def test_a_run_that_was_killed_goes_on_within_its_epoch(tmp_path: Path) -> None:
     options = (*LOCAL, "--every", "auto", "--checkpoint-every", "1", "--slowdown-ms", "2,2,6", "--out", "run")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "paceline", *options], cwd=tmp_path, start_new_session=True,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+    process = Program(["-m", "paceline", *options], tmp_path)
     while not (tmp_path / "run" / "checkpoint.pt").exists():
         assert process.poll() is None
         time.sleep(0.02)

@@ -6,29 +6,20 @@ import os
 import resource
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from paceline.runs import read
+from support.begun import Program
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("cli")]
 
 SECONDS = 300.0  # only a hang takes as long, however busy the machine is
-TRAIN = [
-    sys.executable,
-    "-m",
-    "paceline",
-    "train",
-    "--workers",
-    "2",
-    "--steps",
-    "3",
-    "--policy",
-    "equal",
-    "--out",
-    "run",
-]
+OPTIONS = ["train", "--workers", "2", "--steps", "3", "--policy", "equal", "--out", "run"]
+TRAIN = [sys.executable, "-m", "paceline", *OPTIONS]
 # Stands for Triton: at its end, an interpreter that loaded it says what is still there. Workers never end that way.
 TORN_DOWN = """
 import atexit, os, sys
@@ -37,6 +28,14 @@ if "forkserver" in " ".join(sys.orig_argv):
     server = os.getpid()
     atexit.register(lambda: os.getpid() == server and print("leaked", file=sys.stderr))
 """
+
+
+def ended_well(words: Sequence[object], place: Path, **options: Any) -> str:
+    """What such a program printed, which had no complaint."""
+    process = Program(words, place, **options)
+    out, err = process.communicate(timeout=SECONDS)
+    assert (process.returncode, err) == (0, "")
+    return out
 
 
 def test_a_run_outlives_whoever_reads_its_output(tmp_path: Path) -> None:
@@ -63,17 +62,10 @@ def test_a_finished_run_whose_trace_cannot_be_written_has_not_failed(tmp_path: P
         "if __name__ == '__main__':\n"
         "    main()\n"
     )
-    done = subprocess.run(
-        [sys.executable, "program.py", *TRAIN[3:]],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "cannot write run/trace.json: Is a directory" in done.stdout
-    assert "the run is complete, and paceline report makes it again" in done.stdout
-    assert "Report: run/report.html" in done.stdout
+    out = ended_well([program, *OPTIONS], tmp_path)
+    assert "cannot write run/trace.json: Is a directory" in out
+    assert "the run is complete, and paceline report makes it again" in out
+    assert "Report: run/report.html" in out
     assert (tmp_path / "run" / "report.html").exists()
 
 
@@ -93,12 +85,8 @@ def test_a_shell_that_allows_too_few_files_ends_no_run_in_a_hang(tmp_path: Path,
 
 @pytest.mark.parametrize("elastic", ["--elastic", "--no-elastic"])
 def test_as_many_files_as_are_asked_for_are_enough(tmp_path: Path, elastic: str) -> None:
-    done = subprocess.run(
-        [*TRAIN, elastic, "--loader-workers", "1"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (80, 80)),
-    )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, "")
+    words = ["-m", "paceline", *OPTIONS, elastic, "--loader-workers", "1"]
+    ended_well(words, tmp_path, limits={resource.RLIMIT_NOFILE: 80})
 
 
 def test_nothing_is_said_of_what_the_workers_server_had_loaded(tmp_path: Path) -> None:

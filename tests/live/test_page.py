@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from support import browsers
+from support.begun import Program
 from support.growing import go_on, server_rounds, start
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright drives the browser")
@@ -62,13 +63,13 @@ def test_it_waits_then_follows_the_run_to_its_end(recorder, watched, tab):
 def test_a_real_training_run_in_which_a_worker_is_killed(tmp_path, watched, tab):
     pytest.importorskip("torch")
     run_dir = tmp_path / "run"
-    command = [sys.executable, "-c", "from paceline.cli import main; main()", "train", "--elastic"]
+    command = ["-m", "paceline", "train", "--elastic"]
     command += ["--workers", "2", "--policy", "level", "--steps", "60", "--slowdown", "1,2"]
     command += ["--max-restarts", "0", "--out", str(run_dir)]
-    training = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    training = Program(command, tmp_path)
     try:
         while not (run_dir / "run.json").exists():
-            assert training.poll() is None, training.stdout.read()
+            assert training.poll() is None, training.communicate()
         page = tab(watched(run_dir).url)
         workers = page.locator("#workers li")
         expect(workers).to_have_count(2, timeout=240_000)  # the ranks load torch first
@@ -82,7 +83,7 @@ def test_a_real_training_run_in_which_a_worker_is_killed(tmp_path, watched, tab)
         expect(sentences).to_contain_text("and no sample; it is not replaced yet.")
         while training.poll() is None:
             page.wait_for_timeout(100)
-        assert training.returncode == 0, training.stdout.read()
+        assert training.returncode == 0, training.communicate()
         expect(page.locator("#state")).to_have_text("Finished")
         says(page, "All 60 rounds")
         expect(page.locator("#findings")).to_contain_text("was killed by SIGKILL in round")
