@@ -113,6 +113,7 @@ def test_ray_server(forks_of_ray: Any) -> None:
     assert last < first / 3
 
 
+@pytest.mark.nightly  # ray/test_ray_train.py::test_as_one_process trains in the same way
 @pytest.mark.ray
 @pytest.mark.xdist_group("ray-products")
 def test_ray_train(forks_of_ray: Any) -> None:
