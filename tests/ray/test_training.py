@@ -32,6 +32,20 @@ PROGRAM = "from support import ray_forks; ray_forks.use(); from paceline.cli imp
 BASE = ["train", "--engine", "ray", "--workers", "3", "--lr", "0.1"]
 
 
+def left_after(seconds, processes):
+    """Those that have not ended by then: none but Ray's own agents, which take their time and are not waited for."""
+    until = time.monotonic() + seconds
+    while True:
+        left = psutil.wait_procs(processes, timeout=0.1)[1]
+        names = {}
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                names[process] = process.name()
+        if all("Agent" in name for name in names.values()):
+            return list(names)
+        assert time.monotonic() < until, names
+
+
 @pytest.fixture
 def torch_loaded(forks_of_ray):
     forks_of_ray.load("torch.distributed")
@@ -88,8 +102,7 @@ class TestWithRay:
         assert len(record.round) >= 3
         assert not record.notes
         assert (out / "report.html").exists()
-        left = psutil.wait_procs(started, timeout=30)[1]
-        assert all("Agent" in process.name() for process in left)  # Ray's own, which take their time
+        left_after(30, started)
 
     def test_the_server_killed_at_most_an_interval_is_lost(self, tmp_path, torch_loaded):
         out, every = tmp_path / "run", 3
@@ -115,11 +128,9 @@ class TestWithRay:
         training.kill()
         training.wait()
         had = len(runs.read(out).round)
-        left = {process: process.name() for process in psutil.wait_procs(started, timeout=10)[1]}
-        for process in left:
+        for process in left_after(10, started):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        assert all("Agent" in name for name in left.values())  # Ray's own, which take their time
         assert run(["train", "--resume", str(out)]) == 0
         record = runs.read(out)
         assert had - every <= record.config["resumed"][-1]["round"] <= had

@@ -19,10 +19,6 @@ import json, time
 import numpy as np
 from ray.cluster_utils import Cluster
 
-from support import ray_forks
-
-ray_forks.use()
-
 from paceline.paramserver.config import ServerConfig
 from paceline.ray import Server
 from paceline.paramserver.samples import Epochs
@@ -71,10 +67,9 @@ cluster.shutdown()
 """
 
 
-def test_the_run_outlives_a_node_and_the_gradients_on_it(forks_of_ray):
-    folder = Path(__file__).parent
-    places = str(folder), str(folder.parent)
-    environment = dict(os.environ, PYTHONPATH=os.pathsep.join([*places, os.environ.get("PYTHONPATH", "")]))
+def test_the_run_outlives_a_node_and_the_gradients_on_it():
+    folder = str(Path(__file__).parent)
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")]))
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=environment, timeout=150
     )

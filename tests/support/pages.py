@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from support import ray_forks
 from support.blocks import ROOT, SHELL, document, name
 from support.given import beside_a_service, own_script, paced, wrapped
 from support.launched import run_script
@@ -54,6 +55,13 @@ def in_two_ranks(source: str) -> None:
 
 def run(page: Path) -> None:
     """Run the blocks of the page; raises what they raise."""
+    with ray_forks.server() if name(page) in ONE_RAY else contextlib.nullcontext():
+        if name(page) in ONE_RAY:
+            ray_forks.load("torch.distributed")
+        _run(page)
+
+
+def _run(page: Path) -> None:
     examples = list(document(page))
     if name(page) in TWO_RANKS:
         python = [each.parsed for each in examples if each.region.lexemes["language"] == "python"]
@@ -63,8 +71,6 @@ def run(page: Path) -> None:
     if name(page) in ONE_RAY:
         from paceline.ray.start import connect
 
-        close.enter_context(ray_forks.server())
-        ray_forks.load("torch.distributed")
         ray_forks.use()
         connect(None, 4)
     with launched():

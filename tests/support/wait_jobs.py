@@ -108,7 +108,7 @@ def _made(rank: int, ranks: int) -> tuple[Step, Any, torch.optim.Optimizer, Tens
 
 
 def paced(rank: int, ranks: int, cases: list[Case]) -> tuple[list[float], list[list[float]]]:
-    """What this rank slept in each round, the last of which are these cases; what each rank's seconds are said to be."""
+    """What this rank slept in each round, these cases last; what each rank's seconds are said to be."""
     step, ddp, optimizer, data, collate = _made(rank, ranks)
     results: list[Any] = []
     pace = Pace(ddp, SAMPLES * ranks, "equal", on_round=results.append)
