@@ -28,6 +28,7 @@ def test_train_ddp() -> None:
     assert loads[2] < min(loads[:2]), "the slow rank has least to do"
 
 
+@pytest.mark.nightly  # torch/test_sample_costs.py trains with such lengths, and docs/samples.md has such a loader
 @pytest.mark.processes
 @pytest.mark.xdist_group("examples")
 def test_text_lengths() -> None:
@@ -64,6 +65,7 @@ def test_hosts(name: str, needs: str) -> None:
     assert loads[2] < min(loads[:2]), "the slow rank has least to do"
 
 
+@pytest.mark.nightly  # docs/service.md asks a service in the same order, and serve/test_process.py has such workers
 @pytest.mark.processes
 @pytest.mark.xdist_group("examples")
 def test_jax_service() -> None:
@@ -113,6 +115,7 @@ def test_ray_server(forks_of_ray: Any) -> None:
     assert last < first / 3
 
 
+@pytest.mark.nightly  # ray/test_ray_train.py::test_as_one_process trains in the same way
 @pytest.mark.ray
 @pytest.mark.xdist_group("ray-products")
 def test_ray_train(forks_of_ray: Any) -> None:

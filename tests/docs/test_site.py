@@ -79,7 +79,10 @@ def test_the_site_needs_nothing_from_elsewhere(site: Path) -> None:
 
 @pytest.mark.parametrize(
     ("typed", "found"),
-    [("backup workers", "Backup workers"), ("eq. (17)", "The five papers, line by line\nDBW")],
+    [
+        pytest.param("backup workers", "Backup workers", marks=pytest.mark.nightly),
+        ("eq. (17)", "The five papers, line by line\nDBW"),
+    ],
 )
 def test_the_search_works_on_pages_opened_from_disk(site: Path, typed: str, found: str) -> None:
     with browsers.chromium() as browser:

@@ -11,11 +11,12 @@ import psutil
 import pytest
 
 from paceline import runs
+from support import forks
 from support.commands import Said, assert_refused, paceline
 
 SCRIPT = Path(__file__).with_name("plain.py")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
-FORKS = (sys.executable, SCRIPT.with_name("forks.py"))  # for what does not depend on who starts the ranks
+FORKS = (sys.executable, forks.__file__)  # for what does not depend on who starts the ranks
 
 
 @pytest.fixture

@@ -17,12 +17,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from support import forks
 from support.commands import paceline
 from support.launched import as_torchrun, run_forked
 
 LOOPS = Path(__file__).with_name("foreign")
 RANKS = 3
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", RANKS)
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+FORKS = (sys.executable, forks.__file__)  # for what does not depend on who starts the ranks
 APPLIED = ("mnist", "siamese", "dit", "accelerated", "imagenet", "tutorial", "graphs", "text", "scaled")
 BY_HAND = {
     "llmc": "make an indexed data set of the samples and use pace.loader(dataset, shuffle=False)",
@@ -50,9 +52,9 @@ def one_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FOREIGN_PAUSE", "0.004")
 
 
-def diagnosed(script: str, place: Path) -> str:
+def diagnosed(script: str, place: Path, *launcher: object) -> str:
     shutil.copytree(LOOPS, place, dirs_exist_ok=True)
-    monitored = ("doctor", "--steps", 12, "--policy", "level", "--", *TORCHRUN, f"{script}.py")
+    monitored = ("doctor", "--steps", 12, "--policy", "level", "--", *launcher, RANKS, f"{script}.py")
     said = paceline(*monitored)
     assert said.status == 0, said.stderr
     return str(said.stdout)
@@ -74,7 +76,7 @@ def test_its_change_is_applied_as_printed_and_trains_the_same_model(script: str,
     if script == "accelerated":
         pytest.importorskip("accelerate")
     shutil.copytree(LOOPS, tmp_path, dirs_exist_ok=True)
-    said = diagnosed(script, tmp_path)
+    said = diagnosed(script, tmp_path, *TORCHRUN)
     (expected,) = run(tmp_path, script, 1)
     assert "global_batch=48" in said, said
     applied = subprocess.run(["patch", "-p0"], cwd=tmp_path, input=said, capture_output=True, text=True)
@@ -90,6 +92,6 @@ def test_its_change_is_applied_as_printed_and_trains_the_same_model(script: str,
 
 @pytest.mark.parametrize("script", most_at_night(BY_HAND))
 def test_what_it_cannot_change_is_said(script: str, tmp_path: Path) -> None:
-    said = " ".join(diagnosed(script, tmp_path).split())
+    said = " ".join(diagnosed(script, tmp_path, *FORKS).split())
     assert BY_HAND[script] in said
     assert "to be made by hand" in said

@@ -29,6 +29,7 @@ def test_peers_without_a_master_play_dolbies_algorithm_2_on_real_processes() -> 
     assert "; 144 messages," in found[5]  # each round 5 x 4 announcements and 4 shares to the straggler
 
 
+@pytest.mark.nightly  # ray/test_matmul.py has products of workers that are killed, and the row above the table
 @pytest.mark.ray
 @pytest.mark.xdist_group("ray")
 def test_two_masters_products_outlive_a_worker() -> None:

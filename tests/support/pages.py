@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from support import ray_forks
 from support.blocks import ROOT, SHELL, document, name
 from support.given import beside_a_service, own_script, paced, wrapped
+from support.launched import run_script
 from support.shell import free_port
 
 # Around whose fragments a user's script is taken for granted, and which.
@@ -30,7 +31,7 @@ GIVEN: dict[str, Callable[[], dict[str, Any]]] = {
     "docs/service.md": beside_a_service,
 }
 ONE_RAY = ("docs/server.md",)  # whose blocks share a Ray: each would start one of its own
-TWO_RANKS = ("docs/doctor.md",)  # whose python takes two processes, as one script under torchrun
+TWO_RANKS = ("docs/doctor.md",)  # whose python takes two processes, as one script
 
 
 @contextlib.contextmanager
@@ -45,27 +46,32 @@ def launched() -> Iterator[None]:
             os.environ.pop(key, None)
 
 
-def under_torchrun(source: str) -> None:
+def in_two_ranks(source: str) -> None:
     """Run fragments in two ranks, with a model wrapped and a group joined before them."""
     script = Path("fragments.py")
     script.write_text(f"from support.given import wrapped\n\nglobals().update(wrapped())\n{source}\n")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    subprocess.run(
-        [*command, str(script)], check=True, timeout=300, env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"}
-    )
+    run_script(2, script.absolute())
 
 
 def run(page: Path) -> None:
     """Run the blocks of the page; raises what they raise."""
+    with ray_forks.server() if name(page) in ONE_RAY else contextlib.nullcontext():
+        if name(page) in ONE_RAY:
+            ray_forks.load("torch.distributed")
+        _run(page)
+
+
+def _run(page: Path) -> None:
     examples = list(document(page))
     if name(page) in TWO_RANKS:
         python = [each.parsed for each in examples if each.region.lexemes["language"] == "python"]
-        under_torchrun("\n".join(python))
+        in_two_ranks("\n".join(python))
         examples = [each for each in examples if each.region.lexemes["language"] != "python"]
     names = examples[0].namespace
     if name(page) in ONE_RAY:
         from paceline.ray.start import connect
 
+        ray_forks.use()
         connect(None, 4)
     with launched():
         names.update({"__name__": page.stem} | GIVEN.get(name(page), dict)())

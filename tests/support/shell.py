@@ -23,7 +23,6 @@ import re
 import shlex
 import socket
 import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +31,7 @@ import typer
 
 from paceline import cli
 from support import served
+from support.begun import Program
 from support.commands import paceline
 from support.launched import as_torchrun, run_forked
 
@@ -135,17 +135,9 @@ def by_torchrun(nodes: list[tuple[list[str], dict[str, str]]]) -> None:
     for arguments, given in nodes:
         for option, value in here.items():
             arguments[arguments.index(option) + 1] = value
-        running.append(
-            subprocess.Popen(
-                [sys.executable, "-m", "torch.distributed.run", *arguments],
-                env=os.environ | given,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        )
+        running.append(Program(["-m", "torch.distributed.run", *arguments], Path.cwd(), given))
     for node in running:
-        said, _ = node.communicate(timeout=300)
+        said = node.communicate(timeout=300)
         assert node.returncode == 0, said
 
 

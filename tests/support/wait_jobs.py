@@ -55,10 +55,11 @@ WAYS: dict[str, Callable[[int, int], object]] = {
     "functional all_reduce": lambda *_: functional.all_reduce(torch.ones(1), "sum", dist.group.WORLD).item(),
     "differentiable all_gather": lambda *_: differentiable.all_gather(torch.ones(1, requires_grad=True)),
 }
-CASES = [(way, place) for way in WAYS for place in PLACES]
+Case = tuple[str, str]  # a way, and the place of a step where a loop waits in it
+CASES: list[Case] = [(way, place) for way in WAYS for place in PLACES]
 WARM = 3  # steps before them, in which DDP makes its buckets and memory is taken
 # Each way once and each place at least once, for what measures by the same clock: see ``paced`` for all of them.
-SOME = [(way, PLACES[number % len(PLACES)]) for number, way in enumerate(WAYS)]
+SOME: list[Case] = [(way, PLACES[number % len(PLACES)]) for number, way in enumerate(WAYS)]
 
 
 class Step:
@@ -106,14 +107,14 @@ def _made(rank: int, ranks: int) -> tuple[Step, Any, torch.optim.Optimizer, Tens
     return step, ddp, optimizer, data, collate
 
 
-def paced(rank: int, ranks: int) -> tuple[list[float], list[list[float]]]:
-    """What this rank slept in each round, and what each rank's seconds were measured to be."""
+def paced(rank: int, ranks: int, cases: list[Case]) -> tuple[list[float], list[list[float]]]:
+    """What this rank slept in each round, these cases last; what each rank's seconds are said to be."""
     step, ddp, optimizer, data, collate = _made(rank, ranks)
     results: list[Any] = []
     pace = Pace(ddp, SAMPLES * ranks, "equal", on_round=results.append)
     slept = []
     loader = iter(pace.loader(data, shuffle=False, collate_fn=collate))
-    for case in CASES[:1] * WARM + CASES:
+    for case in CASES[:1] * WARM + cases:
         step.case, step.slept = case, 0.0
         (x,) = next(loader)
         step.at("before")
@@ -140,12 +141,12 @@ def _plain(step: Step, ddp: Any, optimizer: torch.optim.Optimizer, x: torch.Tens
     return step.slept
 
 
-def recorded(rank: int, ranks: int, directory: str) -> list[float]:
+def recorded(rank: int, ranks: int, directory: str, cases: list[Case]) -> list[float]:
     """The same in a plain loop that is recorded; rank 0 leaves the record in ``directory``."""
     step, ddp, optimizer, data, _ = _made(rank, ranks)
     slept = []
     with Recorder(ddp, directory) as recorder:
-        for case in SOME[:1] * WARM + SOME:
+        for case in SOME[:1] * WARM + cases:
             step.case, step.slept = case, 0.0
             recorder.start(SAMPLES)
             step.at("fetch")
@@ -154,15 +155,16 @@ def recorded(rank: int, ranks: int, directory: str) -> list[float]:
     return slept
 
 
-def watched(rank: int, ranks: int, directory: str) -> list[float]:
+def watched(rank: int, ranks: int, directory: str, cases: list[Case]) -> list[float]:
     """The same in a plain loop that the doctor watches."""
     from paceline import doctor
 
     step, ddp, optimizer, data, collate = _made(rank, ranks)
-    doctor.watch(ddp, steps=WARM + len(SOME), run_dir=directory)
+    warm = max(WARM, 12 - len(cases))  # it takes some steps to tell anything
+    doctor.watch(ddp, steps=warm + len(cases), run_dir=directory)
     loader = iter(DataLoader(data, SAMPLES, collate_fn=collate))
     slept = []
-    for case in SOME[:1] * WARM + SOME:
+    for case in SOME[:1] * warm + cases:
         step.case, step.slept = case, 0.0
         (x,) = next(loader)
         slept.append(_plain(step, ddp, optimizer, x))

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from support import absent_jobs as jobs
+from support.forked import TESTS, ended
 from support.ranks import run_ranks
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("torch")]
 
-TESTS = Path(__file__).parents[1]
 CASES = [  # who is stopped, in which round, under which policy
     (0, 0, "equal"),
     (1, 0, "factoring"),
@@ -74,31 +70,12 @@ def test_reports_are_waited_for_as_long_as_the_process_group_waits() -> None:
         ("exit", "rank 1 has ended its program"),
     ],
 )
-def test_a_program_that_ends_alone_is_named_by_the_others(how: str, words: str) -> None:
+def test_a_program_that_ends_alone_is_named_by_the_others(how: str, words: str, tmp_path: Path) -> None:
     """Nobody said ``with``: the error is one that nobody catches."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = {
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "GLOO_SOCKET_IFNAME": "lo",
-    }
-    both = [
-        subprocess.Popen(
-            [sys.executable, "-m", "support.fails_alone", how, "30"], cwd=TESTS, text=True, stderr=subprocess.PIPE,
-            env=os.environ | shared | {"RANK": str(rank), "OMP_NUM_THREADS": "1"},
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    try:
-        first, second = (process.communicate(timeout=120)[1] for process in both)
-    finally:
-        for process in both:
-            process.kill()
-    assert both[0].returncode == 1
-    assert both[1].returncode == (1 if how == "raise" else 3)
+    both = ended(2, TESTS / "support" / "fails_alone.py", tmp_path, how, "30")
+    (status, first), (other_status, second) = both
+    assert status == 1
+    assert other_status == (1 if how == "raise" else 3)
     assert words in first.strip().splitlines()[-1]
     assert "rank 0 cannot go on without it" in first
     assert ("ValueError: a bad image" in second) == (how == "raise")

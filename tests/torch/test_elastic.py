@@ -60,7 +60,7 @@ def test_nothing_happens(tmp_path: Path) -> None:
 
 
 def test_faults_at_random_moments(tmp_path: Path) -> None:
-    plan = faults(tmp_path, ["kill", "kill", "leave", "freeze"], 24, 0.05, seed=1)
+    plan = faults(tmp_path, ["kill", "kill", "leave", "freeze"], 14, 0.05, seed=1)
     told = run(
         tmp_path,
         4,
@@ -73,15 +73,15 @@ def test_faults_at_random_moments(tmp_path: Path) -> None:
         micro_batch=[7, 5, 9, 7],
     )
     check(told)
-    assert len(told.faults) == 24
+    assert len(told.faults) == 14
 
 
 def test_faults_at_named_instants(tmp_path: Path) -> None:
     """Also where some ranks have completed a round and others have not, and in the change of members itself."""
-    plan = phased(tmp_path, 16, seed=4, kinds=("kill", "leave", "fail", "two", "joiner", "first"))
+    plan = phased(tmp_path, 12, seed=4, kinds=("kill", "leave", "fail", "two", "joiner", "first"))
     told = run(tmp_path, 4, FOR_EVER, plan, restarts=1000, nap=1e-4, phases=True)
     check(told)
-    assert len(told.faults) >= 16
+    assert len(told.faults) >= 12
 
 
 MOVING = ("kill", "kill", "leave", "fail", "two", "joiner")
@@ -117,8 +117,9 @@ def test_the_same_bits_whoever_is_lost(tmp_path: Path) -> None:
     assert len(told.faults) >= 5
     assert most_pieces(told) > 4
     ends = [end for _, end in told.of("end")]
+    expected = exactly(ends[0]["rounds"], 1210, 4).tolist()
     for end in ends:
-        assert end["parameters"] == exactly(ends[0]["rounds"], 1210, 4).tolist()
+        assert end["parameters"] == expected
 
 
 @pytest.mark.parametrize(("policy", "padded"), [("auto", False), ("level", True)])
@@ -131,7 +132,7 @@ def test_samples_that_cost_differently(tmp_path: Path, policy: str, padded: bool
     assert len(told.faults) >= 6
 
 
-@pytest.mark.parametrize("policy", ["level", "factoring"])
+@pytest.mark.parametrize("policy", ["factoring", pytest.param("level", marks=pytest.mark.nightly)])
 def test_processes_load_ahead(tmp_path: Path, policy: str) -> None:
     """The next round's samples, and what is claimed, also where ranks are lost and what was loaded is of no use."""
 

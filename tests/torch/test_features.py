@@ -10,7 +10,7 @@ from support.ranks import run_ranks
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("loops")]
 
 
-@pytest.mark.parametrize("loop", ["whole", "round"])
+@pytest.mark.parametrize("loop", ["whole", pytest.param("round", marks=pytest.mark.nightly)])
 def test_as_in_one_process(loop: str) -> None:
     for found in run_ranks(3, features, loop):
         for way, (difference, sizes) in found.items():

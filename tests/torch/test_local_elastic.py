@@ -59,7 +59,7 @@ def test_faults_at_random_moments(tmp_path: Path) -> None:
 PHASES = ("piece", "sums", "committed", "step", "claiming", "counted")
 
 
-@pytest.mark.parametrize("policy", ["level", "factoring"])
+@pytest.mark.parametrize("policy", ["factoring", pytest.param("level", marks=pytest.mark.nightly)])
 def test_faults_at_named_instants(tmp_path: Path, policy: str) -> None:
     kinds = ("kill", "leave", "fail", "two", "joiner", "first")
     plan = phased(tmp_path, 10, seed=4, kinds=kinds, phases=PHASES if policy == "factoring" else PHASES[:4])
