@@ -143,8 +143,8 @@ def test_signals_end_all_workers_and_leave_a_readable_record(
 
 def test_a_launcher_killed_while_workers_start_leaves_none(tmp_path: Path) -> None:
     process = start([*LONG, "--workers", "6", "--slowdown-ms", "1,1,1,1,1,1", "--out", "run"], tmp_path)
-    # Two serve the first worker.
-    until(lambda: len(psutil.Process(process.pid).children(recursive=True)) >= 3)
+    # Two serve the workers, some of whom have come so far that they wait for the others.
+    until(lambda: len(psutil.Process(process.pid).children(recursive=True)) >= 6)
     process.kill()
     process.wait(SECONDS)
     until(lambda: not session_of(process))
