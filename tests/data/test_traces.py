@@ -108,7 +108,7 @@ def test_files_that_cannot_be_read(tmp_path):
         read(tmp_path / "none.csv")
     path = tmp_path / "trace.csv"
     path.write_bytes(bytes(range(256)))
-    with pytest.raises(PacelineError, match="no text"):
+    with pytest.raises(PacelineError, match="not text"):
         read(path)
     with pytest.raises(PacelineError, match="cannot write"):
         write(tmp_path / "none" / "trace.csv", Trace(np.ones((1, 1)), np.zeros((1, 1))))

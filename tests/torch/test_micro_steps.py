@@ -60,7 +60,7 @@ def test_what_does_not_go_together() -> None:
         ({"micro_steps": 0}, "micro_steps=0: expected"),
         ({"micro_steps": 2, "weigh": "hook"}, "weigh='loss'"),
         ({"micro_steps": 2, "policy": "factoring"}, "plans whole rounds"),
-        ({"fill": True, "weigh": "hook", "policy": "factoring", "loop": "pieces"}, "counts for nothing"),
+        ({"fill": True, "weigh": "hook", "policy": "factoring", "loop": "pieces"}, "may count for nothing"),
         ({"micro_steps": 2, "micro_batch": 3}, "8"),  # 2 micro-steps of 3 samples hold 6
     ):
         with pytest.raises(PacelineError, match=sentence):

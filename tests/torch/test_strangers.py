@@ -378,7 +378,7 @@ def test_a_stranger_at_the_door_is_turned_away(
         keeper.close(3)
     assert time.monotonic() - began < BYE_SECONDS, "the other launcher has said that it knows"
     launcher.join(30)
-    assert said[1:] == ["ended with 3"]
+    assert said[1:] == ["the first machine has ended the run with status 3", "ended with 3"]
     assert not caplog.records
 
 
