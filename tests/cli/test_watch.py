@@ -50,7 +50,7 @@ def test_what_is_no_run_is_refused(tmp_path):
     (tmp_path / "other" / "notes.txt").write_text("")
     assert_refused(
         paceline("watch", tmp_path / "other"),
-        r"other is no run directory \(neither it nor a directory in it has a run.json\)",
+        r"other is not a run directory \(neither it nor a directory in it has a run.json\)",
     )
 
 

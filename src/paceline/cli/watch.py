@@ -53,7 +53,7 @@ def check(run_dir: Path) -> None:
     if run_dir.is_dir() and any(run_dir.iterdir()):
         if not (run_dir / CONFIG).is_file() and not runs_in(run_dir):
             raise PacelineError(
-                f"{run_dir} is no run directory (neither it nor a directory in it has a {CONFIG}); expected what "
+                f"{run_dir} is not a run directory (neither it nor a directory in it has a {CONFIG}); expected what "
                 "--out of a run named"
             )
     elif run_dir.exists() and not run_dir.is_dir():

@@ -13,7 +13,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -32,13 +32,13 @@ GUESS = 0.25
 
 
 class _Limits(NamedTuple):
-    least: ArrayLike | None = None
-    most: ArrayLike | None = None
-    micro_batch: ArrayLike | None = None
-    budget: float = np.inf
-    micro_steps: int | None = None
-    in_step: bool = False
-    floor: int = 1
+    least: ArrayLike | None
+    most: ArrayLike | None
+    micro_batch: ArrayLike | None
+    budget: float
+    micro_steps: int | None
+    in_step: bool
+    floor: int
 
 
 class Room(_Limits):
@@ -55,16 +55,24 @@ class Room(_Limits):
 
     __slots__ = ()
 
-    def __new__(cls, *given: Any, **named: Any) -> Room:
-        room = super().__new__(cls, *given, **named)
-        for name, least in (("least", 0), ("most", 0), ("micro_batch", 1)):
-            if (value := getattr(room, name)) is not None:
-                numbers(name, value, f"samples, {least} or more, for all workers or for each", least)
-        number("budget", room.budget, "a length of more than 0", lambda budget: budget > 0)
-        whole("micro_steps", 1 if room.micro_steps is None else room.micro_steps)
-        whole("floor", room.floor)
-        switches(in_step=room.in_step)
-        return room
+    def __new__(
+        cls,
+        least: ArrayLike | None = None,
+        most: ArrayLike | None = None,
+        micro_batch: ArrayLike | None = None,
+        budget: float = np.inf,
+        micro_steps: int | None = None,
+        in_step: bool = False,
+        floor: int = 1,
+    ) -> Room:
+        for name, value, fewest in (("least", least, 0), ("most", most, 0), ("micro_batch", micro_batch, 1)):
+            if value is not None:
+                numbers(name, value, f"samples, {fewest} or more, for all workers or for each", fewest)
+        number("budget", budget, "a length of more than 0", lambda length: length > 0)
+        whole("micro_steps", 1 if micro_steps is None else micro_steps)
+        whole("floor", floor)
+        switches(in_step=in_step)
+        return super().__new__(cls, least, most, micro_batch, budget, micro_steps, in_step, floor)
 
     def counts(self, workers: int, batch: int) -> tuple[Counts, Counts, Counts]:
         """(least, most, micro_batch) of each worker, (n,), cut to the batch."""

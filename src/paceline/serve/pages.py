@@ -7,11 +7,11 @@ from html import escape
 import numpy as np
 
 from paceline.live.pages import HEADERS
+from paceline.live.panel import EXPECTED, QUIET
 from paceline.runs.report import header, page, policy
 from paceline.runs.words import number, plural, seconds
 from paceline.serve.catalog import Catalog, JobRuntime
 
-QUIET, EXPECTED = 5.0, 8.0  # a job is silent after these seconds and multiples of its longest recent round
 HEAD = ("job", "state", "workers", "rounds", "samples/s", "newest round")
 FORM = HEADERS | {
     "Content-Security-Policy": "default-src 'none'; base-uri 'none'; frame-ancestors 'none'; form-action 'self'"
