@@ -397,6 +397,7 @@ def patient(rank: int, ranks: int) -> float:
     """Seconds that a merge beside the steps waits for a rank that is stuck."""
     with Pace(fresh(torch.float64), BATCH, loop="local", merge=Merge(delay=1)) as pace:
         group = pace.loop._reducer._group
+        dist.barrier()  # the other rank may still be connecting to this one
         return float(group._get_backend(torch.device("cpu")).options._timeout.total_seconds())
 
 
