@@ -20,6 +20,7 @@ GROUND = (
     "rounds",
     "costs",
     "machines",
+    "attach",
     "options",
     "files",
     "tables",

@@ -7,18 +7,15 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from subprocess import DEVNULL, PIPE, STDOUT
-from typing import IO, Any
+from typing import Any
 
 from paceline import runs
+from paceline.attach.command import check_command, entering, started
 from paceline.errors import PacelineError, WorkerError
 from paceline.files import check_place
 from paceline.runs.run import ROUNDS, SUMMARY
@@ -27,10 +24,6 @@ DIRECTORY, STEPS = "PACELINE_DOCTOR_DIR", "PACELINE_DOCTOR_STEPS"  # variables i
 SEEN, WRONG = "seen", "wrong"  # files beside the record: optimizer steps so far, why nothing can be watched
 LEAST = 10  # steps that are needed for a first report
 MOST_UNSEEN = 200  # optimizer steps after which a training without any recorded step is ended
-DRAIN_SECONDS = 2.0  # for the remaining output of a command that has ended
-GRACE_SECONDS = 10.0  # between SIGTERM and SIGKILL
-# Ends the command's processes when the process that started this shell has ended and its end of the pipe is closed.
-GUARD = "read _; kill -s TERM -- -{group}; sleep {grace}; kill -s KILL -- -{group}"
 
 
 def observe(
@@ -46,10 +39,7 @@ def observe(
     The command's output goes to standard error. Raises PacelineError if the command cannot be started or has nothing
     to watch, WorkerError if it failed by itself.
     """
-    if shutil.which(command[0]) is None:
-        raise PacelineError(
-            f"{command[0]}: no such command; give the command that starts the training, after --"
-        )
+    check_command(command)
     if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
         raise PacelineError(f"{keep} exists; choose another place for the record")
     if keep is not None and not keep.exists():
@@ -67,50 +57,20 @@ def _play(
     command: Sequence[str], steps: int, keep_going: bool, progress: Callable[[int, int], None], place: Path
 ) -> int | None:
     """Run the command and return its exit status; None if it was ended by this function."""
-    here = str(Path(__file__).parent / "attach")
-    path = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
-    added = {DIRECTORY: str(place), STEPS: str(steps), "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
-    process = subprocess.Popen(
-        command, env=os.environ | added, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, start_new_session=True
-    )
-    assert process.stdout is not None
-    shell = ["/bin/sh", "-c", GUARD.format(group=process.pid, grace=int(GRACE_SECONDS))]
-    guard = subprocess.Popen(shell, stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True)
-    muted = threading.Event()
-    relay = threading.Thread(target=_relay, args=(process.stdout, muted), daemon=True)
-    relay.start()
-    try:
+    entry = entering("torch.nn.parallel.distributed", "DistributedDataParallel", f"{__name__}:attach")
+    with started(command, entry | {DIRECTORY: str(place), STEPS: str(steps)}, _show) as process:
         while process.poll() is None:
             progress(min(_rounds(place), steps), steps)
             unseen = not _rounds(place) and _made(place) >= MOST_UNSEEN
             if (unseen or (place / "run" / SUMMARY).exists()) and not keep_going:
-                muted.set()  # messages about the signal are not about the training
                 return None
             time.sleep(0.1)
-        relay.join(DRAIN_SECONDS)
         return process.returncode
-    finally:
-        muted.set()
-        _end(process)
-        guard.kill()
-        guard.communicate()
-        relay.join(DRAIN_SECONDS)
 
 
-def _relay(source: IO[bytes], muted: threading.Event) -> None:
-    """Copy the command's output to standard error until ``muted`` is set."""
-    for line in source:
-        if not muted.is_set():
-            sys.stderr.write(line.decode(errors="replace"))
-            sys.stderr.flush()
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    for sign in (signal.SIGTERM, signal.SIGKILL):  # SIGKILL also ends ranks that outlive their launcher
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, sign)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(GRACE_SECONDS)
+def _show(line: str) -> None:
+    sys.stderr.write(line)
+    sys.stderr.flush()
 
 
 def _rounds(place: Path) -> int:
@@ -161,12 +121,13 @@ def _unseen(made: int) -> str:
     )
 
 
-def attach(model: Any) -> None:
-    """Watch this module, within the command; if that fails, leave the reason in a file. Never disturbs the script."""
+def attach(make: Callable[..., None], model: Any, *arguments: Any, **named: Any) -> None:
+    """Make this module by ``make``, and watch it, within the command; if that fails, leave the reason in a file."""
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     from paceline.doctor.probe import Probe
 
+    make(model, *arguments, **named)
     place, made, probe = Path(os.environ[DIRECTORY]), 0, None
 
     def count(*_: object) -> None:

@@ -14,9 +14,9 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from paceline.attach.places import place
 from paceline.doctor import watches
 from paceline.doctor.phases import HostClock, Phase, Phases, StreamClock
-from paceline.doctor.watches import place
 from paceline.torch import waits
 
 COUNTS = ("samples", "fetches", "backwards", "exchanges", "elements", "squares", "collecting")

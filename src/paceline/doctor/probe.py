@@ -22,9 +22,10 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline import runs
+from paceline.attach.places import place
 from paceline.doctor.hooks import COUNTS, Hooks
 from paceline.doctor.phases import Phase
-from paceline.doctor.watches import Lines, place
+from paceline.doctor.watches import Lines
 from paceline.errors import PacelineError, whole
 from paceline.rounds import Array
 from paceline.runs import Run

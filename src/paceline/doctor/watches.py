@@ -15,21 +15,18 @@ import gc
 import linecache
 import os
 import random
-import site
 import sys
-import sysconfig
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 import torch
 from torch.utils.data import default_collate, default_convert
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
-import paceline
+from paceline.attach.places import place
 from paceline.doctor.phases import Phase
 from paceline.torch.feed.pieces import order_of
 
@@ -208,24 +205,3 @@ class Lines:
             self._seen.setdefault(phase, Counter({where: 0}))[where] += (
                 1  # ``found`` must never see an empty counter
             )
-
-
-def place(frame: FrameType | None, within: str | None = None) -> tuple[str, int] | None:
-    """The innermost line in a user's file, None if there is none. within: only lines called from this file count."""
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith(_foreign_places()):
-            return name, frame.f_lineno
-        if within is not None and name.endswith(within):
-            return None
-        frame = frame.f_back
-    return None
-
-
-@functools.cache
-def _foreign_places() -> tuple[str, ...]:
-    """The directories of files that are not the user's: Python's own, installed packages, Paceline."""
-    installed = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    places = [*installed, *site.getsitepackages(), site.getusersitepackages(), *paceline.__path__]
-    unique = {form for place in places if place for form in (place, os.path.realpath(place))}
-    return (*(os.path.join(place, "") for place in sorted(unique)), "<")

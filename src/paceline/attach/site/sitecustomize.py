@@ -1,11 +1,12 @@
-"""Python runs this file when it starts, if ``paceline doctor`` has put this folder on its path.
+"""Python runs this file when it starts, if a command of Paceline has put this folder on its path.
 
-The file does nothing until the script makes its first DistributedDataParallel module, which it then watches. Its
-parameters are two environment variables that ``paceline doctor`` sets for the command it starts.
+The file does nothing until the script makes its first object of one class, which it then hands over. Its parameter is
+an environment variable, see ``paceline.attach.command.entering``.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import sys
@@ -15,16 +16,17 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-TARGET = "torch.nn.parallel.distributed"
-
 
 class _Finder(MetaPathFinder):
-    """Imports TARGET as usual, then passes its DistributedDataParallel class to ``_hand_over``."""
+    """Imports one module as usual, then passes its class to ``_hand_over``."""
+
+    def __init__(self, module: str, kind: str, function: str) -> None:
+        self._module, self._kind, self._function = module, kind, function
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name != TARGET:
+        if name != self._module:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
@@ -35,27 +37,28 @@ class _Finder(MetaPathFinder):
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
-            _hand_over(module.DistributedDataParallel)
+            _hand_over(getattr(module, self._kind), self._function)
 
         loader.exec_module = exec_module
         return spec
 
 
-def _hand_over(kind: Any) -> None:
-    """Replace the class's constructor once, so that the first module it makes is watched."""
-    make = kind.__init__
+def _hand_over(kind: Any, function: str) -> None:
+    """Replace the class's constructor once: ``function`` (``module:name``) is called with the constructor, the first
+    object, and its arguments, and has to call the constructor."""
+    make, (module, name) = kind.__init__, function.split(":")
 
     def __init__(self: Any, *arguments: Any, **named: Any) -> None:
         kind.__init__ = make
-        make(self, *arguments, **named)
         try:
-            from paceline.doctor.command import attach
+            called = getattr(importlib.import_module(module), name)
         except ImportError:
             print(
                 f"paceline: it is not installed for {sys.executable}, which runs the script", file=sys.stderr
             )
+            make(self, *arguments, **named)
         else:
-            attach(self)
+            called(make, self, *arguments, **named)
 
     kind.__init__ = __init__
 
@@ -71,6 +74,6 @@ def _next_sitecustomize() -> None:
         spec.loader.exec_module(module)
 
 
-if "PACELINE_DOCTOR_DIR" in os.environ:
-    sys.meta_path.insert(0, _Finder())
+if (_entry := os.environ.get("PACELINE_ATTACH")) is not None:
+    sys.meta_path.insert(0, _Finder(*_entry.split(" ")))
 _next_sitecustomize()

@@ -1,0 +1,32 @@
+"""The lines of a user's program: of a stack, the innermost line outside of Python, installed packages and Paceline."""
+
+from __future__ import annotations
+
+import functools
+import os
+import site
+import sysconfig
+from types import FrameType
+
+import paceline
+
+
+def place(frame: FrameType | None, within: str | None = None) -> tuple[str, int] | None:
+    """The innermost line in a user's file, None if there is none. within: only lines called from this file count."""
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith(_foreign_places()):
+            return name, frame.f_lineno
+        if within is not None and name.endswith(within):
+            return None
+        frame = frame.f_back
+    return None
+
+
+@functools.cache
+def _foreign_places() -> tuple[str, ...]:
+    """The directories of files that are not the user's: Python's own, installed packages, Paceline."""
+    installed = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    places = [*installed, *site.getsitepackages(), site.getusersitepackages(), *paceline.__path__]
+    unique = {form for place in places if place for form in (place, os.path.realpath(place))}
+    return (*(os.path.join(place, "") for place in sorted(unique)), "<")
