@@ -1,4 +1,4 @@
-"""The lines of a user's program: of a stack, the innermost line outside of Python, installed packages and Paceline."""
+"""The lines of a user's program: of a stack, the innermost one outside of Python, installed packages and Paceline."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import site
 import sysconfig
 from types import FrameType
 
-import paceline
+_PACELINE = os.path.dirname(os.path.dirname(__file__))
 
 
 def place(frame: FrameType | None, within: str | None = None) -> tuple[str, int] | None:
@@ -27,6 +27,6 @@ def place(frame: FrameType | None, within: str | None = None) -> tuple[str, int]
 def _foreign_places() -> tuple[str, ...]:
     """The directories of files that are not the user's: Python's own, installed packages, Paceline."""
     installed = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    places = [*installed, *site.getsitepackages(), site.getusersitepackages(), *paceline.__path__]
+    places = [*installed, *site.getsitepackages(), site.getusersitepackages(), _PACELINE]
     unique = {form for place in places if place for form in (place, os.path.realpath(place))}
     return (*(os.path.join(place, "") for place in sorted(unique)), "<")
