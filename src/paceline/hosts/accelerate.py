@@ -30,6 +30,7 @@ from paceline.errors import PacelineError, refuse
 from paceline.hosts.windows import Windows
 from paceline.torch.host import Host
 from paceline.torch.options import has_batch_norm
+from paceline.torch.passes import GLOBAL
 from paceline.torch.plan import Piece
 
 try:
@@ -104,6 +105,8 @@ class AcceleratePace(Windows):
             raise PacelineError("scaler= is for plain loops; the Accelerator scales by itself: leave it out")
         accelerator = self._accelerator
         divided = accelerator.gradient_accumulation_steps  # accelerator.backward divides by it
+        if reduction == GLOBAL:  # which keeps the weight that the Accelerator gives
+            loss = loss / divided
         weighted = self.weighted(loss, reduction, count) * divided
         if self.terms.loop != "round" and accelerator.sync_gradients != self.host.last:
             raise PacelineError(

@@ -27,6 +27,7 @@ from paceline.rounds import Cluster
 from paceline.torch.feed.loader import BalancedLoader
 from paceline.torch.options import has_batch_norm
 from paceline.torch.pace import Pace
+from paceline.torch.passes import GLOBAL
 from paceline.torch.progress import rounds
 
 try:
@@ -50,7 +51,8 @@ class LightningBalancer(Callback):
     policy, options: as for ``paceline.torch.Pace``; policies that move work within the round are refused, since
         Lightning counts an epoch's batches beforehand. micro_batch limits a rank's load to what fits into memory in
         accumulate_grad_batches micro-steps.
-    reduction: of the loss over the samples of ``training_step``'s batch, "mean" or "sum".
+    reduction: of the loss over the samples of ``training_step``'s batch, "mean" or "sum"; "global" as in
+        ``Pace.backward``.
 
     ``pace`` is the Pace of the newest fit. A fit that cannot be balanced raises PacelineError when it begins.
     """
@@ -112,12 +114,14 @@ class LightningBalancer(Callback):
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: torch.Tensor) -> None:
         pace = self._running()
-        whole = loss.detach() * trainer.accumulate_grad_batches  # Lightning has divided the loss by it
+        # Lightning has divided the loss by it; one over all ranks keeps that weight.
+        divided = 1 if self.reduction == GLOBAL else trainer.accumulate_grad_batches
+        whole = loss.detach() * divided
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         if scaler is not None:
             whole = whole / scaler.get_scale()
         weight = pace.host.weight(None if self._noted else whole, self.reduction)
-        weight, self._noted = weight * trainer.accumulate_grad_batches, True
+        weight, self._noted = weight * divided, True
         loss.register_hook(lambda gradient: gradient * weight)
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -14,6 +14,7 @@ import torch
 from paceline.errors import PacelineError, whole
 from paceline.torch.host import Host
 from paceline.torch.pace import Pace
+from paceline.torch.passes import GLOBAL
 
 
 class Windows(Pace):
@@ -38,10 +39,14 @@ class Windows(Pace):
     def backward(
         self, loss: torch.Tensor, reduction: str = "mean", scaler: Any = None, count: Any = None
     ) -> None:
-        super().backward(loss * self._divides, reduction, scaler, count)
+        super().backward(self._whole(loss, reduction), reduction, scaler, count)
 
     def weighted(self, loss: torch.Tensor, reduction: str = "mean", count: Any = None) -> torch.Tensor:
-        return super().weighted(loss * self._divides, reduction, count)
+        return super().weighted(self._whole(loss, reduction), reduction, count)
+
+    def _whole(self, loss: torch.Tensor, reduction: str) -> torch.Tensor:
+        """The loss as it was before the loop divided it; one over all ranks keeps the weight that the loop gives."""
+        return loss if reduction == GLOBAL else loss * self._divides
 
 
 class Placing(Host):

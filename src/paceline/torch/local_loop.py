@@ -29,7 +29,7 @@ class LocalWeighing(Weighing):
         self.exact = True  # no backward pass sums anything over the ranks
         self.many = 0.0  # number that the loss is a mean over
 
-    def weigh(self, piece: Piece, count: float | None) -> None:
+    def weigh(self, piece: Piece, count: float | None, part: float | None = None) -> None:
         self.bring_back(piece.step)
         if piece.first:
             self._counts.begin()
@@ -71,6 +71,12 @@ class LocalPasses(Passes):
                 f"interval {self.piece.step}: the loop went on without pace.step(optimizer); with loop='local' it is "
                 "expected after each pace.backward(loss), since the last one of an interval merges"
             )
+
+    def _check_global(self, micro_step: MicroStep, count: float | None) -> NoReturn:
+        raise PacelineError(
+            "reduction='global' is for a loss over the samples of all ranks, and with loop='local' each rank steps by "
+            "itself; pass a mean, a sum or count="
+        )
 
     def _weight_behind(self, reduction: str, count: float | None) -> NoReturn:
         raise PacelineError(

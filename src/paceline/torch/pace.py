@@ -289,7 +289,8 @@ class Pace:
             like instead of over samples. It must not call a collective, since ranks run different numbers of pieces;
             a PacelineError names the file and line of such a call.
         reduction, scaler: as for ``backward``.
-        Returns the loss of this rank's part, detached: the mean over its samples, or the sum if reduction is "sum".
+        Returns the loss of this rank's part, detached: the mean over its samples, or with another reduction the sum
+        over its pieces.
         """
         return run_round(self.loop, self.backward, batch, function, reduction, scaler)
 
@@ -298,7 +299,10 @@ class Pace:
     ) -> None:
         """Run the backward pass of this micro-step's loss, weighted so that the round's gradient is exact.
 
-        reduction: whether the loss is the "mean" or the "sum" over this batch's samples.
+        reduction: whether the loss is the "mean" or the "sum" over this batch's samples; or "global" if it is already
+            normalised over the samples of all ranks, or a function of a statistic of them. Such a loss keeps the
+            weight that it has under DDP alone: the round's gradient is the mean over the ranks of the sum over each
+            rank's micro-steps, and ``pace.loss`` is that of the losses. See docs/porting.md.
         count: the number of tokens, nodes or the like that the loss is a mean (or sum) over, if not samples: the
             round's gradient is then that of the mean over all of them, on all ranks. A batch of 0 counts for nothing.
         scaler: a torch GradScaler, which scales the loss first; pass it to ``step``, too.
@@ -331,7 +335,11 @@ class Pace:
     @property
     def counts(self) -> bool:
         """False in the micro-step of a rank without work in this round, which only joins the others' collectives."""
-        return self.loop.in_round and self.loop.passes.piece.samples > 0
+        micro_step = self.loop.passes.micro_step
+        if micro_step is None:
+            return False
+        micro_step.asked = True
+        return micro_step.piece.samples > 0
 
     @property
     def complete(self) -> bool:

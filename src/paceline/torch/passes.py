@@ -20,6 +20,7 @@ from paceline.torch.terms import Terms
 _MEAN = 1  # torch's number for that reduction
 _PASSED = "Add", "Clone", "Div", "Mul", "Sub", "ToCopy", "_DDPSink"  # graph nodes of sums and multiples
 PLAIN = list, tuple
+MEAN, SUM, GLOBAL = "mean", "sum", "global"
 NO_ROUND = "no round is running; expected this within `for ... in pace.loader(...)`"
 
 
@@ -32,6 +33,7 @@ class MicroStep:
     prepared = False  # the next backward pass, of any loss, sums its gradients over the ranks
     done = more = False  # its backward pass has ended; further passes follow this one
     complete = False  # all gradients of its round are there, and an optimizer step is due
+    asked = False  # the loop knows whether its samples count
 
     def __init__(self, piece: Piece, whole: Piece, rows: int | None) -> None:
         self.piece = piece  # the samples of its next backward pass
@@ -155,6 +157,7 @@ class Passes:
         self._meter, self._halfway = meter, halfway
         self._commit = commit if reducer.travels else None
         self._by_hook = terms.weigh == "hook"
+        self._fills, self._varies = terms.fills, terms.drop is not None
         self.device = device
         self._reducer, self._on_cpu = reducer, device.type == "cpu"
         self.gradients = Weighing(
@@ -163,7 +166,7 @@ class Passes:
             reducer,
             by_hook=self._by_hook,
             exact=bool(terms.cell) and not reducer.travels,  # such a reducer sums without rounding by itself
-            varies=terms.drop is not None,
+            varies=self._varies,
             counted=meter.counted_by_all,
         )
         self._rows, self._means, self._hooks = RowCheck(), MeanCheck(), list[Any]()
@@ -195,6 +198,8 @@ class Passes:
             gradients.begin(piece)
         rows = self._rows.missing(batch, piece.samples) if piece.samples else None
         self.micro_step, self.over = MicroStep(piece, piece, rows), None
+        if not piece.samples:  # an empty batch adds nothing to a sum over ranks
+            self.micro_step.asked = not (self._fills or isinstance(batch, int))
 
     def cuts(self, batch: Any) -> bool:
         """Whether the running micro-step's batch can be cut: everything in it has a row for each sample."""
@@ -275,21 +280,25 @@ class Passes:
             return self._weight_behind(reduction, count)
         piece = micro_step.piece
         many: float = piece.samples
+        if reduction == GLOBAL:
+            self._check_global(micro_step, count)
         if count is not None:
             count = many = count * (many > 0)
             if not micro_step.weighed:
                 self._meter.add_count(many)
-        elif micro_step.rows is not None and reduction == "mean":
+        elif micro_step.rows is not None and reduction == MEAN:
             micro_step.refuse_rows()
-        if reduction == "mean":
+        gradients = self.gradients
+        if reduction == MEAN:
             part = many
             if self._means.left and count is None and loss is not None and 0 < many < piece.batch:
                 self._means.look(loss, piece)
-        elif reduction == "sum":
+        elif reduction == SUM:
             part = float(many > 0)
+        elif reduction == GLOBAL:
+            part = gradients.whole(piece)
         else:
-            raise PacelineError(f"reduction={reduction!r}: expected 'mean' or 'sum'")
-        gradients = self.gradients
+            raise PacelineError(f"reduction={reduction!r}: expected 'mean', 'sum' or 'global'")
         if loss is not None:
             self._meter.add_loss(loss, part)
             if gradients.apart:
@@ -300,12 +309,30 @@ class Passes:
             self._reducer.check_sync(piece.last and not gradients.exact)
         if not micro_step.weighed:
             micro_step.weighed = True
-            gradients.weigh(piece, count)
+            gradients.weigh(piece, count, part if reduction == GLOBAL else None)
         if not self._by_hook:
             return gradients.weight(piece, part)
         if count == 0:  # the hook applies the weight of a mean
             return 0.0
-        return 1.0 / max(many, 1) if reduction == "sum" else 1.0
+        return 1.0 / max(many, 1) if reduction == SUM else 1.0
+
+    def _check_global(self, micro_step: MicroStep, count: float | None) -> None:
+        """Raises PacelineError if a loss over the samples of all ranks cannot be what this micro-step has computed."""
+        wrong = (
+            "it is already normalised, so leave count= out"
+            if count is not None
+            else "drop= leaves out samples that the loss was normalised with; leave it out"
+            if self._varies
+            else "with elastic=True there is no process group of all ranks, over which it could be one; pass a mean, "
+            "a sum or count="
+            if self._commit is not None
+            else "a filler sample counts for nothing, and would count in a sum over ranks: multiply its part by "
+            "pace.counts, or give each rank work by limits=[(1, None)] * ranks and drop_last=True"
+            if not (micro_step.piece.samples or micro_step.asked)
+            else ""
+        )
+        if wrong:
+            raise PacelineError(f"round {micro_step.piece.step}: reduction='global': {wrong}")
 
     def ended(self) -> None:
         """The backward pass of this micro-step has ended."""
@@ -348,6 +375,8 @@ class Passes:
             )
         if piece.last and not self._meter.stopped:
             raise PacelineError(f"round {piece.step}: the loop went on without a backward pass")
+        if piece.last and not self.micro_step.complete:
+            self._refuse_undivided(piece.step)
 
     def check_complete(self) -> None:
         """Raises PacelineError if an optimizer steps before its step is due."""
@@ -355,6 +384,8 @@ class Passes:
         if micro_step is None or micro_step.complete:
             return
         step = micro_step.piece.step
+        if self._by_hook and micro_step.done and micro_step.piece.last and self._meter.stopped:
+            self._refuse_undivided(step)
         others = self._meter.stopped or (not micro_step.weighed and self.gradients.there())
         if micro_step.piece.last and not micro_step.done and others:
             raise PacelineError(
@@ -364,6 +395,12 @@ class Passes:
         raise PacelineError(
             f"optimizer.step() was called within round {step}, before all its gradients were there; "
             "expected pace.step(optimizer), which steps when the round is complete"
+        )
+
+    def _refuse_undivided(self, step: int) -> NoReturn:
+        raise PacelineError(
+            f"round {step}: pace.weighted(loss, count=...).backward() under weigh='hook' leaves a gradient that is "
+            "not divided by the count of all ranks; call pace.backward(loss, count=...) in its place"
         )
 
     def close(self) -> None:
@@ -386,8 +423,8 @@ class Passes:
             if not piece.first
             else "elastic=True sums the gradients of one model only"
             if self._reducer.travels
-            else f"reduction={reduction!r}: expected 'mean' or 'sum'"
-            if reduction not in ("mean", "sum")
+            else f"reduction={reduction!r}: expected 'mean', 'sum' or 'global'"
+            if reduction not in (MEAN, SUM, GLOBAL)
             else ""
         )
         if wrong:
@@ -395,8 +432,9 @@ class Passes:
                 f"round {piece.step}: the loss of a second model was weighted after the step: {wrong}"
             )
         self.gradients.another()
-        part = piece.samples if reduction == "mean" else float(piece.samples > 0)
-        return self.gradients.weight(piece, part)
+        gradients = self.gradients
+        part = piece.samples if reduction == MEAN else float(piece.samples > 0)
+        return gradients.weight(piece, gradients.whole(piece) if reduction == GLOBAL else part)
 
     # -- called by torch -------------------------------------------------------------------------------------
 
@@ -421,7 +459,8 @@ class Passes:
     def _backward_ended(self) -> None:
         if (micro_step := self.micro_step) is not None:
             micro_step.done = True
-            micro_step.complete = self._meter.stopped and micro_step.piece.last
+            # With a count, ``ended`` still divides by that of all ranks.
+            micro_step.complete = self._meter.stopped and micro_step.piece.last and not self.gradients.counted
             self.gradients.gathered(micro_step.piece)
 
     def _gradients_ready(self) -> None:

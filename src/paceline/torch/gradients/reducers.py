@@ -152,15 +152,22 @@ class Sums:
         """Let go of the model."""
 
 
+def _to_be_summed() -> bool:
+    """Called in a hook of a wrapped module: whether DistributedDataParallel runs it, as ``ddp(x)`` or
+    ``ddp.forward(x)``, and sums the gradients of the coming backward pass."""
+    ddp = DistributedDataParallel._active_ddp_module
+    return ddp is not None and ddp.require_backward_grad_sync and torch.is_grad_enabled()
+
+
 class _Prepared:
     """Whether the coming backward pass sums the gradients: there was a forward pass, and no backward pass since. A
     class, so that its hooks can be copied and pickled with the model."""
 
     now = False
 
-    def through(self, ddp: DistributedDataParallel, *_: Any) -> None:
-        """The hook after a forward pass."""
-        self.now = self.now or (ddp.require_backward_grad_sync and torch.is_grad_enabled())
+    def through(self, *_: Any) -> None:
+        """The hook after a forward pass of the wrapped module."""
+        self.now = self.now or _to_be_summed()
 
     def used(self, _: torch.Tensor) -> None:
         """The hook after a parameter's gradient."""
@@ -177,7 +184,7 @@ class Replicated(Reducer):
         self._hooks = getattr(ddp, "_comm_hooks", ())  # the user's; DDP has no public name for them
         self._prepared, self._looks = _Prepared(), LOOKS
         trained = [p for p in ddp.parameters() if p.requires_grad]
-        self._handles = [ddp.register_forward_hook(self._prepared.through)]
+        self._handles = [ddp.module.register_forward_hook(self._prepared.through)]
         self._handles += [p.register_post_accumulate_grad_hook(self._prepared.used) for p in trained]
 
     @property
@@ -198,7 +205,7 @@ class Replicated(Reducer):
                 raise PacelineError(
                     "pace.backward() was given a loss whose gradients DistributedDataParallel would not sum over the "
                     "ranks; expected one of its own forward pass, outside of no_sync() and without another backward "
-                    "pass in between: ddp(x), and not model(x) or ddp.module(x)"
+                    "pass in between: ddp(x) or ddp.forward(x), and not model(x) or ddp.module(x)"
                 )
             self._looks -= 1
             if not self._looks:
@@ -209,11 +216,11 @@ class Replicated(Reducer):
             self._ddp.require_forward_param_sync = False
 
         def through(*_: Any) -> None:
-            if self._ddp.require_backward_grad_sync and torch.is_grad_enabled():
+            if _to_be_summed():
                 prepared()
 
         self._ddp.module.register_forward_pre_hook(sent)
-        self._ddp.register_forward_hook(through)
+        self._ddp.module.register_forward_hook(through)
 
     def register_comm_hook(self, state: Any, hook: Any) -> None:
         if there := getattr(self._ddp, "_comm_hooks", ()):

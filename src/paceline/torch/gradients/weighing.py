@@ -203,12 +203,13 @@ class Weighing(GradientStash):
             self.entered = self._reducer.no_sync()
             self.entered.__enter__()
 
-    def weigh(self, piece: Piece, count: float | None) -> None:
-        """The first backward pass of a micro-step begins. count: what its loss is a mean over, if not its samples."""
+    def weigh(self, piece: Piece, count: float | None, part: float | None = None) -> None:
+        """The first backward pass of a micro-step begins. count: what its loss is a mean over, if not its samples.
+        part: see ``weight``, for the hook, of a loss over the samples of all ranks; else None."""
         if not self._by_hook:
             self.bring_back(piece.plan.step, apart=self.apart and not (piece.last and self.sums))
         else:
-            self._count = count
+            self._count = count if part is None else part
         if (count is not None or not piece.last or self._counts.given) and not self._reducer.travels:
             self._counts.add(piece.step, count, piece.last)
 
@@ -220,6 +221,16 @@ class Weighing(GradientStash):
     def weight(self, piece: Piece, part: float) -> float:
         """The weight of a loss over ``part`` samples of the round, if no hook weighs it."""
         return self._averaged * part / piece.plan.batch
+
+    def whole(self, piece: Piece) -> float:
+        """The ``part`` of a loss that is already one over the samples of all ranks: with it, the round's gradient is
+        DDP's plain mean over the ranks of the sum over each one's micro-steps."""
+        return piece.plan.batch / self._ranks
+
+    @property
+    def counted(self) -> bool:
+        """Whether the running round's losses come with counts."""
+        return bool(self._counts.given)
 
     def done(self, piece: Piece) -> None:
         """The micro-step's backward pass is done. Collective after a round's last."""
