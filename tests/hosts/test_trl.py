@@ -34,10 +34,22 @@ def test_equals_one_process(kind: str, accumulate: int, tmp_path: Path, monkeypa
         assert not [words for words in warned if "compares the samples" in words]
 
 
-def test_a_loss_that_compares_samples_is_warned_of(tmp_path: Path, monkeypatch: Any) -> None:
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("MultipleNegativesRankingLoss", "MultipleNegativesRankingLoss"),
+        ("kto", "the loss of KTOTrainer"),
+        ("dpo, aot", "the loss 'aot' of DPOTrainer"),
+        ("kto, unpaired", ""),
+    ],
+)
+def test_a_loss_that_compares_samples_is_warned_of(
+    kind: str, name: str, tmp_path: Path, monkeypatch: Any
+) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    jobs.embedder(str(tmp_path / "one"))
-    found = run_ranks(3, jobs.balanced, str(tmp_path), "MultipleNegativesRankingLoss", 1)
+    if kind.endswith("Loss"):
+        jobs.embedder(str(tmp_path / "one"))
+    found = run_ranks(3, jobs.balanced, str(tmp_path), kind, 1)
     told = [words for words in found[0][2] if "compares the samples" in words]
-    assert len(told) == 1
-    assert told[0].startswith("MultipleNegativesRankingLoss")
+    assert len(told) == bool(name)
+    assert not name or told[0].startswith(name)

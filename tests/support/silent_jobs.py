@@ -46,6 +46,28 @@ def _rounds(rank: int, **options: Any) -> None:
         pace.detach()
 
 
+def own_options(rank: int, ranks: int, name: str, group: int, by: Any) -> str:
+    """Rank 1 changes one option of its optimizer from round 2 on: the error message."""
+    net = fresh(torch.float64)
+    ddp = DistributedDataParallel(net)
+    groups = [{"params": net.first.parameters()}, {"params": net.second.parameters(), "lr": 1e-3}]
+    optimizer, loss_of = torch.optim.AdamW(groups, weight_decay=1e-6), nn.CrossEntropyLoss()
+    pace = Pace(ddp, 12, "equal")
+    try:
+        for x, y, _ in pace.loader(Samples(12 * 8), seed=5):
+            options = optimizer.param_groups[group]
+            if rank == 1 and pace.rounds == 2 and name:
+                options[name] = by if not isinstance(by, float) else options[name] * by
+            pace.backward(loss_of(ddp(x), y))
+            pace.step(optimizer)
+    except PacelineError as error:
+        return str(error)
+    finally:
+        pace.abandon()
+        pace.detach()
+    return ""
+
+
 class Left(Exception):
     """What a loop is left by."""
 

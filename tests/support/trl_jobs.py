@@ -19,6 +19,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
+from trl.experimental.kto import KTOConfig, KTOTrainer
 
 from paceline.hosts.transformers import BalancedTrainer
 from support import hosts
@@ -33,6 +34,10 @@ class BalancedSft(BalancedTrainer, SFTTrainer):
 
 
 class BalancedDpo(BalancedTrainer, DPOTrainer):
+    pass
+
+
+class BalancedKto(BalancedTrainer, KTOTrainer):
     pass
 
 
@@ -135,12 +140,19 @@ def trained(
             model=llama(), args=SFTConfig(**given, max_length=32), processing_class=tokenizer(),
             train_dataset=Dataset.from_dict({"text": texts[:COUNT]}), **own,
         )  # fmt: skip
-    elif kind == "dpo":
+    elif kind.startswith("kto"):
+        asked = {"prompt": [said(generator) for _ in range(COUNT)], "completion": texts[:COUNT]}
+        rated = Dataset.from_dict(asked | {"label": [number % 2 == 0 for number in range(COUNT)]})
+        trainer = (BalancedKto if own else KTOTrainer)(
+            model=llama(), ref_model=llama(), train_dataset=rated, processing_class=tokenizer(), **own,
+            args=KTOConfig(**given, loss_type="apo_zero_unpaired" if kind == "kto, unpaired" else "kto"),
+        )  # fmt: skip
+    elif kind.startswith("dpo"):
         asked = {"prompt": [said(generator) for _ in range(COUNT)]}
         pairs = Dataset.from_dict(asked | {"chosen": texts[:COUNT], "rejected": texts[COUNT:]})
         trainer = (BalancedDpo if own else DPOTrainer)(
-            model=llama(), ref_model=llama(), args=DPOConfig(**given), train_dataset=pairs,
-            processing_class=tokenizer(), **own,
+            model=llama(), ref_model=llama(), train_dataset=pairs, processing_class=tokenizer(), **own,
+            args=DPOConfig(**given, loss_type=[kind.partition(", ")[2] or "sigmoid"]),
         )  # fmt: skip
     else:
         trainer = (BalancedReward if own else RewardTrainer)(

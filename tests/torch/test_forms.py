@@ -52,7 +52,7 @@ def test_losses_over_all_ranks_are_those_of_one_process() -> None:
     [
         ({"count": 3}, None, {}, "it is already normalised, so leave count= out"),
         ({}, 2, {}, "a filler sample counts for nothing, and would count in a sum over ranks"),
-        ({}, None, {"loop": "local"}, "with loop='local' each rank steps by itself"),
+        ({}, None, {"loop": "local"}, "with loop='local' each rank steps "),
         (
             {},
             None,

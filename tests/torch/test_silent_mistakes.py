@@ -16,7 +16,7 @@ from paceline.torch import Pace
 from paceline.torch.feed.pieces import Order
 from paceline.torch.measuring.open_rounds import Blind, Finite
 from support.ranks import run_ranks
-from support.silent_jobs import left_alone, no_number, other_epochs, own_schedules
+from support.silent_jobs import left_alone, no_number, other_epochs, own_options, own_schedules
 from support.torch_jobs import Samples, fresh, optimizer_of
 
 
@@ -74,6 +74,29 @@ def test_learning_rates_that_go_by_a_ranks_own_samples_are_told_on_all_ranks() -
     words = "the learning rate of rank 1 is 0.0166667 in round 1 and that of rank 0 0.0333333, so that"
     assert [said[: len(words)] for said in run_ranks(3, own_schedules, False)] == [words] * 3
     assert run_ranks(3, own_schedules, True) == [""] * 3
+
+
+@pytest.mark.processes
+@pytest.mark.xdist_group("torch")
+@pytest.mark.parametrize(
+    ("name", "group", "by", "words"),
+    [
+        ("weight_decay", 0, 1.001, "has other options in round"),
+        ("weight_decay", 1, 1e3, "has other options in round"),
+        ("eps", 1, 2.0, "has other options in round"),
+        ("betas", 0, (0.9, 0.998), "has other options in round"),
+        ("lr", 1, 1.01, "has other options in round"),
+        ("maximize", 0, True, "has other options in round"),
+        ("lr", 0, 1.01, "the learning rate of rank"),
+        ("weight_decay", 0, 1 + 1e-12, ""),
+    ],
+)
+def test_an_option_of_the_optimizer_that_differs_between_ranks_raises(
+    name: str, group: int, by: Any, words: str
+) -> None:
+    for said in run_ranks(3, own_options, name, group, by):
+        assert bool(said) == bool(words)
+        assert words in said
 
 
 def weighed(loss_of: Any, counts: Any, micro_batch: int | None) -> tuple[list[str], list[torch.Tensor]]:

@@ -74,8 +74,8 @@ class LocalPasses(Passes):
 
     def _check_global(self, micro_step: MicroStep, count: float | None) -> NoReturn:
         raise PacelineError(
-            "reduction='global' is for a loss over the samples of all ranks, and with loop='local' each rank steps by "
-            "itself; pass a mean, a sum or count="
+            "reduction='global' is for a loss over the samples of all ranks, and with loop='local' each rank steps "
+            "by itself; pass a mean, a sum or count="
         )
 
     def _weight_behind(self, reduction: str, count: float | None) -> NoReturn:
@@ -111,7 +111,7 @@ class LocalLoop(Loop):
             self.rounds.every = self.terms.every
         self.behind = self.terms.merge.delay > 0
         self.rounds.one_by_one, self._meter.settle = self.behind, self.settle
-        self._meter.rate = lambda: math.nan  # each rank has a schedule of its own
+        self._meter.rate = self._meter.options = lambda: math.nan  # each rank has a schedule of its own
         self._hook = model.register_forward_pre_hook(_refuse_wrapped)
         self.local = Merges(model, self.terms.merge, self._reducer)
 

@@ -61,7 +61,8 @@ class Loop:
         self.passes = self.PASSES(parameters, device, reducer, terms, self._meter, work.halfway, work.commit)
         self._gradients = self.passes.gradients
         self._steps = Steps(model, self.changes or bool(terms.merge), self._step_begins, self._step_ended)
-        self._meter.rate = self._steps.rate
+        self._meter.rate, self._meter.options = self._steps.rate, self._steps.options
+        self._meter.described = self._steps.described
         self.progress = Progress(terms.batch, terms.floor, terms.every.size)
         self.rounds = OpenRounds(terms.balancer, self._meter, terms.moves_work, listeners, on_nan)
         if reducer.averages and not reducer.in_step and device.type == "cpu":

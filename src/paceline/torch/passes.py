@@ -317,7 +317,7 @@ class Passes:
         return 1.0 / max(many, 1) if reduction == SUM else 1.0
 
     def _check_global(self, micro_step: MicroStep, count: float | None) -> None:
-        """Raises PacelineError if a loss over the samples of all ranks cannot be what this micro-step has computed."""
+        """Raises PacelineError if this micro-step cannot have computed a loss over the samples of all ranks."""
         wrong = (
             "it is already normalised, so leave count= out"
             if count is not None

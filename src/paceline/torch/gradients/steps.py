@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from operator import attrgetter, itemgetter
 from typing import Any
+from zlib import crc32
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, short
 from paceline.torch import waits
 
+STEP = math.sqrt(2.0)  # between the weights of two options in a digest, modulo 1
+PARAMETERS = "params", "param_names"  # of a group, which are no options
 _REQUIRES_GRAD, _PARAMETERS = attrgetter("requires_grad"), itemgetter("params")
 Before = Callable[[torch.optim.Optimizer, bool], None]
 After = Callable[[torch.optim.Optimizer], None]
@@ -42,6 +47,7 @@ class Steps:
         # A weak reference to the optimizer that was last found to concern the model, and its number of parameters.
         self._known: Any = int
         self._size = -1
+        self._of_model: list[weakref.ref[Any]] = []  # the optimizers that have stepped the model
         self._before, self._after = before, after
         own = weakref.ref(self)
 
@@ -124,6 +130,17 @@ class Steps:
         """The learning rate of the model's optimizer that was stepped last; NaN before a step."""
         return learning_rate([self._known()])
 
+    def options(self) -> float:
+        """A number made from all options of the model's optimizers: see ``digest``; NaN before a step."""
+        return digest(found for ref in self._of_model if (found := ref()) is not None)
+
+    def described(self) -> str:
+        """The options of the first group of the optimizer that was stepped last, for an error message."""
+        groups = getattr(self._known(), "param_groups", None)
+        named = groups[0].items() if groups else ()
+        shown = (f"{name}={short(value)}" for name, value in named if name not in PARAMETERS)
+        return ", ".join(islice(shown, 4))
+
     def close(self) -> None:
         """Notice no more steps."""
         for hook in self._hooks:
@@ -154,7 +171,35 @@ class Steps:
             return True
         if found := any(id(p) in self._ours for p in held(optimizer)):  # usually its first parameter
             self._known, self._size = weakref.ref(optimizer), -1
+            if self._known not in self._of_model:
+                self._of_model.append(self._known)
         return found
+
+
+def digest(optimizers: Iterable[Any]) -> float:
+    """A number made from all options of all groups of these optimizers, such as learning rate, momentum and decay; it
+    changes by at least the relative change of an option. NaN without an optimizer."""
+    total, weight = math.nan, 0.0
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for name, value in group.items():
+                if name not in PARAMETERS:
+                    weight = (weight + STEP) % 1.0
+                    total = (0.0 if math.isnan(total) else total) + (1.0 + weight) * _number(value)
+    return total
+
+
+def _number(value: Any) -> float:
+    """A number made from an option: the logarithm of a number, so that small ones count like large ones."""
+    if isinstance(value, float) or value.__class__ is int:
+        if not value or not math.isfinite(value):
+            return 100.0
+        return math.log(abs(value)) + (200.0 if value < 0 else 0.0)
+    if isinstance(value, tuple | list):
+        return math.fsum((1.0 + (number + 1) * STEP % 1.0) * _number(one) for number, one in enumerate(value))
+    if isinstance(value, torch.Tensor):  # one on a device would be waited for
+        return _number(value.item()) if value.is_cpu and value.numel() == 1 else 0.0
+    return crc32(repr(value).encode()) / 2**32 if isinstance(value, str | bool | None) else 0.0
 
 
 def forget_unscaled(scaler: Any) -> None:

@@ -30,6 +30,7 @@ from paceline.torch.plan import Piece, RoundPlan
 
 MOST_ROUNDS = 64  # of an interval
 LATE_SECONDS = 10.0  # until the other ranks must have done what perhaps only this rank has done
+OPTIONS_DIFFER = 1e-4  # numbers made from many options, each of which may be rounded
 RATES_DIFFER = 1e-6  # different processors may round a schedule's cosine differently
 
 
@@ -44,6 +45,10 @@ def fields(rounds: int) -> list[Any]:
         ("deciding", "f8"),  # processor seconds that the newest decision took
         ("overhead", "f8"),  # mean seconds of the optimizer step before each round, measured apart
         ("rate", "f8"),  # learning rate of the rank's optimizer; NaN before the first step
+        (
+            "options",
+            "f8",
+        ),  # a number made from all options of the rank's optimizers; NaN before the first step
         ("has_loss", "f8"),  # 1 if the rank reported its losses, else 0
         ("fits", "f8"),  # samples that fit into the rank's memory; NaN if unknown
         ("ran_out", "f8"),  # passes so far that ran out of memory
@@ -69,7 +74,7 @@ def layout(pieces: bool, by_itself: bool = False) -> np.dtype[np.void]:
 
 NO_LOSS = math.nan  # the loss of a round before one was reported; compared by identity
 MEASURED = attrgetter("reading", "carry", "loss", "count")
-SAME = ["rounds", "first", "digest", "epoch", "left", "rate"]  # on all ranks
+SAME = ["rounds", "first", "digest", "epoch", "left", "rate", "options"]  # on all ranks
 
 
 class OpenRound:
@@ -112,6 +117,8 @@ class Meter:
         # Called before a round is reported while the interval before it is not collected yet.
         self.settle: Callable[[], None] = lambda: None
         self.rate: Callable[[], float] = lambda: math.nan  # of the optimizer
+        self.options: Callable[[], float] = lambda: math.nan  # of the optimizers, as one number
+        self.described: Callable[[], str] = str  # the options of this rank's optimizer
         self.left_out = 0  # rounds whose optimizer step was left out on purpose
         self.memory: Callable[[], tuple[float, float]] | None = None  # gives ``fits`` and ``ran_out``
         self.due = 0  # the round at whose end the ranks report; the same on all of them
@@ -276,6 +283,7 @@ class Meter:
         interval, self._unreported = self._unreported[:rounds], self._unreported[rounds:]
         if same.count(same[0]) != len(same):
             check_same(self.due, rows)
+            check_options(self.due, rows["options"].tolist(), self.described)
         self.counts = self.counts or not np.isnan(rows["count"][:, :rounds]).all()
         return interval, rows
 
@@ -326,7 +334,7 @@ class Meter:
         blank = [unknown] * ((1 if self.by_itself else MOST_ROUNDS) - rounds)
         row = [
             *(first, rounds, self.digest(), epoch, self.left_out, self.deciding),
-            *(sum(carries) / rounds if known else unknown, self.rate()),
+            *(sum(carries) / rounds if known else unknown, self.rate(), self.options()),
             NO_LOSS not in losses if known else unknown,
             *((unknown, 0.0) if self.memory is None else self.memory()),
             *(self._readings.take() if self._readings and known and whole else (unknown, unknown)),
@@ -374,6 +382,18 @@ def check_counts(step: int, counts: list[float]) -> None:
         raise PacelineError(
             f"round {step}: {named(given)} gave a count with the loss, and {named(without)} did not; expected count= "
             "on all ranks or on none"
+        )
+
+
+def check_options(step: int, values: list[float], described: Callable[[], str]) -> None:
+    """Raises PacelineError if the options of the ranks' optimizers differ by more than rounding; NaN for one that is
+    unknown. described: gives this rank's options."""
+    known = sorted((value, rank) for rank, value in enumerate(values) if not math.isnan(value))
+    if known and known[-1][0] - known[0][0] > OPTIONS_DIFFER:
+        raise PacelineError(
+            f"the optimizer of rank {known[0][1]} has other options in round {step} than that of rank "
+            f"{known[-1][1]}, so that their parameters would diverge; expected the same weight decay, momentum and "
+            f"others in each group on every rank (here {described()})"
         )
 
 
