@@ -28,7 +28,10 @@ GROUND = (
     "errors",
 )
 BANDS = {  # what rooms are for, and their colour
-    "what people start": (BLUE, ("cli", "papers", "doctor", "serve", "train", "hosts", "live", "client")),
+    "what people start": (
+        BLUE,
+        ("cli", "papers", "doctor", "verify", "serve", "train", "hosts", "live", "client"),
+    ),
     "engines": (ORANGE, ("torch", "ray", "simulate")),
     "what engines share": (
         PURPLE,
@@ -40,7 +43,7 @@ COLOURS = {room: colour for colour, rooms in BANDS.values() for room in rooms}
 # fmt: off
 ACROSS = {  # a room's place from left to right
     "cli": 4.2,
-    "serve": 0.7, "doctor": 2.4, "papers": 4.2, "train": 5.9, "hosts": 7.5,
+    "serve": 0.6, "doctor": 2.0, "verify": 3.4, "papers": 4.8, "train": 6.2, "hosts": 7.6,
     "live": 1.9,
     "simulate": 3.2, "ray": 5.0, "torch": 7.5,
     "runs": 1.9, "coded": 3.6, "learners": 5.6,

@@ -51,6 +51,7 @@ READ_ONLY = (
     "paceline watch",  # servers, which end when they are told to
     "paceline serve",
     "paceline doctor",  # watches a script of the user's; tests/doctor runs it
+    "paceline verify",  # runs a script of the user's; tests/verify does
     "paceline whatif runs/mine",  # recorded here by one rank, where there is nothing to divide
 )
 SILENT = ("cd", "source")  # of the shell itself: nothing to check

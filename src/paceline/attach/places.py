@@ -15,12 +15,17 @@ def place(frame: FrameType | None, within: str | None = None) -> tuple[str, int]
     """The innermost line in a user's file, None if there is none. within: only lines called from this file count."""
     while frame is not None:
         name = frame.f_code.co_filename
-        if not name.startswith(_foreign_places()):
+        if not foreign(name):
             return name, frame.f_lineno
         if within is not None and name.endswith(within):
             return None
         frame = frame.f_back
     return None
+
+
+def foreign(file: str) -> bool:
+    """Whether a file is not the user's: Python's own, of an installed package, or Paceline's."""
+    return file.startswith(_foreign_places())
 
 
 @functools.cache

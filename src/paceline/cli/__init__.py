@@ -18,9 +18,20 @@ from paceline.cli import startup
 from paceline.cli.startup import Ended
 from paceline.errors import PacelineError, WorkerError, meant, short
 
-COMMANDS = ("train", "serve", "watch", "doctor", "report", "plan", "simulate", "whatif", "reproduce")
+COMMANDS = (
+    "train",
+    "serve",
+    "watch",
+    "doctor",
+    "verify",
+    "report",
+    "plan",
+    "simulate",
+    "whatif",
+    "reproduce",
+)
 # The extra of the package that a command needs besides cli.
-EXTRAS = {"train": "torch", "serve": "serve", "watch": "serve"}
+EXTRAS = {"train": "torch", "verify": "torch", "serve": "serve", "watch": "serve"}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -82,6 +82,12 @@ class Hosting:
         """True in a round's last micro-batch, whose backward pass reduces the gradients."""
         return self._loop.last
 
+    @property
+    def piece(self) -> Piece:
+        """The samples of the running micro-step: their number, and the first one's place in the epoch's order. Raises
+        PacelineError between rounds."""
+        return self._loop.passes.piece
+
     def weight(
         self, loss: torch.Tensor | None = None, reduction: str = "mean", count: float | None = None
     ) -> float:

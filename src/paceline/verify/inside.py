@@ -1,0 +1,400 @@
+"""Within a process of the program: give its ranks their loads, make all else the same, and record each step.
+
+``enter`` is called where the program makes its first ``Pace``. From then on each Pace gets the loads of this run, its
+loaders give samples their own random numbers, and each step of an optimizer is recorded just before it is taken.
+After the last step the process waits for the other ranks, and ends.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import inspect
+import json
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.data import DataLoader, IterableDataset
+
+from paceline.torch import peers
+from paceline.torch.elastic.link import company
+from paceline.torch.host import Hosting
+from paceline.torch.options import has_batch_norm
+from paceline.torch.pace import Pace
+from paceline.verify import record
+from paceline.verify.draws import Collated, Draws, Seeded
+from paceline.verify.loads import divided
+from paceline.verify.streams import Replayed
+from paceline.verify.suspects import injecting
+
+PLAN = "PACELINE_VERIFY"  # variable of the environment: what to do in this run, as JSON
+WRONG = "wrong"  # file that says why a program cannot be verified
+FIRST = "equal"  # name of the run that all others are compared with
+# Options of Pace that say where figures go, or leave out samples; and options of its loader that divide by cost.
+DROPPED = ("record", "report_to", "metrics_port", "callbacks", "drop")
+OF_STREAM = ("drop_last", "collate_fn")  # options of ``Pace.stream`` that are not those of a DataLoader
+COSTS = ("cost", "padded", "micro_batch_cost")
+OTHERS_SECONDS = 60.0  # for the other ranks' last steps
+GENERATORS = ("Python's random", "NumPy")  # those that ``_generator_states`` reads
+DONE = "done"  # kind of a rank's last line
+
+
+def enter(make: Callable[..., None], pace: Pace, *arguments: Any, **named: Any) -> None:
+    """Make the program's first Pace, and watch it and all that follow."""
+    inside = Inside(make, json.loads(os.environ[PLAN]))
+    inside.watch()
+    inside.made(pace, *arguments, **named)
+
+
+class Inside:
+    """One rank of one run. make: the constructor of Pace. plan: what ``command`` asks for."""
+
+    def __init__(self, make: Callable[..., None], plan: dict[str, Any]) -> None:
+        self._make, self._plan = make, plan
+        self._place = Path(plan["place"])
+        self._folder = self._place / plan["name"]
+        self._folder.mkdir(exist_ok=True)
+        self._rank, self._ranks = 0, 1
+        self._record: Any = None  # a ``record.Writer``, once the rank is known
+        self._draws = Draws(self._found)
+        self._draws.__enter__()
+        self._paces: list[Any] = []
+        self._models: list[torch.nn.Module] = []
+        self._names: dict[int, str] = {}  # of the models' parameters, by identity
+        self._loads: list[int] = []
+        self._steps: list[tuple[Any, int]] = []  # each optimizer, and how often it has stepped
+        self._losses: list[list[Any]] = []  # samples, loss, reduction and count of this step's micro-steps
+        self._states: Any = None  # of Python's and NumPy's generators, when the micro-step began
+        self._tried = plan["name"] != FIRST  # whether injected gradients have been looked for
+        self._noted = False  # whether this micro-step's loss is known
+        self._seen: set[str] = set()  # what was found before
+
+    # -- a Pace, and what it makes -------------------------------------------------------------------------------
+
+    def made(self, pace: Any, *arguments: Any, **named: Any) -> None:
+        """In place of ``Pace.__init__``."""
+        bound = inspect.signature(self._make).bind(pace, *arguments, **named)
+        given = bound.arguments
+        if given.get("elastic"):
+            company()  # only then the ranks are known
+        self._rank, self._ranks = peers.rank(), peers.ranks()
+        if self._record is None:
+            self._record = record.Writer(self._folder / f"{self._rank}.jsonl")
+        if given.get("loop") == "local":
+            self._wrong(
+                "loop='local' trains another model than one process does, so there is nothing to compare"
+            )
+        if self._ranks == 1:
+            self._wrong("the program runs on 1 rank; expected at least 2, as with --nproc-per-node 3")
+        model = given["model"]
+        if isinstance(given["global_batch"], int) and isinstance(
+            model, torch.nn.Module
+        ):  # else Pace refuses it
+            self._begin(model)
+            loads = self._divided(model, given)
+            given |= {"limits": [(load, load) for load in loads]}
+            self._loads = loads
+        for name in DROPPED:
+            given.pop(name, None)
+        if not isinstance(given.get("policy", "auto"), str):
+            given["policy"] = "auto"
+        self._make(*bound.args, **bound.kwargs)
+        self._paces.append(pace)
+        self._record.line("pace", loads=self._loads, ranks=self._ranks, batch=int(given["global_batch"]))
+
+    def watch(self) -> None:
+        """Replace the methods by which the program meets its Paces, and notice optimizer steps."""
+        Pace.__init__ = self._method(self.made)  # type: ignore[method-assign]
+        for owner, name, instead in (
+            (Pace, "loader", self._loader),
+            (Pace, "stream", self._stream),
+            (Pace, "sizes", self._sizes),
+            (Pace, "round", self._round),
+            (Pace, "backward", self._backward),
+            (Pace, "weighted", self._backward),
+            (Hosting, "weight", self._weight),
+            (torch.Tensor, "backward", self._of_tensor),
+        ):
+            method = getattr(owner, name)
+            setattr(owner, name, functools.wraps(method)(self._method(functools.partial(instead, method))))
+        register_optimizer_step_pre_hook(self._before_step)
+
+    @staticmethod
+    def _method(function: Callable[..., Any]) -> Any:
+        return lambda *arguments, **named: function(*arguments, **named)
+
+    def _begin(self, model: torch.nn.Module) -> None:
+        """The same initial parameters in all runs, and layers without a memory of the batch."""
+        number = len(self._models)
+        self._models.append(model)
+        names = {id(p): _short(name) for name, p in model.named_parameters()}
+        self._names |= names
+        tensors = [record.local(each).detach() for each in (*model.parameters(), *model.buffers())]
+        apart = any(hasattr(each, "to_local") for each in model.parameters())
+        path = self._place / f"start-{number}-{self._rank if apart else 0}.pt"
+        if self._plan["name"] == FIRST:
+            if apart or self._rank == 0:
+                torch.save(tensors, path)
+        else:
+            for own, first in zip(tensors, torch.load(path, weights_only=True), strict=True):
+                own.copy_(first)
+        for name, module in model.named_modules():
+            if isinstance(module, torch.nn.modules.batchnorm._BatchNorm) and not self._plan["batch_norm"]:
+                module.eval()
+                module.train = functools.partial(_same, module)  # type: ignore[assignment,method-assign]
+                self._record.note("batch norm", name=_short(name))
+            elif isinstance(module, torch.nn.RNNBase) and module.dropout:
+                module.dropout = 0.0
+                self._record.note("recurrent", name=_short(name))
+
+    def _divided(self, model: torch.nn.Module, given: dict[str, Any]) -> list[int]:
+        """The loads of this run."""
+        batch, limits, unit = given["global_batch"], given.get("limits"), given.get("quantum", 1)
+        floor = 2 if has_batch_norm(model) else 1
+        pairs = [(None, None)] * self._ranks if limits is None or isinstance(limits, str) else limits
+        most = [batch if high is None else high for _, high in pairs]
+        if given.get("micro_batch") and given.get("loop", "whole") == "whole":
+            most = [min(high, given["micro_batch"] * (given.get("micro_steps") or 1)) for high in most]
+        least = [floor if low is None else low for low, _ in pairs]
+        if isinstance(asked := self._plan["loads"], list):
+            if len(asked) != self._ranks or sum(asked) != batch:
+                self._wrong(
+                    f"--loads: expected {self._ranks} numbers, one for each rank, with the sum {batch}"
+                )
+            return asked
+        found = divided(asked, batch, least, most, unit)
+        if found is None:
+            self._skip()
+        return found
+
+    def _loader(self, plain: Any, pace: Any, dataset: Any, *arguments: Any, **options: Any) -> Any:
+        for name in COSTS:
+            options.pop(name, None)
+        if not isinstance(dataset, IterableDataset) and hasattr(dataset, "__len__"):  # else Pace refuses it
+            dataset = Seeded(dataset, self._draws)
+            if options.get("collate_fn") is not None:
+                options["collate_fn"] = Collated(options["collate_fn"], dataset, self._draws)
+        return self._noticed(pace, plain(pace, dataset, *arguments, **options), alone=False)
+
+    def _stream(self, plain: Any, pace: Any, stream: Any, **options: Any) -> Any:
+        if hasattr(stream, "__iter__") and not options.get("batches"):
+            if isinstance(stream, IterableDataset):
+                kept: dict[str, Any] = {name: options.pop(name) for name in OF_STREAM if name in options}
+                stream = DataLoader(stream, batch_size=None, collate_fn=_as_it_is, **options)
+                options = kept
+            first = self._plan["name"] == FIRST
+            equal = divided("equal", pace.global_batch, [0] * self._ranks, [pace.global_batch] * self._ranks)
+            assert equal is not None
+            loads = None if first else self._loads
+            stream = Replayed(stream, self._place, self._rank, equal, loads, self._plan["steps"])
+        return self._noticed(pace, plain(pace, stream, **options), alone=True)
+
+    def _sizes(self, plain: Any, pace: Any, *arguments: Any, **named: Any) -> Iterator[Any]:
+        for size in plain(pace, *arguments, **named):
+            self._micro_step(pace)
+            yield size
+
+    def _round(self, plain: Any, pace: Any, batch: Any, function: Any, *arguments: Any, **named: Any) -> Any:
+        def noticed(*parts: Any) -> Any:
+            self._micro_step(pace)
+            return function(*parts)
+
+        return plain(pace, batch, noticed, *arguments, **named)
+
+    def _noticed(self, pace: Any, loader: Any, alone: bool) -> Any:
+        """The same loader, whose micro-steps are noticed. alone: each rank has samples of its own."""
+        kind, draws = type(loader), self._draws
+        if not hasattr(kind, "noticed"):
+            plain = kind.__iter__
+
+            def iterate(self: Any) -> Iterator[Any]:
+                batches = plain(self)
+                try:
+                    for batch in batches:
+                        self.noticed()
+                        yield batch
+                finally:
+                    draws.rows = None  # what is made between two loops belongs to no sample
+                    batches.close()
+
+            kind.__iter__, kind.noticed = iterate, None
+        loader.noticed = functools.partial(self._micro_step, pace, alone)
+        return loader
+
+    # -- what happens in a step ----------------------------------------------------------------------------------
+
+    def _micro_step(self, pace: Any, alone: bool = False) -> None:
+        """A micro-step begins. alone: its samples are counted from the first one of this rank."""
+        piece = pace.host.piece
+        first = piece.start + (sum(self._loads[: self._rank]) if alone else 0)
+        self._draws.begin(pace.rounds, range(first, first + max(piece.samples, 1)), piece.samples > 0)
+        self._noted = False
+        self._states = _generator_states()
+
+    def _backward(self, plain: Any, pace: Any, loss: Any, *arguments: Any, **named: Any) -> Any:
+        reduction, _, count = (*arguments, *(None,) * 3)[:3]
+        self._loss(pace.host, loss, named.get("reduction", reduction), named.get("count", count))
+        return plain(pace, loss, *arguments, **named)
+
+    def _weight(
+        self, plain: Any, host: Any, loss: Any = None, reduction: str = "mean", count: Any = None
+    ) -> Any:
+        self._loss(host, loss, reduction, count)
+        return plain(host, loss, reduction, count)
+
+    def _loss(self, host: Any, loss: Any, reduction: Any, count: Any) -> None:
+        if (
+            self._draws.watched
+            and self._draws.counts
+            and isinstance(loss, torch.Tensor)
+            and loss.numel() == 1
+        ):
+            own = None if count is None else float(count)
+            self._losses.append([host.piece.samples, float(loss.detach()), reduction or "mean", own])
+            self._noted = True
+
+    def _of_tensor(self, plain: Any, tensor: torch.Tensor, *arguments: Any, **named: Any) -> Any:
+        if not self._tried and self._draws.watched and self._draws.counts:
+            self._tried = self._draws.refuses = True
+            for name, file, line in injecting(tensor):
+                self._record.note("injected", name=name, file=file, line=line)
+            self._draws.refuses = False
+        if self._paces and not self._noted:  # weigh="hook", which leaves the backward pass to the loop
+            self._loss(self._paces[-1].host, tensor, None, None)
+        return plain(tensor, *arguments, **named)
+
+    def _found(self, kind: str, name: str, elements: int, where: tuple[str, int] | None) -> None:
+        file, line = where or ("", 0)
+        # The number of elements may go by the samples, so that only the first one is kept.
+        key = f"{kind} {name} {file} {line}"
+        if self._record is not None and key not in self._seen:
+            self._seen.add(key)
+            self._record.note(kind, name=name, elements=elements, file=file, line=line)
+
+    def _before_step(self, optimizer: Any, arguments: Any, named: Any) -> Any:
+        closure = named.get("closure") if len(arguments) < 2 else arguments[1]
+        if closure is None:
+            self._step(optimizer)
+            return None
+        ran = False
+
+        def noticed(*given: Any) -> Any:  # the backward pass runs within
+            nonlocal ran
+            result = closure(*given)
+            if not ran:
+                self._step(optimizer)
+            ran = True
+            return result
+
+        if len(arguments) < 2:
+            return arguments, {**named, "closure": noticed}
+        return (arguments[0], noticed, *arguments[2:]), named
+
+    def _step(self, optimizer: Any) -> None:
+        """Record an optimizer's step, which is about to be taken."""
+        rows, self._draws.rows, self._draws.watched = self._draws.rows, None, False
+        if self._draws.counts and self._states is not None:
+            for name, before, now in zip(GENERATORS, self._states, _generator_states(), strict=True):
+                if before != now:
+                    self._record.note("other draw", name=name)
+        at = next((at for at, (each, _) in enumerate(self._steps) if each is optimizer), len(self._steps))
+        if at == len(self._steps):
+            self._steps.append((optimizer, 0))
+        number = self._steps[at][1]
+        self._steps[at] = optimizer, number + 1
+        gradients, parameters = {}, {}
+        for group, params in enumerate(optimizer.param_groups):
+            for place, parameter in enumerate(params["params"]):
+                name = self._names.get(id(parameter), f"optimizer {at + 1}, group {group}, parameter {place}")
+                gradients[name] = record.sketch(name, parameter.grad)
+                parameters[name] = record.sketch(name, parameter)
+        dtypes = {parameter.dtype for each in optimizer.param_groups for parameter in each["params"]}
+        self._record.line(
+            "step",
+            optimizer=at,
+            number=number,
+            gradients=gradients,
+            parameters=parameters,
+            options=record.options(optimizer),
+            states=self._state(),
+            losses=self._losses,
+            eps=max(self._draws.eps, *(torch.finfo(dtype).eps for dtype in dtypes)),
+            apart=any(hasattr(p, "to_local") for each in optimizer.param_groups for p in each["params"]),
+        )
+        self._losses, self._draws.rows = [], rows
+        if number + 1 >= self._plan["steps"]:
+            self._end()
+
+    def _state(self) -> dict[str, record.Sketch]:
+        """Buffers of the models, and the tensors of other modules, such as averages and teachers, by name."""
+        found = {
+            f"buffer {_short(name)}": record.sketch(name, each)
+            for model in self._models
+            for name, each in model.named_buffers()
+        }
+        ours = {id(each) for model in self._models for each in model.modules()}
+        others = [
+            each
+            for each in gc.get_objects()
+            if issubclass(type(each), torch.nn.Module) and id(each) not in ours
+        ]
+        inner = {id(each) for other in others for each in list(other.modules())[1:]}
+        roots = [each for each in others if id(each) not in inner]
+        kinds: dict[str, int] = {}
+        for root in roots:
+            tensors = {**dict(root.named_parameters()), **dict(root.named_buffers())}
+            if tensors and not all(id(each) in self._names for each in tensors.values()):
+                kind = type(root).__name__
+                kinds[kind] = kinds.get(kind, 0) + 1
+                label = kind if kinds[kind] == 1 else f"{kind} {kinds[kind]}"
+                found |= {f"{label}.{name}": record.sketch(name, each) for name, each in tensors.items()}
+        return found
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    def _end(self) -> NoReturn:
+        """All steps are recorded: end when the other ranks have recorded theirs."""
+        self._record.line(DONE)
+        (self._folder / f"{self._rank}.{DONE}").touch()
+        until = time.monotonic() + OTHERS_SECONDS
+        while time.monotonic() < until and len(list(self._folder.glob(f"*.{DONE}"))) < self._ranks:
+            time.sleep(0.01)
+        os._exit(0)
+
+    def _skip(self) -> NoReturn:
+        """The limits of this Pace leave no room for such loads."""
+        self._record.line("no room")
+        os._exit(0)
+
+    def _wrong(self, why: str) -> NoReturn:
+        """The program cannot be verified."""
+        (self._place / WRONG).write_text(why, encoding="utf-8")
+        os._exit(0)
+
+
+def _generator_states() -> tuple[Any, Any]:
+    """The states of Python's and NumPy's generators."""
+    return random.getstate(), np.random.get_state()[1].tobytes()  # type: ignore[index]  # noqa: NPY002
+
+
+def _same(module: torch.nn.Module, mode: bool = True) -> torch.nn.Module:
+    """``module.train`` of a layer that stays in evaluation mode."""
+    return module
+
+
+def _as_it_is(samples: Any) -> Any:
+    return samples
+
+
+def _short(name: str) -> str:
+    """A parameter's name without what wrappers put before it."""
+    for wrapper in ("_forward_module.", "module.", "_orig_mod."):
+        name = name.removeprefix(wrapper)
+    return name

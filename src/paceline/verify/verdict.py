@@ -1,0 +1,230 @@
+"""What a person is told: one sentence, a table of the runs, and what may have caused a difference, with its lines."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+
+from paceline.verify.compare import Difference, Distance, Run, difference, tolerance
+
+AGAIN = "again"
+NOT_SAMPLES = "and belongs to no sample, so all ranks drew alike here"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """exact: whether the program trains the same model for any loads; None if its own runs differ already."""
+
+    exact: bool | None
+    sentence: str
+    tolerance: float
+    noise: float
+    runs: list[Difference]
+    suspects: list[str]
+    notes: list[str]
+    skipped: list[str]
+
+
+def judged(runs: list[Run], allowed: float | None = None) -> Verdict:
+    """The verdict on the runs of a program: the first two have equal loads. allowed: the largest relative
+    difference; by default what rounding explains."""
+    first, *others = runs
+    limit = tolerance(runs) if allowed is None else allowed
+    differences = [difference(first, run) for run in others if run.steps]
+    noise, *found = differences
+    apart = next((each for each in differences if not each.alike(limit)), None)
+    other = next((each for each in found if not each.same(limit)), None)
+    exact: bool | None = False
+    if apart is not None:
+        sentence = f"not exact with loads {_loads(apart.loads)}: {_between_ranks(apart, limit)}"
+    elif not noise.same(limit):
+        exact, sentence = None, _unknown(noise, limit)
+    elif other is not None:
+        sentence = f"not exact with loads {_loads(other.loads)}: {_between_runs(other, limit)}"
+    elif not found:
+        exact, sentence = None, "cannot tell: the limits of Pace leave no room for other loads; give --loads"
+    else:
+        exact, sentence = True, _exact(found)
+    suspects = [] if exact else _suspects(first, differences, limit)
+    skipped = [run.name for run in others if not run.steps]
+    return Verdict(exact, sentence, limit, noise.worst.size, found, suspects, _notes(first, exact), skipped)
+
+
+def _exact(found: list[Difference]) -> str:
+    worst = max(each.worst.size for each in found)
+    loads = " and ".join(_loads(each.loads) for each in found)
+    steps = min(each.steps for each in found)
+    return f"exact to {worst:.1g} over {steps} {'step' if steps == 1 else 'steps'} with loads {loads}"
+
+
+def _unknown(noise: Difference, limit: float) -> str:
+    return (
+        f"cannot tell: two runs with equal loads differ already: {_between_runs(noise, limit)}; let the program draw "
+        "its random numbers with a fixed seed, and read the same data in each run"
+    )
+
+
+def _between_runs(found: Difference, limit: float) -> str:
+    """The first thing that differs between two runs, the gradient before all others."""
+    if far := [each for each in found.gradients if each.size > limit]:
+        return f"from step {far[0].step + 1}, {_size(far[0])} in {far[0].name}"
+    if found.absent:
+        step, name = found.absent[0]
+        return f"at step {step + 1}, the gradient of {name} is None in one run only, and 0 in the other"
+    if sentences := [*found.options, *found.counts]:
+        return sentences[0]
+    far = [each for each in found.states if each.size > limit]
+    return f"from step {far[0].step + 1}, {_size(far[0])} in {far[0].name}"
+
+
+def _between_ranks(found: Difference, limit: float) -> str:
+    """The first thing that differs between the ranks of a run."""
+    if found.unlike:
+        return found.unlike[0]
+    far = [each for each in found.apart if each.size > limit]
+    return f"from step {far[0].step + 1}, the ranks differ by {_size(far[0])} in {far[0].name}"
+
+
+def _size(distance: Distance) -> str:
+    return f"{distance.size:.2g}"
+
+
+def _loads(loads: list[int]) -> str:
+    return "/".join(map(str, loads))
+
+
+def _suspects(first: Run, found: list[Difference], limit: float) -> list[str]:
+    """What may have caused it, the likely first."""
+    suspects = []
+    passed = {each[2] for line in first.lines("step") for each in line["losses"]}
+    kinds = {each.loss for each in found[1:] if each.loss}
+    for line in _lines(first, "injected"):
+        suspects.append(
+            f"{_at(line)}: the autograd function {line['name']} makes a gradient that does not come from the "
+            'loss, so no weight reaches it; use Pace(..., weigh="hook")'
+        )
+    far = any(each.worst.size > limit for each in found)
+    if far and "sum" in kinds and "sum" not in passed:
+        suspects.append(
+            "the loss grows with the samples of its rank, as a sum does, and is passed as a mean; write "
+            'pace.backward(loss, "sum"), or pass a mean with count= the number that it is a mean over'
+        )
+    elif far and "whole" in kinds:
+        suspects.append(
+            "the loss is the same on all ranks, and is weighted as a mean over this rank's samples"
+        )
+    elif far and "other" in kinds:
+        suspects.append(
+            "the loss is neither a mean nor a sum of a loss of each sample: it compares samples, or divides by a "
+            "number that is not this rank's count"
+        )
+    for line in _lines(first, "collective"):
+        suspects.append(
+            f"{_at(line)}: {line['name']} on {line['elements']} elements between the batch and the optimizer's step"
+        )
+    suspects += _first(
+        [
+            f"the gradient of {name} is None in one run only, from step {step + 1}"
+            for step, name in each.absent[:1]
+        ]
+        for each in found
+    )
+    for part in ("unlike", "options", "counts"):
+        suspects += _first(getattr(each, part) for each in found)
+    suspects += _first(_beyond(each.apart, limit, "differs between ranks") for each in found)
+    suspects += _first(_beyond(each.states, limit, "differs between runs") for each in found)
+    suspects += _draws(first)
+    return list(dict.fromkeys(suspects))
+
+
+def _first(found: Iterable[list[str]]) -> list[str]:
+    """The sentences on the first run that there are any on."""
+    return next(filter(None, found), [])
+
+
+def _beyond(distances: list[Distance], limit: float, what: str) -> list[str]:
+    """A sentence on the first distance that is too large."""
+    far = [each for each in distances if each.size > limit]
+    return [f"{each.name} {what}, by {_size(each)} at step {each.step + 1}" for each in far[:1]]
+
+
+def _draws(first: Run) -> list[str]:
+    found = [
+        f"{_at(line)}: the random draw {line['name']} has no row for each sample"
+        for line in _lines(first, "draw")
+    ]
+    found += [
+        f"{line['name']} draws random numbers within a step, not in the data set: no sample owns them"
+        for line in _lines(first, "other draw")
+    ]
+    return found
+
+
+def _notes(first: Run, exact: bool | None) -> list[str]:
+    """What was changed in the program to compare it."""
+    notes = []
+    norms, recurrent = _lines(first, "batch norm"), _lines(first, "recurrent")
+    if norms:
+        notes.append(
+            f"batch norm was in evaluation mode ({len(norms)} layers); --batch-norm leaves it as it is"
+        )
+    if recurrent:
+        names = ", ".join(line["name"] for line in recurrent)
+        notes.append(f"dropout between the layers of {names} was switched off: its kernel draws by itself")
+    return notes + (_draws(first) if exact else [])
+
+
+def _lines(run: Run, kind: str) -> list[dict[str, Any]]:
+    """The lines of one kind, each once."""
+    found: dict[str, dict[str, Any]] = {}
+    for line in run.lines(kind):
+        found.setdefault(f"{line.get('name')} {line.get('file')} {line.get('line')}", line)
+    return list(found.values())
+
+
+def _at(line: dict[str, Any]) -> str:
+    return f"{os.path.relpath(line['file']) if line['file'] else '?'}:{line['line']}"
+
+
+def show(verdict: Verdict, console: Console) -> None:
+    """Print the verdict."""
+    console.print(verdict.sentence, markup=False)
+    if verdict.suspects:
+        console.print("\nWhat may cause it:")
+        for suspect in verdict.suspects:
+            console.print(f"  - {suspect}", markup=False)
+    for name in verdict.skipped:
+        console.print(f"Note: the limits of Pace leave no room for {name} loads.", markup=False)
+    for note in verdict.notes:
+        console.print(f"Note: {note}.", markup=False)
+
+
+def to_json(verdict: Verdict) -> dict[str, Any]:
+    """The verdict as plain data."""
+    return {
+        "exact": verdict.exact,
+        "sentence": verdict.sentence,
+        "tolerance": verdict.tolerance,
+        "noise": verdict.noise,
+        "runs": [
+            {
+                "loads": each.loads,
+                "steps": each.steps,
+                "gradients": [one._asdict() for one in each.gradients],
+                "absent": [{"step": step, "name": name} for step, name in each.absent],
+                "options": [*each.unlike, *each.options],
+                "counts": each.counts,
+                "states": [one._asdict() for one in each.states],
+                "ranks": [one._asdict() for one in each.apart],
+                "loss": each.loss,
+            }
+            for each in verdict.runs
+        ],
+        "skipped": verdict.skipped,  # loads for which the limits of Pace leave no room
+        "suspects": verdict.suspects,
+        "notes": verdict.notes,
+    }

@@ -1,0 +1,114 @@
+"""``paceline verify``: a script under torchrun, and mistakes, each of which gets a sentence."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from paceline.verify.command import failure
+from support import forks
+from support.commands import Said, assert_refused, paceline
+
+PROGRAM = Path(__file__).with_name("program.py")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+FORKS = (sys.executable, forks.__file__)  # for what does not depend on who starts the ranks
+
+
+@pytest.mark.nightly  # the commands below and test_programs.py go through all its parts
+@pytest.mark.processes
+@pytest.mark.xdist_group("verify")
+def test_a_script_under_torchrun_is_verified(tmp_path: Path) -> None:
+    given = ("--steps", 2, "--json", tmp_path / "v.json", "--", *TORCHRUN, 2, PROGRAM, "draws")
+    said = paceline("verify", *given)
+    assert said.status == 0, said.stderr
+    assert said.stdout.startswith("exact to ")
+    assert "run 4 of 4: idle" in said.stderr
+    found = json.loads((tmp_path / "v.json").read_text())
+    assert found["exact"] is True
+    assert [run["loads"] for run in found["runs"]] == [[8, 16], [0, 24]]
+
+
+@pytest.mark.nightly  # test_programs.py finds this program, too
+@pytest.mark.processes
+@pytest.mark.xdist_group("verify")
+def test_loads_of_the_command_line_are_run_and_the_status_is_1_for_another_model() -> None:
+    said = paceline("verify", "--steps", 2, "--loads", "4/20", "--", *FORKS, 2, PROGRAM, "center")
+    assert said.status == 1, said.stderr
+    assert said.stdout.startswith("not exact with loads 4/20: from step ")
+
+
+@pytest.mark.processes
+@pytest.mark.xdist_group("verify")
+@pytest.mark.parametrize(
+    ("ranks", "form", "words"),
+    [
+        (2, "broken", "equal loads: the program failed: RuntimeError: the data are not there ("),
+        (1, "draws", "the program runs on 1 rank; expected at least 2"),
+    ],
+)
+def test_why_a_program_cannot_be_verified_is_said(ranks: int, form: str, words: str) -> None:
+    assert_refused_at_last(paceline("verify", "--", *FORKS, ranks, PROGRAM, form), words)
+
+
+def test_commands_that_are_mistaken_get_a_sentence(tmp_path: Path) -> None:
+    run = ("--", sys.executable, "-c", "print('trained')")
+    assert_refused(paceline("verify", "--", "no-such-command"), "no-such-command: no such command")
+    assert_refused(paceline("verify", "--steps", 0, *run), "--steps=0: expected a whole number")
+    assert_refused(paceline("verify", "--tolerance", 0, *run), "--tolerance=0.0: expected a number above 0")
+    assert_refused(paceline("verify", "--loads", "8", *run), "--loads 8: expected samples of each rank")
+    assert_refused(paceline("verify", "--json", tmp_path, *run), "it is a directory")
+    assert_refused_at_last(
+        paceline("verify", *run), "the program made no Pace on this machine; expected a ported"
+    )
+    missing = paceline("verify", "--", sys.executable, tmp_path / "train.py")
+    assert_refused_at_last(missing, "the program ended with status 2")
+    assert "No such file" in missing.stderr
+
+
+@pytest.mark.nightly
+@pytest.mark.processes
+@pytest.mark.xdist_group("verify")
+def test_a_killed_command_leaves_no_ranks() -> None:
+    """With SIGKILL, so that it can end nobody itself."""
+    command = ("-m", "paceline", "verify", "--steps", "10000", "--", *map(str, (*FORKS, 2, PROGRAM, "draws")))
+    verify = subprocess.Popen(
+        [sys.executable, *command],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert verify.stderr is not None
+    assert any("run 1 of 4" in line for line in verify.stderr)
+    below = psutil.Process(verify.pid).children(recursive=True)
+    assert len(below) >= 3, "the launcher and its ranks"
+    verify.kill()
+    verify.communicate()
+    _, left = psutil.wait_procs(below, timeout=60)
+    assert not left
+
+
+def test_the_programs_own_error_is_found_in_its_output() -> None:
+    lines = [
+        "W1127 some warning\n",
+        "[rank1]: Traceback (most recent call last):\n",
+        '[rank1]:   File "/home/me/train.py", line 12, in main\n',
+        "[rank1]: ValueError: no data\n",
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\n",
+    ]
+    assert failure(lines, 1) == "the program failed: ValueError: no data (/home/me/train.py, line 12)"
+    assert failure(["usage: train.py\n", "\n"], 2) == "the program ended with status 2: usage: train.py"
+    assert failure([], 9) == "the program ended with status 9"
+
+
+def assert_refused_at_last(said: Said, words: str) -> None:
+    """Status 2 and one sentence at last."""
+    assert said.status == 2, said.stderr
+    last = said.stderr.splitlines()[-1]
+    assert last.startswith("paceline: ")
+    assert words in last
