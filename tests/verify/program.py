@@ -87,7 +87,7 @@ def loss_of(ddp: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     if FORM in ("draws", "round", "pieces"):
         x = x + torch.randn_like(x) * torch.rand(len(x))[:, None]
     if FORM == "coin" and random.random() < 0.5:
-        x = x.flip(0)
+        x = x.flip(1)
     out = ddp(x)
     if FORM == "statistic":
         product = out.T @ out / BATCH

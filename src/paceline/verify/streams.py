@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ class Replayed:
             whole = [
                 sample
                 for samples, many in zip(streams, self._equal, strict=True)
-                for sample, _ in zip(samples, range(many), strict=False)
+                for sample in islice(samples, many)
             ]
             if not whole:
                 return
