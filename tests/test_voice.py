@@ -21,7 +21,7 @@ from paceline.serve.service import Service
 from paceline.train.checkpoint import Checkpoints, seal
 
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "paceline"
-TERMINALS = ("cli", "doctor")
+TERMINALS = ("cli", "attach", "doctor")
 LAST_WORDS = "torch/liveness/stall.py"  # of a process that ends itself: no handler of a log may run any more
 
 
