@@ -24,21 +24,18 @@ def images(*sizes: int) -> list[torch.Tensor]:
 @pytest.mark.parametrize(
     ("given", "samples"),
     [
-        (torch.zeros(8, 4), 8),
-        ((torch.zeros(8, 4), torch.zeros(8, dtype=torch.int64), torch.tensor(0.5)), 8),
-        ({"input_ids": torch.zeros(8, 12), "attention_mask": torch.zeros(8, 12)}, 8),
-        ((torch.zeros(8, 4), {"pairs": (torch.zeros(8, 4), torch.zeros(8, 4))}), 8),
         (torch.nn.utils.rnn.pack_sequence([torch.zeros(5), torch.zeros(3), torch.zeros(1)]), 3),
         (SimpleNamespace(num_graphs=6, x=torch.zeros(40, 4)), 6),
         (SimpleNamespace(batch_size=torch.Size([7, 2])), 7),
+        (torch.zeros(8, 4), None),  # of time steps, perhaps
+        ({"input_ids": torch.zeros(8, 12), "attention_mask": torch.zeros(8, 12)}, None),
         ((torch.zeros(40, 4), torch.zeros(2, 90)), None),  # nodes and edges
         (images(30, 40), None),  # they all begin with their three channels
         ((images(30, 40), [{"boxes": torch.zeros(5, 4)}, {"boxes": torch.zeros(1, 4)}]), None),
-        ((torch.zeros(8, 4), torch.zeros(12, 12)), None),  # a mask
-        (lambda: None, 0),
+        (lambda: None, None),
     ],
 )  # fmt: skip
-def test_what_a_forward_pass_is_given(given: Any, samples: int | None) -> None:
+def test_only_batch_objects_know_their_number_of_samples(given: Any, samples: int | None) -> None:
     found, certain, *_ = counted(((given,), {}))
     assert certain is (samples is not None)
     assert samples is None or found == samples
@@ -56,15 +53,17 @@ def test_what_a_loader_draws_is_the_number_of_samples() -> None:
     """Graphs, pairs, texts that are packed into one row, batches of unlike sizes, an evaluation in between."""
     for found in run_ranks(2, watched.counts):
         assert found == {
-            "graphs": ([6] * 4, True),
-            "graphs, loaded by processes": ([6] * 4, True),
-            "packed": ([3] * 4, True),
-            "cut up": ([8] * 4, True),
-            "real and fake": ([8] * 4, True),
-            "evaluated": ([4] * 4, True),
-            "unlike batches": ([2, 4, 1, 5], True),
-            "stream": ([5] * 4, True),
-            "own graphs": ([20] * 4, False),
+            "graphs": ([6] * 4, False),
+            "graphs, loaded by processes": ([6] * 4, False),
+            "packed": ([3] * 4, False),
+            "cut up": ([8] * 4, False),
+            "real and fake": ([8] * 4, False),
+            "evaluated": ([4] * 4, False),
+            "unlike batches": ([2, 4, 1, 5], False),
+            "stream": ([5] * 4, False),
+            "fetched ahead": ([2, 4, 1, 3], False),
+            "own graphs": ([0] * 4, False),
+            "graphs that know their number": ([0] * 4, True),
         }
 
 

@@ -25,7 +25,17 @@ LOOPS = Path(__file__).with_name("foreign")
 RANKS = 3
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 FORKS = (sys.executable, forks.__file__)  # for what does not depend on who starts the ranks
-APPLIED = ("mnist", "siamese", "dit", "accelerated", "imagenet", "tutorial", "graphs", "text", "scaled")
+APPLIED = (
+    "mnist", "siamese", "dit", "accelerated", "imagenet", "tutorial", "graphs", "text", "scaled",
+    "peft_loop", "fabric_loop", "lightning_fit", "hf_trainer",
+)  # fmt: skip
+HOSTS = {
+    "accelerated": "accelerate",
+    "peft_loop": "accelerate",
+    "fabric_loop": "lightning",
+    "lightning_fit": "lightning",
+    "hf_trainer": "transformers",
+}
 BY_HAND = {
     "llmc": "make an indexed data set of the samples and use pace.loader(dataset, shuffle=False)",
     "dcgan": 'docs/porting.md ("Two models") has the loop',
@@ -73,12 +83,12 @@ def run(place: Path, script: str, ranks: int) -> list[dict[str, Any]]:
 @pytest.mark.skipif(shutil.which("patch") is None, reason="needs patch")
 @pytest.mark.parametrize("script", most_at_night(APPLIED))
 def test_its_change_is_applied_as_printed_and_trains_the_same_model(script: str, tmp_path: Path) -> None:
-    if script == "accelerated":
-        pytest.importorskip("accelerate")
+    if script in HOSTS:
+        pytest.importorskip(HOSTS[script])
     shutil.copytree(LOOPS, tmp_path, dirs_exist_ok=True)
     said = diagnosed(script, tmp_path, *TORCHRUN)
     (expected,) = run(tmp_path, script, 1)
-    assert "global_batch=48" in said, said
+    assert ("global_batch=48" in said) == (script != "hf_trainer"), said
     applied = subprocess.run(["patch", "-p0"], cwd=tmp_path, input=said, capture_output=True, text=True)
     assert applied.returncode == 0, said + applied.stdout
     assert f"patching file {script}.py" in applied.stdout

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import io
 import subprocess
 from pathlib import Path
@@ -10,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from paceline.doctor.findings import show_lines
-from paceline.doctor.patch import patched
+from paceline.doctor.patch import UnknownForm, patched
 from paceline.doctor.phases import Loop
 
 SCRIPT = '''"""Trains."""
@@ -40,8 +42,8 @@ def main():
 PLACES = {"made": "DDP(", "fetch": "tqdm(", "backward": ".backward(", "step": ".step("}
 
 
-def changed(script: str, place: Path, places: dict[str, str] = PLACES, **more: object) -> str | None:
-    """The script with its diff applied; None without one."""
+def changed(script: str, place: Path, places: dict[str, str] = PLACES, host: str = "", **more: object) -> str:
+    """The script with its diff applied."""
     file = place / "train.py"
     file.write_bytes(script.encode())
     lines = script.split("\n")
@@ -50,9 +52,7 @@ def changed(script: str, place: Path, places: dict[str, str] = PLACES, **more: o
         for name, text in places.items()
     }
     loader = {"processes": 2, "stream": False, "options": ["num_workers={loader}.num_workers"], **more}
-    diff = patched(Loop(24, 1, 1, loader, "", [], True, found), "paceline.torch.Pace", "global_batch=24")
-    if not diff:
-        return None
+    diff = patched(Loop(24, 1, 1, loader, host, [], True, found), ["global_batch=24"])
     indented = "Some words.\n" + "".join(f"  {line}\n" for line in diff)
     subprocess.run(["patch", "-p0", "--quiet"], cwd=place, input=indented, text=True, check=True)
     return file.read_text(encoding="utf-8")
@@ -61,7 +61,6 @@ def changed(script: str, place: Path, places: dict[str, str] = PLACES, **more: o
 def test_the_pace_is_handed_through_functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     new = changed(SCRIPT.replace(", *, epochs", ", epochs"), tmp_path)
-    assert new is not None
     for line in (
         "import paceline.torch\nimport torch\n",
         "def fit(model, loader, optimizer, epochs, pace):\n",
@@ -76,47 +75,153 @@ def test_the_pace_is_handed_through_functions(tmp_path: Path, monkeypatch: pytes
         assert line in new
 
 
+PLAIN = SCRIPT.replace(", *, epochs", ", epochs")
+
+
 @pytest.mark.parametrize(
-    ("old", "new"),
+    ("old", "new", "missing"),
     [
-        ("", ""),  # arguments by keyword alone
-        ("one(model, loader", "one(model, loaders[0]"),
-        ("loss.backward()", "loss.backward(retain_graph=True)"),
-        ("optimizer.step()", "optimizer.step(closure)"),
-        ("model = DDP(net)", "models.append(DDP(net))"),
-        ("enumerate(tqdm(batches))", "[tqdm(batches)]"),
-        ("def one(", "def one(*given, "),
-        ("    fit(model", "    run(fit, model"),
-        ("one(model, loader", "each.one(model, loader"),
-        ("tqdm(batches)", "zip(tqdm(batches), others)"),
-        (".mean()", ".sum()"),
-        (".mean()", ".sum() / tokens"),
-        ("(model(x) - y).square().mean()", "mse(model(x), y, reduction='sum')"),
+        (", epochs):", ", *, epochs):", "plain parameters of fit, and found others"),
+        (
+            "one(model, loader",
+            "one(model, loaders[0]",
+            "the loader loaders[0] in main, which makes the model",
+        ),
+        ("loss.backward()", "loss.backward(retain_graph=True)", "a backward pass and a step without further"),
+        ("optimizer.step()", "optimizer.step(closure)", "a backward pass and a step without further"),
+        (
+            "model = DDP(net)",
+            "models.append(DDP(net))",
+            "an assignment of the DistributedDataParallel module",
+        ),
+        ("enumerate(tqdm(batches))", "[tqdm(batches)]", "a loop over a loader by its name"),
+        ("def one(", "def one(*given, ", "plain parameters of one, and found others"),
+        ("    fit(model", "    run(fit, model", "a call of fit, by which to pass the pace"),
+        ("one(model, loader", "each.one(model, loader", "a call of one, by which to pass the pace"),
+        ("tqdm(batches)", "zip(tqdm(batches), others)", "a loop over one loader, and found zip"),
+        (".mean()", ".sum()", "a loss that is a mean over the batch, and found a sum"),
+        (".mean()", ".sum() / tokens", "a loss that is a mean over the batch, and found a sum"),
+        ("(model(x) - y).square().mean()", "mse(model(x), y, reduction='sum')", "a loss that is a mean"),
         (
             "loss = (model(x) - y).square().mean()",
             "mse = MSELoss(reduction='sum')\n        loss = mse(model(x), y)",
+            "a loss that is a mean",
         ),
-        ("\n    loader = DataLoader(data, 8)", ""),  # it is a name of the module
-        ("\n", "\r\n"),
+        ("\n    loader = DataLoader(data, 8)", "", "the loader loader in main, which makes the model"),
+        ("import torch", "import torch\npace = 3", "a name for the new object, and found that pace"),
+        ("\n", "\r\n", "lines that end without a carriage return"),
     ],
 )
-def test_what_is_not_recognized_is_left_alone(
-    old: str, new: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_unknown_form_says_what_was_looked_for(
+    old: str, new: str, missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    script = SCRIPT if not old else SCRIPT.replace(", *, epochs", ", epochs").replace(old, new, 1)
-    assert changed(script, tmp_path) is None
+    assert old in PLAIN
+    with pytest.raises(UnknownForm) as error:
+        changed(PLAIN.replace(old, new, 1), tmp_path)
+    assert missing in str(error.value)
 
 
 def test_what_the_watch_did_not_see_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    script = SCRIPT.replace(", *, epochs", ", epochs")
-    assert changed(script, tmp_path, {name: text for name, text in PLACES.items() if name != "fetch"}) is None
-    assert changed(script, tmp_path, options=None) is None, "a sampler of its own"
-    assert changed("x = (\n", tmp_path, dict.fromkeys(PLACES, "x")) is None
-    gone = {name: (str(tmp_path / "gone.py"), 1) for name in PLACES}
-    loop = Loop(24, 1, 1, {"processes": 0, "stream": False, "options": []}, "", [], True, gone)
-    assert patched(loop, "paceline.torch.Pace", "global_batch=24") == []
+    with pytest.raises(UnknownForm, match="the loop over the DataLoader, and did not see that"):
+        changed(PLAIN, tmp_path, {name: text for name, text in PLACES.items() if name != "fetch"})
+    with pytest.raises(UnknownForm, match="a sampler of torch's"):
+        changed(PLAIN, tmp_path, options=None)
+    with pytest.raises(UnknownForm, match="a file of Python text"):
+        changed("x = (\n", tmp_path, dict.fromkeys(PLACES, "x"))
+    loop = Loop(24, 1, 1, {"processes": 0, "stream": False, "options": []}, "", [], True)
+    for files, words in (
+        (["gone.py"] * 4, "a file of Python text"),
+        (["a.py", *["b.py"] * 3], "in one file"),
+    ):
+        places = {name: (file, 1) for name, file in zip(PLACES, files, strict=True)}
+        with pytest.raises(UnknownForm, match=words):
+            patched(loop._replace(places=places), ["global_batch=24"])
+
+
+ACCELERATED = """import torch
+a = Accelerator()
+net, opt, loader = a.prepare(
+    net, opt, loader
+)
+for step, x in enumerate(loader):
+    loss = net(x).mean()
+    loss.backward()
+    opt.step()
+"""
+LIGHT = """import lightning as L
+loader = DataLoader(data, 8)
+trainer = L.Trainer(max_epochs=2)
+trainer.fit(module, loader)
+"""
+HF = """from transformers import Trainer
+trainer = Trainer(model, args)
+trainer.train()
+"""
+
+
+def test_accelerator_is_that_which_prepares_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    places = {"made": "a.prepare", "fetch": "enumerate(", "backward": ".backward(", "step": "opt.step("}
+    new = changed(ACCELERATED, tmp_path, places, "accelerate")
+    assert ")\npace = AcceleratePace(a, net, global_batch=24)\nloader = pace.loader(loader.dataset" in new
+    assert "    pace.backward(loss)\n    opt.step()\n" in new
+    with pytest.raises(UnknownForm, match="the Accelerator whose prepare wraps the model, and found none"):
+        changed(
+            ACCELERATED.replace("a.prepare(", "prepare("),
+            tmp_path,
+            places | {"made": "prepare("},
+            "accelerate",
+        )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "added"),
+    [
+        ("", "", "trainer = L.Trainer(max_epochs=2, callbacks=[balanced])"),
+        ("(max_epochs=2)", "()", "trainer = L.Trainer(callbacks=[balanced])"),
+        ("(max_epochs=2)", "(\n    max_epochs=2,\n)", "    max_epochs=2, callbacks=[balanced]\n)"),
+        ("_epochs=2", "_epochs=2, callbacks=[a, b]", "callbacks=[balanced, a, b])"),
+        ("_epochs=2", "_epochs=2, callbacks=[]", "callbacks=[balanced])"),
+    ],
+)
+def test_lightning_trainer_gets_the_callback_and_the_loader(
+    old: str, new: str, added: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = changed(LIGHT.replace(old, new, 1), tmp_path, dict.fromkeys(PLACES, ".fit("), "lightning")
+    ast.parse(text)
+    assert added in text
+    assert "balanced = LightningBalancer(global_batch=24)\ntrainer" in text
+    assert "balanced.loader(loader.dataset, num_workers=loader.num_workers))" in text
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "missing"),
+    [
+        (", loader)", ")", "a DataLoader by name as the second argument of fit"),
+        (", loader)", ", datamodule=data)", "a DataLoader by name as the second argument of fit"),
+        ("=2)", "=2, callbacks=more)", "a list of callbacks in the call of Trainer"),
+        ("trainer = ", "trainer: L.Trainer = ", "the assignment of trainer"),
+    ],
+)
+def test_unknown_lightning_script_says_what_was_looked_for(
+    old: str, new: str, missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UnknownForm, match=missing):
+        changed(LIGHT.replace(old, new, 1), tmp_path, dict.fromkeys(PLACES, ".fit("), "lightning")
+
+
+def test_hugging_face_trainer_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    places = dict.fromkeys(PLACES, ".train(")
+    assert "trainer = BalancedTrainer(model, args)" in changed(HF, tmp_path, places, "transformers")
+    with pytest.raises(UnknownForm, match="for SFTTrainer, write a class of BalancedTrainer and it"):
+        changed(HF.replace("= Trainer", "= SFTTrainer"), tmp_path, places, "transformers")
 
 
 def test_what_stands_beside_the_update_of_a_scaler_stays(
@@ -126,7 +231,8 @@ def test_what_stands_beside_the_update_of_a_scaler_stays(
     scaled = SCRIPT.replace(", *, epochs", ", epochs").replace("loss.back", "scaler.scale(loss).back")
     for update, known in (("scaler.update()", True), ("scale = scaler.get_scale(); scaler.update()", False)):
         script = scaled.replace("optimizer.step()", f"scaler.step(optimizer)\n        {update}")
-        assert (changed(script, tmp_path) is not None) == known
+        with contextlib.nullcontext() if known else pytest.raises(UnknownForm, match="on a line of its own"):
+            changed(script, tmp_path)
 
 
 def test_lines_are_printed_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,9 +243,9 @@ def test_lines_are_printed_as_they_are(tmp_path: Path, monkeypatch: pytest.Monke
         "\tloss.backward()\n\toptimizer.step()\n"
     )
     new = changed(script, tmp_path, PLACES | {"fetch": "in loader"})
-    assert new is not None
     assert new.endswith("\tloss = f(x)  # :warning: [b]\n\tpace.backward(loss)\n\tpace.step(optimizer)\n")
-    assert changed(script[:-1], tmp_path, PLACES | {"fetch": "in loader"}) is None
+    with pytest.raises(UnknownForm, match="a newline at the end"):
+        changed(script[:-1], tmp_path, PLACES | {"fetch": "in loader"})
     shown = io.StringIO()
     show_lines(["-\tloss = f(x)  # :warning: [b]"], Console(file=shown, width=20))
     assert shown.getvalue() == "  -\tloss = f(x)  # :warning: [b]\n"

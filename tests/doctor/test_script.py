@@ -28,7 +28,7 @@ def after(lines: list[str]) -> str:
 @pytest.mark.parametrize("name", LOOPS)
 def test_what_is_added_is_python_and_fits_a_terminal(name: str) -> None:
     for policy in ("level", "lbbsp-gpu"):
-        lines = diff(LOOPS[name], 3, policy)
+        lines = diff(LOOPS[name], 3, policy).lines
         ast.parse(after(lines).replace("(..., ", "(").replace(", ...)", ")"))
         assert max(map(len, lines)) <= 78
         assert lines[0].startswith("+ ")
@@ -62,29 +62,35 @@ def test_the_changed_script_runs(name: str, policy: str) -> None:
         "stream": None,
         "take": lambda _, size: (x[:size], y[:size]),
     }
-    exec(after(diff(loop, 3, policy)), around)
+    exec(after(diff(loop, 3, policy).lines), around)
     assert steps == [loop.batch, 2 * loop.batch, 3 * loop.batch]
     most = loop.micro_batch(3)
     assert max(seen) <= (most or loop.batch)
 
 
 def test_the_forms_of_loops() -> None:
-    plain = after(diff(LOOPS["loader"], 3, "level"))
+    plain = after(diff(LOOPS["loader"], 3, "level").lines)
     assert "loader = pace.loader(dataset, seed=0)" in plain
     assert "pace.backward(loss)" in plain
     assert "micro_batch" not in plain
     assert "loop=" not in plain
-    rounds = after(diff(LOOPS["accumulates"], 3, "level"))
+    rounds = after(diff(LOOPS["accumulates"], 3, "level").lines)
     assert 'loop="round"' in rounds
     assert "micro_batch=40" in rounds  # 480 samples over 3 ranks and 4 passes
     assert "loss = pace.round(batch, lambda x, y: criterion(ddp(x), y))" in rounds
-    within = after(diff(LOOPS["loader"], 3, "auto"))
+    within = after(diff(LOOPS["loader"], 3, "auto").lines)
     assert "loss = pace.round(batch" in within, "what moves work within the round needs pieces"
     assert "micro_batch" not in within
-    own = after(diff(LOOPS["own batches"], 3, "level"))
+    own = after(diff(LOOPS["own batches"], 3, "level").lines)
     assert "for size in pace.sizes(steps):" in own
     assert "loader" not in own
-    pieces = after(diff(LOOPS["own batches, accumulates"], 3, "level"))
+    pieces = after(diff(LOOPS["own batches, accumulates"], 3, "level").lines)
     assert "micro_batch=40" in pieces
     assert "loss = pace.round(micro_step, loss_of)" in pieces
-    assert "take(stream, size)" in after(diff(LOOPS["stream"], 3, "level"))
+    assert "take(stream, size)" in after(diff(LOOPS["stream"], 3, "level").lines)
+
+
+def test_without_a_known_number_of_samples_the_lines_name_it() -> None:
+    lines = after(diff(LOOPS["own batches, accumulates"]._replace(sure=False), 3, "level").lines)
+    assert "global_batch=3 * 4 * batch_size" in lines
+    assert "micro_batch=batch_size" in lines

@@ -177,18 +177,37 @@ class Stream(torch.utils.data.IterableDataset[torch.Tensor]):
         return iter(torch.ones(20, 4))
 
 
+class Known:
+    """A batch object that knows its number of samples."""
+
+    num_graphs = 6
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+
+def ahead(loader: Any) -> Iterator[Any]:
+    """The next batch is fetched before the training gets the newest one, as Accelerate's loaders do."""
+    batches = iter(loader)
+    newest = next(batches)
+    for following in batches:
+        yield newest
+        newest = following
+    yield newest
+
+
 class Pools(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(4, 2)
 
-    def forward(self, x: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
-        return self.layer(x).square().mean()
+    def forward(self, x: Any, *_: torch.Tensor) -> torch.Tensor:
+        return self.layer(getattr(x, "x", x)).square().mean()
 
 
 def counts(rank: int, ranks: int) -> dict[str, tuple[list[int], bool]]:
-    """Samples of four steps that the hooks saw for each kind of loop, and whether they were sure."""
-    from paceline.doctor.hooks import COUNTS, Hooks
+    """Samples of four steps that the loader drew, 0 without one, and whether the batches know their number."""
+    from paceline.doctor.hooks import Hooks, drawn_by_step
 
     plain, graphs = torch.utils.data.TensorDataset(torch.ones(32, 4)), Graphs()
     load = torch.utils.data.DataLoader
@@ -202,7 +221,9 @@ def counts(rank: int, ranks: int) -> dict[str, tuple[list[int], bool]]:
         "evaluated": load(plain, 4),
         "unlike batches": load(plain, batch_sampler=[[0, 1], [2, 3, 4, 5], [6], [7, 8, 9, 10, 11]]),
         "stream": load(Stream(), 5),
+        "fetched ahead": ahead(load(plain, batch_sampler=[[0, 1], [2, 3, 4, 5], [6], [7, 8, 9]])),
         "own graphs": [(nodes[0], torch.ones(2, 50, dtype=torch.int64))] * 4,
+        "graphs that know their number": [Known(nodes[0])] * 4,
     }
     other = load(torch.utils.data.TensorDataset(torch.ones(9, 4)), 9)
     found = {}
@@ -212,7 +233,7 @@ def counts(rank: int, ranks: int) -> dict[str, tuple[list[int], bool]]:
         hooks = Hooks(ddp, lambda: None)
         for _, batch in zip(range(4), batches, strict=False):
             given = batch if isinstance(batch, list | tuple) else [batch]
-            parts = (
+            parts: Any = (
                 given[0].split(2) if kind == "cut up" else [given[0]] * (2 if kind == "real and fake" else 1)
             )
             for part in parts[:-1]:
@@ -224,7 +245,7 @@ def counts(rank: int, ranks: int) -> dict[str, tuple[list[int], bool]]:
                 for x in other:
                     with torch.no_grad():
                         ddp.module(*x)
-        found[kind] = [int(step[-len(COUNTS)]) for step in hooks.steps(all_of_them=True)], hooks.sure
+        found[kind] = drawn_by_step(hooks.batches), hooks.counted
         hooks.remove()
         leave_later.append(ddp)
     leave(ddp)

@@ -43,5 +43,5 @@ def command(
     with Counter("watching") as progress:
         run = observe(training, steps, keep_going, progress, out)
     found = diagnose(run, chosen)
-    show(found, console)
+    show(found, console, training)
     write_json(json_, to_json(found))

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from paceline.runs.run import ROUNDS, SUMMARY
 DIRECTORY, STEPS = "PACELINE_DOCTOR_DIR", "PACELINE_DOCTOR_STEPS"  # variables in the command's environment
 SEEN, WRONG = "seen", "wrong"  # files beside the record: optimizer steps so far, why nothing can be watched
 LEAST = 10  # steps that are needed for a first report
+LAUNCHER = "torch.distributed.run"  # torchrun's module
 MOST_UNSEEN = 200  # optimizer steps after which a training without any recorded step is ended
 
 
@@ -36,16 +38,23 @@ def observe(
     """Run ``command`` until ``steps`` optimizer steps are on record, and return the record.
 
     keep_going: let the command run to its end. keep: a new directory for the record.
-    The command's output goes to standard error. Raises PacelineError if the command cannot be started or has nothing
-    to watch, WorkerError if it failed by itself.
+    The command's output goes to standard error. Ctrl-C ends the watch; what is on record until then is returned.
+    Raises PacelineError if the command cannot be started or has nothing to watch, WorkerError if it failed by itself.
     """
     check_command(command)
+    _check_ranks(command)
     if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
         raise PacelineError(f"{keep} exists; choose another place for the record")
     if keep is not None and not keep.exists():
         check_place(keep)
     with tempfile.TemporaryDirectory(prefix="paceline-doctor-") as place:
-        status = _play(command, steps, keep_going, progress, Path(place))
+        try:
+            status = _play(command, steps, keep_going, progress, Path(place))
+        except KeyboardInterrupt:
+            if not (seen := _rounds(Path(place))):
+                raise
+            print(f"interrupted: the report is of {seen} steps", file=sys.stderr)
+            status = None
         found = Path(place) / "run"
         if keep is not None and found.is_dir():
             keep.parent.mkdir(parents=True, exist_ok=True)
@@ -62,10 +71,27 @@ def _play(
         while process.poll() is None:
             progress(min(_rounds(place), steps), steps)
             unseen = not _rounds(place) and _made(place) >= MOST_UNSEEN
+            if (place / WRONG).exists():
+                return None
             if (unseen or (place / "run" / SUMMARY).exists()) and not keep_going:
                 return None
             time.sleep(0.1)
         return process.returncode
+
+
+def _check_ranks(command: Sequence[str]) -> None:
+    """Raises PacelineError if the command is a torchrun that starts a single rank."""
+    if not any(Path(part).name == "torchrun" or part == LAUNCHER for part in command):
+        return
+    counts = {"nproc": "1", "nnodes": "1"}
+    for part, following in pairwise([*command, ""]):
+        name, _, value = part.lstrip("-").replace("_", "-").partition("=")
+        if part.startswith("--") and (name := name.removesuffix("-per-node")) in counts:
+            counts[name] = value or following
+    if set(counts.values()) <= {"1", "1:1"}:
+        raise PacelineError(
+            "torchrun starts 1 rank here: expected at least 2, as a single rank never waits; add --nproc-per-node 2"
+        )
 
 
 def _show(line: str) -> None:

@@ -4,6 +4,7 @@ a terminal and as data for programs.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from rich.table import Table
 
 from paceline import tables
 from paceline.doctor import sentences as say
-from paceline.doctor.patch import DEFAULTS, diff
+from paceline.doctor.patch import DEFAULTS, Change, diff
 from paceline.doctor.phases import Loop, Phase, Spent, loop, slow, spent
 from paceline.errors import PacelineError
 from paceline.rounds import Array
@@ -80,9 +81,11 @@ def diagnose(run: Run, policies: Sequence[str] = POLICIES) -> Diagnosis:
         *say.everybody(figures, slowest, form, named=any("num_workers" in each for each in lost)),
     ]
     worth = bool(take) and idle >= say.LITTLE
-    lines = diff(form, run.workers, take) if worth else []
+    lines, missing = diff(form, run.workers, take) if worth else Change([])
     if worth and not lines[0].startswith("---"):
         sentences += say.by_hand(form)
+        if missing:
+            sentences.append(f"No diff of your script is printed: the doctor looked for {missing}.")
     if form.compares:
         sentences.append(
             "The loss compares the samples of a batch with each other, so that its value depends on how the batch is "
@@ -90,9 +93,9 @@ def diagnose(run: Run, policies: Sequence[str] = POLICIES) -> Diagnosis:
         )
     if not form.sure:
         sentences.append(
-            "The number of samples in a batch is unknown: the model's input tensors have different first dimensions; "
-            "the table shows that of the first"
-            + (". Write the number of samples of a batch for batch_size." if worth else ".")
+            "The number of samples in a batch is unknown, as no DataLoader draws them on each rank: the tables show "
+            "rows, the first dimension of the model's input"
+            + (". Write the number of samples of a backward pass for batch_size." if worth else ".")
         )
     if not worth:
         end = "" if lost else ": leave the script as it is"
@@ -100,8 +103,11 @@ def diagnose(run: Run, policies: Sequence[str] = POLICIES) -> Diagnosis:
     return Diagnosis(run, sentences, figures, form, answer, lines)
 
 
-def show(found: Diagnosis, console: Console | None = None) -> None:
-    """Print the sentences, each rank's time, the time under each policy, and the change to the script."""
+def show(
+    found: Diagnosis, console: Console | None = None, command: Sequence[str] = ("torchrun", "...", "train.py")
+) -> None:
+    """Print the sentences, each rank's time, the time under each policy, the change to the script, and how to check
+    it. command: the command that starts the training."""
     console = console or Console(highlight=False, soft_wrap=True)
     for sentence in found.sentences:
         tables.say(console, sentence)
@@ -111,13 +117,17 @@ def show(found: Diagnosis, console: Console | None = None) -> None:
     tables.say(console, f"Where a step goes on each rank, in {unit} ({steps}):")
     tables.print_whole(console, _ranks(found, 1e3 if unit == "ms" else 1.0))
     tables.say(console, "How long the same batches would have taken under other divisions:")
-    tables.print_whole(console, compared.table(found.answer))
+    tables.print_whole(console, compared.table(found.answer, "loads" if found.loop.sure else "rows"))
     if found.lines:
         how = "to be made by hand, with the script's own names"
         if found.lines[0].startswith("---"):
             how = "for `patch -p0`"
         tables.say(console, f"The change that balances it, {how} (docs/training.md explains it):")
         show_lines(found.lines, console)
+        tables.say(
+            console, "Then check that the changed script trains the same model whatever the loads are:"
+        )
+        show_lines([f"paceline verify -- {shlex.join(command)}"], console)
 
 
 def show_lines(lines: Sequence[str], console: Console) -> None:

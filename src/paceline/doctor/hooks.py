@@ -8,6 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.rnn import PackedSequence
@@ -20,19 +21,21 @@ from paceline.doctor.phases import HostClock, Phase, Phases, StreamClock
 from paceline.torch import waits
 
 COUNTS = ("samples", "fetches", "backwards", "exchanges", "elements", "squares", "collecting")
-"""Counts of an optimizer step on this rank. samples: those that the DataLoader drew, or else those in the inputs of
-the forward passes. fetches, backwards, exchanges: batches from a DataLoader, backward passes, and those of them that
-ended in an all-reduce. elements: elements of the forward passes' first input tensors; squares: the same, times the
-elements of a row. collecting: seconds of garbage collections."""
+"""Counts of an optimizer step on this rank. samples: those of the batch objects that the forward passes are given, or
+else the rows of their tensors; ``drawn_by_step`` has those that the DataLoader drew. fetches, backwards, exchanges:
+batches from a DataLoader, backward passes, and those of them that ended in an all-reduce. elements: elements of the
+forward passes' first input tensors; squares: the same, times the elements of a row.
+collecting: seconds of garbage collections."""
 
 
 class Feed:
-    """The batches of a DataLoader's iterator. sizes: samples of batches that are drawn and not yet fetched. drawn:
-    those fetched in this step. loader: see ``watches.loader_of``. place: file and line that fetched the newest."""
+    """The batches of a DataLoader's iterator. sizes: samples of batches that are drawn and not yet fetched. fetched:
+    samples of the batches fetched in this step. loader: see ``watches.loader_of``. place: file and line that fetched
+    the newest."""
 
     def __init__(self) -> None:
         self.sizes: deque[int] = deque()
-        self.drawn = 0
+        self.fetched: list[int] = []
         self.loader: dict[str, Any] | None = None
         self.place: tuple[str, int] | None = None
 
@@ -50,7 +53,8 @@ class Hooks:
         self.loader: dict[str, Any] | None = None  # the loader of the training: see ``watches.loader_of``
         self.places: dict[str, tuple[str, int]] = {}  # file and line of "fetch", "backward", "step"
         self.others = False  # whether the script steps more than one optimizer
-        self.sure = True  # whether the samples of every step could be counted
+        self.counted = True  # whether the batches of every step know their number of samples
+        self.batches: list[tuple[Feed, list[int]]] = []  # of each step: its feed, samples of what it fetched
         self._feeds: Any = weakref.WeakKeyDictionary()  # by a DataLoader's iterator: its ``Feed``
         self._drawing: Any = None  # the iterator that is drawing indices now
         self._newest, self._feeding = Feed(), Feed()  # of the newest batch, and of the newest forward pass
@@ -123,7 +127,7 @@ class Hooks:
     def _on_fetched(self, _: Any) -> None:
         self._counts["fetches"] += 1
         if self._newest.sizes:
-            self._newest.drawn += self._newest.sizes.popleft()
+            self._newest.fetched.append(self._newest.sizes.popleft())
         self.phases.enter(self._before)
 
     def _on_draw(self, iterator: Any) -> None:
@@ -219,11 +223,9 @@ class Hooks:
         self._on_reduced()
         self._stepped_once = True
         self.note("step", place(sys._getframe()))
-        # Balancing divides what the loader draws, so this count comes before the inputs of the forward passes.
-        drawn = self._feeding.drawn
         self.loader = self._feeding.loader or self.loader
-        self.sure &= self._certain or bool(drawn)
-        self._counts["samples"] = drawn or self._counts["samples"]
+        self.counted &= self._certain
+        self.batches.append((self._feeding, self._feeding.fetched))
         counts = [float(self._counts[name]) for name in COUNTS[:-1]]
         self._closed.append((self.phases.close(), [*counts, self._collections.taken()]))
         self._counts.clear()
@@ -231,10 +233,26 @@ class Hooks:
         self._forward = self._ready = False
         self._certain = True
         for feed in (self._feeding, *self._feeds.values()):
-            feed.drawn = 0
+            feed.fetched = []
         self._stepping = True
         self._stepped()
         self._stepping = False
+
+
+def drawn_by_step(batches: list[tuple[Feed, list[int]]]) -> list[int]:
+    """Samples of the loader's batches that each step trained on, from those that it fetched.
+
+    An iterator of which the first step fetched more batches than steps usually do fetches ahead, as Accelerate's
+    does: each of its steps then trains on batches that were fetched before."""
+    usual = int(np.median([len(fetched) for _, fetched in batches if fetched] or [0]))
+    waiting: dict[int, tuple[bool, deque[int]]] = {}
+    drawn = []
+    for feed, fetched in batches:
+        ahead, queue = waiting.setdefault(id(feed), (len(fetched) > usual, deque()))
+        queue.extend(fetched)
+        count = min(usual, len(queue)) if ahead else len(fetched)
+        drawn.append(sum(queue.popleft() for _ in range(count)))
+    return drawn
 
 
 def _after_ddp(notify: Callable[[], None]) -> None:
@@ -247,16 +265,14 @@ def _after_ddp(notify: Callable[[], None]) -> None:
 def counted(given: Any) -> tuple[int, bool, int, int]:
     """The size of a forward pass's inputs: samples, whether these are certain, rows and elements of the first tensor.
 
-    A batch object may know its number of samples. Otherwise it is the first dimension of the first tensor, which is
-    certain if all tensors have the same one and none is in a list: nodes and edges of a graph have different first
-    dimensions, and an image in a list has no batch dimension.
+    Only a batch object knows its number of samples. The first dimension of a tensor may be nodes of a graph, steps
+    of time, or the channels of an image in a list.
     """
     parts = list(_parts(given))
     tensors = [part for part in parts if isinstance(part, torch.Tensor)]
     rows = [tensor.size(0) for tensor in tensors]
     own = next((part for part in parts if isinstance(part, int)), None)
-    certain = len(set(rows)) <= 1 if own is None else own > 0
-    return own or sum(rows[:1]), certain, *((rows[0], tensors[0].numel()) if rows else (0, 0))
+    return own or sum(rows[:1]), bool(own), *((rows[0], tensors[0].numel()) if rows else (0, 0))
 
 
 def compares(loss: Any, output: torch.Tensor) -> bool:
@@ -278,6 +294,8 @@ def compares(loss: Any, output: torch.Tensor) -> bool:
 def _parts(given: Any) -> Iterator[torch.Tensor | int]:
     """The tensors that have dimensions, and a batch object's own number of samples; 0 if that number is unknown."""
     if isinstance(given, torch.Tensor):
+        if given.is_nested:
+            yield int(given.size(0))
         if given.ndim and given.size(0):
             yield given
         return

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline import runs
 from paceline.attach.places import place
-from paceline.doctor.hooks import COUNTS, Hooks
+from paceline.doctor.hooks import COUNTS, Hooks, drawn_by_step
 from paceline.doctor.phases import Phase
 from paceline.doctor.watches import Lines
 from paceline.errors import PacelineError, whole
@@ -33,7 +33,9 @@ from paceline.runs import Run
 WARM_UP = 2  # steps that are not measured, because of allocations and DDP's first buckets
 FIRST_REPORT = 10  # steps before the ranks' first report; the interval then doubles after each report
 LAST_WAIT = 10.0  # seconds that rank 0 waits for the last report of the others
-FIELDS = len(Phase) + len(COUNTS)  # numbers of a step: seconds of each phase, and the counts
+FIELDS = (
+    len(Phase) + len(COUNTS) + 1
+)  # numbers of a step: seconds of each phase, counts, samples of its loader
 
 HOSTS = {  # by the module whose code wraps the model: the adapter of paceline.hosts
     "transformers.trainer": "transformers",
@@ -110,9 +112,12 @@ class Probe:
 
     def _report(self) -> None:
         hooks = self._hooks
-        head = {"lines": self._lines.found(), "loader": hooks.loader, "host": self._host, "sure": hooks.sure}
+        head: dict[str, Any] = {"lines": self._lines.found(), "loader": hooks.loader, "host": self._host}
         head |= {"places": hooks.places, "others": hooks.others, "compares": hooks.compares}
-        content = json.dumps(head).encode() + b"\n" + np.array(self._rows, float).tobytes()
+        head |= {"counted": hooks.counted}
+        drawn = drawn_by_step(hooks.batches)[: len(self._rows)]
+        rows = np.column_stack([np.array(self._rows, float), np.array(drawn, float)])
+        content = json.dumps(head).encode() + b"\n" + rows.tobytes()
         self._store.set(f"{self._next_report}/{self.rank}", content)  # type: ignore[arg-type]  # the store keeps bytes
         if self.rank == 0:
             self._pending.append(self._next_report)
@@ -137,8 +142,13 @@ class Probe:
     def _write(self, rows: Array, heads: list[dict[str, Any]]) -> None:
         """Append the rounds that are new. rows: shape (T, n, fields). heads: each rank's description of its loop."""
         assert self._record is not None
+        # Balancing divides what the loaders draw. If one rank draws for the others, its count is not its own.
+        drawn = rows[:, :, -1].min(axis=1) > 0
+        for head in heads:
+            head["sure"] = bool(drawn[WARM_UP:].mean() > 0.5) or head["counted"]
         for step in range(self._written, len(rows)):
             spent, counts = rows[step, :, : len(Phase)].T, rows[step, :, len(Phase) :].T
+            loads = counts[-1] if drawn[step] else counts[0]
             own = spent.sum(axis=0) - spent[Phase.REDUCE]
             wall = float(spent[:, 0].sum())
             self._clock += wall
@@ -147,8 +157,8 @@ class Probe:
                 epoch=0,
                 time=self._clock,
                 seconds=max(wall, float(own.max())),
-                batch=int(counts[0].sum()),
-                loads=counts[0],
+                batch=int(loads.sum()),
+                loads=loads,
                 compute=own,
                 overhead=spent[Phase.FINISH],  # an optimizer's step does not depend on the number of samples
                 phases={phase.name: spent[phase] for phase in Phase},

@@ -253,11 +253,12 @@ def _limits(record: Run, batch: int) -> tuple[list[int], list[int | None]]:
     return least, [None if high is None else int(high) for _, high in given]
 
 
-def table(answer: Answer) -> Table:
-    """A terminal table of all policies' figures, the fastest first. Needs ``paceline[cli]``."""
+def table(answer: Answer, counted: str = "loads") -> Table:
+    """A terminal table of all policies' figures, the fastest first. counted: what each rank's numbers count. Needs
+    ``paceline[cli]``."""
     from paceline import tables
 
-    shown = tables.begun("policy", figures=("time", "as fast", "waiting", "loads in the last round"))
+    shown = tables.begun("policy", figures=("time", "as fast", "waiting", f"{counted} in the last round"))
     shown.add_row(
         f"{before(answer)} (recorded)", seconds(answer.seconds), times(1.0), percent(answer.idle), ""
     )
