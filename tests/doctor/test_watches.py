@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from paceline.attach import places
 from paceline.doctor import watches
 from paceline.doctor.phases import HostClock, Phase, Phases, StreamClock
 from paceline.doctor.watches import Watch
@@ -202,3 +205,20 @@ def test_lines_may_be_asked_for_while_a_look_is_being_counted(monkeypatch: pytes
     lines.stop()
     assert alive
     assert found == []
+
+
+def test_packages_on_a_path_of_their_own_are_not_the_users_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of a module system, which sets PYTHONPATH."""
+    packages = tmp_path / "site-packages"
+    monkeypatch.setattr(sys, "path", [str(tmp_path), str(packages)])
+    places._foreign_places.cache_clear()
+    try:
+        for folder, user in ((packages, False), (tmp_path, True)):
+            found: dict[str, Any] = {"sys": sys, "place": places.place}
+            exec(compile("found = place(sys._getframe())", str(folder / "a.py"), "exec"), found)
+            assert (found["found"] == (str(folder / "a.py"), 1)) == user
+    finally:
+        monkeypatch.undo()
+        places._foreign_places.cache_clear()

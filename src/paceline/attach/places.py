@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import site
+import sys
 import sysconfig
 from types import FrameType
 
@@ -32,6 +33,7 @@ def foreign(file: str) -> bool:
 def _foreign_places() -> tuple[str, ...]:
     """The directories of files that are not the user's: Python's own, installed packages, Paceline."""
     installed = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    places = [*installed, *site.getsitepackages(), site.getusersitepackages(), _PACELINE]
+    added = [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")]
+    places = [*installed, *site.getsitepackages(), site.getusersitepackages(), *added, _PACELINE]
     unique = {form for place in places if place for form in (place, os.path.realpath(place))}
     return (*(os.path.join(place, "") for place in sorted(unique)), "<")
