@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from paceline import runs
+from paceline import PacelineError, runs
+from paceline.doctor.command import check_ranks
 from support import forks
 from support.commands import Said, assert_refused, paceline
 
@@ -38,7 +40,8 @@ def test_a_script_under_torchrun_is_watched_and_ended(tmp_path: Path) -> None:
     )
     assert said.status == 0, said.stderr
     assert "Rank 1 takes" in said.stdout
-    assert "pace = paceline.torch.Pace(ddp, global_batch=32)" in said.stdout
+    assert "pace = paceline.torch.Pace(ddp, global_batch=2 * batch_size)" in said.stdout
+    assert "paceline verify -- " in said.stdout
     assert "trained step 0\n" in said.stderr, "what the training prints is passed on"
     assert "Traceback" not in said.stderr, "that it was ended from here is not shown as a fault"
     found = json.loads((tmp_path / "d.json").read_text())
@@ -69,7 +72,67 @@ def test_why_nothing_was_seen_is_said(arguments: tuple[object, ...], words: str)
 @pytest.mark.xdist_group("doctor")
 def test_one_process_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    assert_refused_at_last(paceline("doctor", "--", *FORKS, 1, SCRIPT, 20), "1 rank: expected at least 2")
+    said = paceline("doctor", "--", *FORKS, 1, SCRIPT, 100_000)
+    assert_refused_at_last(said, "1 rank: expected at least 2")
+    assert said.stderr.count("trained step") < 100, "it ended before the training did"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        TORCHRUN[:-2],
+        (*TORCHRUN[:3], "--nproc_per_node=1", "--nnodes", 1),
+        ("/opt/bin/torchrun", "--nnodes=1:1", "--nproc-per-node", 1),
+    ],
+)
+def test_torchrun_of_one_rank_is_refused_before_it_starts(command: tuple[object, ...]) -> None:
+    with pytest.raises(PacelineError, match="torchrun starts 1 rank here: expected at least 2"):
+        check_ranks([*map(str, command), str(SCRIPT)])
+
+
+def test_launchers_of_several_or_unknown_ranks_are_accepted() -> None:
+    for command in (
+        (*TORCHRUN, 2),
+        (*TORCHRUN[:3], "--nproc-per-node=gpu"),
+        (*TORCHRUN[:3], "--nnodes", 2),
+        ("mpirun", "-n", 1, "train.py"),
+    ):
+        check_ranks([*map(str, command), str(SCRIPT)])
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("one_machine")
+@pytest.mark.xdist_group("doctor")
+@pytest.mark.parametrize("steps", [0, 10])
+def test_ctrl_c_reports_what_was_watched(steps: int, tmp_path: Path) -> None:
+    """The first report of the ranks is on record after 10 steps; without one there is nothing to report."""
+    doctor = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "paceline", "doctor", "--steps", "10000", "--policy", "level"),
+            *("--out", str(tmp_path / "kept"), "--", *map(str, (*FORKS, 2, SCRIPT, 100_000))),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert doctor.stderr is not None
+    for line in doctor.stderr:
+        if line == f"trained step {2 * steps}\n":
+            break
+    below = psutil.Process(doctor.pid).children(recursive=True)
+    doctor.send_signal(signal.SIGINT)
+    out, error = doctor.communicate(timeout=60)
+    _, left = psutil.wait_procs(below, timeout=60)
+    assert not left
+    if steps:
+        assert doctor.returncode == 0, error
+        assert "interrupted: the report is of 8 steps" in error
+        assert "Rank 1 takes" in out
+        assert len(runs.read(tmp_path / "kept").round) == 8
+    else:
+        assert doctor.returncode == 130
+        assert error.splitlines()[-1] == "paceline: interrupted"
 
 
 @pytest.mark.processes

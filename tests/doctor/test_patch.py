@@ -107,6 +107,12 @@ PLAIN = SCRIPT.replace(", *, epochs", ", epochs")
             "mse = MSELoss(reduction='sum')\n        loss = mse(model(x), y)",
             "a loss that is a mean",
         ),
+        ("(model(x) - y).square().mean()", "torch.sum((model(x) - y).square())", "a loss that is a mean"),
+        (
+            "\n\ndef fit(",
+            "\n\ndef elbo(x):\n    return mse(x, reduction='sum')\n\n\ndef both(x):\n    return elbo(x)\n\n\ndef fit(",
+            "a loss that is a mean",
+        ),
         ("\n    loader = DataLoader(data, 8)", "", "the loader loader in main, which makes the model"),
         ("import torch", "import torch\npace = 3", "a name for the new object, and found that pace"),
         ("\n", "\r\n", "lines that end without a carriage return"),
@@ -117,8 +123,9 @@ def test_unknown_form_says_what_was_looked_for(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert old in PLAIN
+    script = PLAIN.replace("(model(x) - y).square().mean()", "both(model(x))") if "elbo" in new else PLAIN
     with pytest.raises(UnknownForm) as error:
-        changed(PLAIN.replace(old, new, 1), tmp_path)
+        changed(script.replace(old, new, 1), tmp_path)
     assert missing in str(error.value)
 
 

@@ -42,7 +42,7 @@ def observe(
     Raises PacelineError if the command cannot be started or has nothing to watch, WorkerError if it failed by itself.
     """
     check_command(command)
-    _check_ranks(command)
+    check_ranks(command)
     if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
         raise PacelineError(f"{keep} exists; choose another place for the record")
     if keep is not None and not keep.exists():
@@ -79,7 +79,7 @@ def _play(
         return process.returncode
 
 
-def _check_ranks(command: Sequence[str]) -> None:
+def check_ranks(command: Sequence[str]) -> None:
     """Raises PacelineError if the command is a torchrun that starts a single rank."""
     if not any(Path(part).name == "torchrun" or part == LAUNCHER for part in command):
         return

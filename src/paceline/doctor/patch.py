@@ -426,13 +426,20 @@ class _Script:
         return self._code(loss)
 
     def _check_mean(self, scope: Scope, loss: ast.AST) -> None:
-        """Raises UnknownForm for a loss that is clearly a sum over the batch, even if it is then divided."""
+        """Raises UnknownForm for a loss that is clearly a sum over the batch, even if it is then divided, also within
+        functions and classes of the script that it is made by."""
         values = [loss]
         for within in (scope, self.tree):  # loss = criterion(...); criterion = Criterion(reduction="sum")
             names = {self._code(getattr(value, "func", value)) for value in values}
             values += [node.value for node in self._all(within, ast.Assign) if names & {*self._targets(node)}]
+        made = {node.name: node for node in self._all(self.tree, ast.FunctionDef | ast.ClassDef)}
+        for value in values:  # the list grows during the loop
+            called = {self._code(call.func).rpartition(".")[2] for call in self._all(value, ast.Call)}
+            values += [made.pop(name) for name in called & made.keys()]
         for call in (call for value in values for call in self._all(value, ast.Call)):
-            sums = self._code(call.func).endswith(".sum") and not (call.args or call.keywords)
+            name = self._code(call.func)
+            given = len(call.args) - (name == "torch.sum")  # dimensions over which it sums
+            sums = name.endswith(".sum") and not (given or call.keywords)
             if sums or "sum" in {self._code(each.value).strip("\"'") for each in call.keywords}:
                 raise UnknownForm("a loss that is a mean over the batch, and found a sum")
 
