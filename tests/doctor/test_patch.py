@@ -110,7 +110,7 @@ PLAIN = SCRIPT.replace(", *, epochs", ", epochs")
         ("(model(x) - y).square().mean()", "torch.sum((model(x) - y).square())", "a loss that is a mean"),
         (
             "\n\ndef fit(",
-            "\n\ndef elbo(x):\n    return mse(x, reduction='sum')\n\n\ndef both(x):\n    return elbo(x)\n\n\ndef fit(",
+            "\n\ndef elbo(x):\n    return mse(x, reduction='sum')\n\n\ndef both(x):\n    return elbo(x)\n\ndef fit(",
             "a loss that is a mean",
         ),
         ("\n    loader = DataLoader(data, 8)", "", "the loader loader in main, which makes the model"),
