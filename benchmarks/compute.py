@@ -42,6 +42,8 @@ import kernel
 import numpy as np
 from scaffold import command_line, policy_name
 
+from paceline.torch.callbacks import OnRound
+
 POLICIES = ("level", "auto")
 PLAIN, ALONE = "plain DDP", "no waiting"
 NEIGHBOURS = ("none", "stays", "moves")
@@ -124,7 +126,7 @@ def paced(
     """Endless rounds under Pace."""
     from paceline.torch import Pace
 
-    pace = Pace(ddp, batch, policy, loop="pieces", on_round=note)
+    pace = Pace(ddp, batch, policy, loop="pieces", callbacks=[OnRound(note)])
     loader = pace.loader(data, collate_fn=lambda batch: batch)
     while True:
         for x, y in loader:

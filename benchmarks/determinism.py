@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from scaffold import command_line
 
+from paceline.torch.callbacks import OnRound
 from support.ranks import run_ranks
 
 if TYPE_CHECKING:
@@ -105,7 +106,13 @@ def trained(case: str, quantum: int, rank: int, repetition: int) -> Outcome:
     stalls = random.Random(1000 * repetition + rank)
     rounds: list[RoundResult] = []
     pace = Pace(
-        ddp, BATCH, "factoring", loop="pieces", deterministic=True, quantum=quantum, on_round=rounds.append
+        ddp,
+        BATCH,
+        "factoring",
+        loop="pieces",
+        deterministic=True,
+        quantum=quantum,
+        callbacks=[OnRound(rounds.append)],
     )
     options: dict[str, Any] = {}
     if case == "arrays at any address":

@@ -40,6 +40,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.trainer_pt_utils import BatchRebalanceSampler, LengthGroupedSampler
 
 from paceline.torch import Pace
+from paceline.torch.callbacks import OnRound
 from paceline.torch.feed.pieces import Order
 
 RANKS, SEED, WORDS, LONGEST = 2, 3, 256, 1024
@@ -186,7 +187,7 @@ def by_paceline(texts: Texts, batch: int) -> tuple[list[float], list[float], lis
     ddp, optimizer = fresh()
     ends: list[float] = []
     results: list[Any] = []
-    pace = Pace(ddp, batch, "level", loop="round", on_round=results.append)
+    pace = Pace(ddp, batch, "level", loop="round", callbacks=[OnRound(results.append)])
     loader = pace.loader(texts, seed=SEED, cost=texts.lengths, collate_fn=filled)
     for part in loader:
         pace.round(

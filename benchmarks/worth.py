@@ -81,6 +81,7 @@ def rank_of(
     from torch.utils.data import TensorDataset
 
     from paceline.torch import Pace, leave
+    from paceline.torch.callbacks import Record
 
     ranks = len(made.speeds)
     if ranks > 1:
@@ -89,7 +90,7 @@ def rank_of(
     model: Any = nn.Linear(10, made.kilobytes * 1024 // 44)
     ddp = DistributedDataParallel(model) if ranks > 1 else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    pace = Pace(ddp, batch, policy, record=record)
+    pace = Pace(ddp, batch, policy, callbacks=[] if record is None else [Record(record)])
     loader = pace.loader(TensorDataset(torch.randn(batch * 8, 10)))
     fixed = made.fixed[rank] if made.fixed else 0.0
     stamps = [time.perf_counter()]

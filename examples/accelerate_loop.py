@@ -14,6 +14,7 @@ from torch import nn
 
 from paceline.data.datasets import load
 from paceline.hosts.accelerate import AcceleratePace
+from paceline.torch.callbacks import OnRound
 
 
 def main() -> None:
@@ -33,7 +34,9 @@ def main() -> None:
 
     model, optimizer = accelerator.prepare(model, optimizer)  # the loader is not prepared
     rounds: list = []  # what happened, for the last line
-    pace = AcceleratePace(accelerator, model, 256, options.policy, on_round=rounds.append)  # 1: the handle
+    pace = AcceleratePace(
+        accelerator, model, 256, options.policy, callbacks=[OnRound(rounds.append)]
+    )  # 1: the handle
     loader = pace.loader(dataset, seed=0)  # 2: instead of DataLoader and prepare
     for _ in range(options.epochs):
         for x, y in loader:

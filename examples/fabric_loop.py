@@ -15,6 +15,7 @@ from torch import nn
 
 from paceline.data.datasets import load
 from paceline.hosts.fabric import FabricPace  # 1
+from paceline.torch.callbacks import OnRound
 
 
 def main() -> None:
@@ -33,7 +34,9 @@ def main() -> None:
     model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
 
     rounds: list = []  # what happened, for the last line
-    pace = FabricPace(fabric, model, global_batch=256, policy=options.policy, on_round=rounds.append)  # 2
+    pace = FabricPace(
+        fabric, model, global_batch=256, policy=options.policy, callbacks=[OnRound(rounds.append)]
+    )  # 2
     loader = pace.loader(dataset, seed=0)  # 3: instead of DataLoader and setup_dataloaders
     for _ in range(options.epochs):
         for x, y in loader:

@@ -16,6 +16,7 @@ from torch.distributed.fsdp import fully_shard
 
 import paceline.torch
 from paceline.data.datasets import load
+from paceline.torch.callbacks import OnRound
 
 
 def main() -> None:
@@ -36,7 +37,9 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
     rounds: list = []  # what happened, for the last line
-    pace = paceline.torch.Pace(model, global_batch=256, policy=options.policy, on_round=rounds.append)  # 1
+    pace = paceline.torch.Pace(
+        model, global_batch=256, policy=options.policy, callbacks=[OnRound(rounds.append)]
+    )  # 1
     loader = pace.loader(dataset, seed=0)  # 2: instead of DistributedSampler and DataLoader
     for _ in range(options.epochs):
         for x, y in loader:

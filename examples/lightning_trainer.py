@@ -15,6 +15,7 @@ from torch import nn
 
 from paceline.data.datasets import load
 from paceline.hosts.lightning import LightningBalancer  # 1
+from paceline.torch.callbacks import OnRound
 
 
 class Digits(L.LightningModule):
@@ -41,7 +42,9 @@ def main() -> None:
         torch.from_numpy(digits.x_train), torch.from_numpy(digits.y_train)
     )
     rounds: list = []  # what happened, for the last line
-    balanced = LightningBalancer(global_batch=256, policy=options.policy, on_round=rounds.append)  # 2
+    balanced = LightningBalancer(
+        global_batch=256, policy=options.policy, callbacks=[OnRound(rounds.append)]
+    )  # 2
     trainer = L.Trainer(
         accelerator="cpu", devices=int(os.environ.get("WORLD_SIZE", "1")), strategy="ddp", max_epochs=options.epochs,
         callbacks=[balanced],  # 3

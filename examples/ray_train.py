@@ -19,6 +19,7 @@ from torch import nn
 
 from paceline.data.datasets import load
 from paceline.hosts.ray_train import RayTrainPace
+from paceline.torch.callbacks import OnRound
 
 
 def train_loop_per_worker(config: dict) -> None:
@@ -33,7 +34,7 @@ def train_loop_per_worker(config: dict) -> None:
     criterion = nn.CrossEntropyLoss()
 
     rounds: list = []
-    pace = RayTrainPace(model, global_batch=256, on_round=rounds.append)  # 1: the handle
+    pace = RayTrainPace(model, global_batch=256, callbacks=[OnRound(rounds.append)])  # 1: the handle
     loader = pace.loader(dataset, seed=0)  # 2: instead of DataLoader and prepare_data_loader
     if (kept := ray.train.get_checkpoint()) is not None:
         with kept.as_directory() as folder:

@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.rnn import pad_sequence
 
 import paceline.torch
+from paceline.torch.callbacks import OnRound
 
 MODULES = (builtins, collections, inspect, itertools, json, os, statistics, string)
 LETTERS, LONGEST, NOTHING = 128, 512, -100
@@ -68,7 +69,7 @@ def main() -> None:
     dataset = texts()
     rounds: list[paceline.torch.RoundResult] = []
 
-    pace = paceline.torch.Pace(ddp, global_batch=64, loop="round", on_round=rounds.append)
+    pace = paceline.torch.Pace(ddp, global_batch=64, loop="round", callbacks=[OnRound(rounds.append)])
     loader = pace.loader(
         dataset, cost=lambda index: len(dataset[index]), collate_fn=filled, micro_batch_cost=16384
     )

@@ -37,7 +37,7 @@ def test_waiting_for_one_ranks_collection_at_a_time_is_named(tmp_path: Path) -> 
     run = record(tmp_path / "run", 0.0)
     assert waited_for(run) == pytest.approx(1.0)
     assert "garbage collection at a time" in collections(run)[0]
-    assert "collect_every" in collections(run)[0]
+    assert "GarbageCollection(100)" in collections(run)[0]
 
 
 def test_collections_that_nobody_waits_for_are_not(tmp_path: Path) -> None:

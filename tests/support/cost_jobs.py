@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import PacelineError
 from paceline.torch import Pace, RoundResult
+from paceline.torch.callbacks import OnRound
 from paceline.torch.feed.pieces import Order
 from support.token_jobs import IGNORED, WORDS, loss_of, means_of_sentences, model, sharded_over
 
@@ -127,7 +128,10 @@ def _train(
     optimizer = torch.optim.SGD(net.parameters(), lr=0.3, momentum=0.9)
     if state is not None:
         optimizer.load_state_dict(state["optimizer"])
-    pace, stalls = Pace(ddp, BATCH, loop=loop, on_round=rounds.append, **options), random.Random(rank)
+    pace, stalls = (
+        Pace(ddp, BATCH, loop=loop, callbacks=[OnRound(rounds.append)], **options),
+        random.Random(rank),
+    )
     loader = pace.loader(Texts(), seed=SEED, collate_fn=filled, **loading, num_workers=workers)
     if state is not None:
         pace.load_state_dict(state["pace"])

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from paceline import runs
 from paceline.errors import PacelineError
 from paceline.torch import Pace
+from paceline.torch.callbacks import OnRound, Record
 from support.torch_jobs import Samples, fresh, optimizer_of
 
 COUNT, BATCH = 100, 24
@@ -49,7 +50,9 @@ def _case(
     optimizer = optimizer_of(ddp)
     told: list[Any] = []
     chosen = {"policy": "equal", "loop": "round", "micro_batch": 2} | options
-    pace = Pace(ddp, BATCH, record=record, on_round=told.append, **chosen)
+    pace = Pace(
+        ddp, BATCH, callbacks=[OnRound(told.append), *([] if record is None else [Record(record)])], **chosen
+    )
     batches = pace.loader(Samples(COUNT), seed=5, **(loader or {}))
     used: list[list[int]] = []
 

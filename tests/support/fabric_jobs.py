@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from paceline.errors import PacelineError
+from paceline.torch.callbacks import OnRound
 from support import hosts
 from support.hosts import BATCH, COUNT, EPOCHS, FREE, SEED, UNEVEN, Samples, fresh, optimizer_of
 
@@ -67,7 +68,7 @@ def train(
         model, optimizer = fabric.setup(model, optimizer_of(model))
     options = {"policy": UNEVEN, "limits": FREE[:ranks]} | options
     results: list[Any] = []
-    pace = FabricPace(fabric, model, BATCH, on_round=results.append, **options)
+    pace = FabricPace(fabric, model, BATCH, callbacks=[OnRound(results.append)], **options)
     loader, loss_of = pace.loader(Samples(COUNT, kind), seed=SEED, **loading or {}), nn.CrossEntropyLoss()
     parts = {"model": model, "optimizer": optimizer, "pace": pace}
     if load is not None:

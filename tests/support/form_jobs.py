@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import PacelineError
 from paceline.torch import Pace, RoundResult
+from paceline.torch.callbacks import OnRound
 from paceline.torch.feed.pieces import Order
 from support.token_jobs import sharded_over
 
@@ -104,7 +105,7 @@ def _case(
     ddp: nn.Module = sharded_over(net, ranks) if sharded else DistributedDataParallel(net)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0) if scaled else None
-    pace = Pace(ddp, BATCH, loop=loop, on_round=results.append, **options)
+    pace = Pace(ddp, BATCH, loop=loop, callbacks=[OnRound(results.append)], **options)
     loader = pace.loader(Pictures(), seed=5, drop_last=form == "known")
 
     def function(x: torch.Tensor, y: torch.Tensor, boxes: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from paceline.errors import PacelineError
 from paceline.torch import Pace, RoundResult
+from paceline.torch.callbacks import OnRound
 from support import hosts
 from support.hosts import BATCH, COUNT, EPOCHS, FREE, SEED, UNEVEN, Samples, fresh, optimizer_of
 from support.sharding import BALANCED, NEEDED
@@ -96,7 +97,7 @@ def measured(rank: int, ranks: int, milliseconds: list[float], steps: int) -> li
     for layer in (model.first, model.second):
         layer.register_forward_pre_hook(slow)
     results: list[RoundResult] = []
-    pace = Pace(model, 60, "equal", on_round=results.append)
+    pace = Pace(model, 60, "equal", callbacks=[OnRound(results.append)])
     for x, y, _ in pace.loader(Samples(60 * steps), seed=5):
         pace.backward(loss_of(model(x), y))
         pace.step(optimizer)

@@ -13,6 +13,7 @@ from torch import nn
 
 from paceline.errors import PacelineError
 from paceline.torch import RoundResult
+from paceline.torch.callbacks import OnRound
 from support import hosts
 from support.fabric_jobs import sharded, whole
 from support.hosts import BATCH, COUNT, EPOCHS, FREE, SEED, UNEVEN, Samples, fresh, optimizer_of
@@ -91,7 +92,7 @@ def fit(
     warnings.filterwarnings("ignore", module="lightning")
     results: list[RoundResult] = []
     options = {"policy": UNEVEN if ranks > 1 else "equal", "limits": FREE[:ranks]} | (options or {})
-    balanced = LightningBalancer(batch, on_round=results.append, **options)
+    balanced = LightningBalancer(batch, callbacks=[OnRound(results.append)], **options)
     callbacks = [balanced, *([ModelCheckpoint(**keep)] if keep else [])]
     task = module_of(getattr(torch, dtype))
     task.milliseconds, task.sharding = milliseconds, sharding

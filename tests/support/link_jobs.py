@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.torch import Pace, peers
+from paceline.torch.callbacks import OnRound
 from paceline.torch.measuring import open_rounds
 from support.torch_jobs import Samples, fresh, optimizer_of
 
@@ -40,7 +41,7 @@ def asked(rank: int, ranks: int, share: float, alone: bool = False) -> list[Any]
     ddp = DistributedDataParallel(fresh(torch.float64))
     optimizer = optimizer_of(ddp)
     told: list[Any] = []
-    pace = Pace(ddp, 12, "equal", on_round=told.append)
+    pace = Pace(ddp, 12, "equal", callbacks=[OnRound(told.append)])
     loader = pace.loader(Samples(12 * 30))
     for x, y, _ in loader:
         time.sleep(0.05)

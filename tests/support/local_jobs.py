@@ -19,6 +19,7 @@ from torch import nn
 
 from paceline.errors import PacelineError
 from paceline.torch import Merge, Pace
+from paceline.torch.callbacks import OnRound
 from paceline.torch.elastic.membership import Where
 from paceline.torch.feed.pieces import Order
 from paceline.torch.local import Merging
@@ -483,7 +484,7 @@ def slowed(rank: int, ranks: int, policies: list[str]) -> list[list[Any]]:
     for policy in policies:
         model, told, steps = fresh(torch.float64), list[Any](), list[int]()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        with Pace(model, BATCH, policy, loop="local", every=6, on_round=told.append) as pace:
+        with Pace(model, BATCH, policy, loop="local", every=6, callbacks=[OnRound(told.append)]) as pace:
             for x, y, _ in pace.loader(Samples(3 * 6 * BATCH), seed=5):
                 slow = (rank, pace.rounds) == (1, 2)
                 time.sleep(0.15 if slow else 0.003)

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import PacelineError
 from paceline.torch import Pace, memory_limits
+from paceline.torch.callbacks import OnRound
 from paceline.torch.feed.pieces import Order
 
 FEATURES, WIDTH, DEPTH, CLASSES = 16, 8192, 16, 4
@@ -91,7 +92,7 @@ def limited(
         resource.setrlimit(resource.RLIMIT_AS, (before + room, resource.RLIM_INFINITY))
     told: list[Any] = []
     policy = options.pop("policy", "level")
-    pace = Pace(model, batch, policy, limits="memory", on_round=told.append, **options)
+    pace = Pace(model, batch, policy, limits="memory", callbacks=[OnRound(told.append)], **options)
     loader = pace.loader(Data(count), shuffle=False)
     whole, most = options.get("loop", "whole") == "whole", 0
 
@@ -220,7 +221,7 @@ def running_out(rank: int, ranks: int, options: dict[str, Any]) -> dict[str, Any
         options.pop("policy", "level"),
         limits="memory",
         loop="round",
-        on_round=told.append,
+        callbacks=[OnRound(told.append)],
         **options,
     )
     loader = pace.loader(Data(96), seed=1)

@@ -16,6 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.torch import Pace
+from paceline.torch.callbacks import OnRound
 from paceline.torch.elastic.membership import Where
 from paceline.torch.elastic.supervisor import Supervisor
 from support.elastic_jobs import BATCH, Forked, Oops, Rows, network, optimizers, squares
@@ -40,7 +41,9 @@ def script(kind: str, ranks: int) -> dict[str, Any]:
         "level",
         loop="round",
         elastic=kind == "elastic",
-        on_round=lambda r: told.append({"step": r.step, "loads": r.loads.tolist(), "loss": r.loss}),
+        callbacks=[
+            OnRound(lambda r: told.append({"step": r.step, "loads": r.loads.tolist(), "loss": r.loss}))
+        ],
     )
     leaves = [LEFT]
 

@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import PacelineError
 from paceline.torch import Pace
+from paceline.torch.callbacks import Callback, OnRound, StopOnNan
 from paceline.torch.measuring import meter
 from support.torch_jobs import Samples, fresh, optimizer_of
 
@@ -22,20 +23,28 @@ def no_number(rank: int, ranks: int) -> tuple[str, list[tuple[int, list[int]]], 
     heard: list[tuple[int, list[int]]] = []
     sentence = ""
     try:
-        _rounds(rank, on_nan="raise")
+        _rounds(rank, [StopOnNan()])
     except PacelineError as error:
         sentence = str(error)
-    _rounds(rank, on_nan=lambda step, who: heard.append((step, who)))
+    _rounds(rank, [Heard(heard)])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        _rounds(rank)
+        _rounds(rank, [])
     return sentence, heard, [str(w.message) for w in caught if "not finite" in str(w.message)]
 
 
-def _rounds(rank: int, **options: Any) -> None:
+class Heard(Callback):
+    def __init__(self, heard: list[tuple[int, list[int]]]) -> None:
+        self.heard = heard
+
+    def on_nan(self, step: int, ranks: list[int]) -> None:
+        self.heard.append((step, ranks))
+
+
+def _rounds(rank: int, callbacks: list[Callback]) -> None:
     ddp = DistributedDataParallel(fresh(torch.float64))
     optimizer, loss_of = optimizer_of(ddp), nn.CrossEntropyLoss()
-    pace = Pace(ddp, 12, "equal", **options)
+    pace = Pace(ddp, 12, "equal", callbacks=callbacks)
     try:
         for x, y, _ in pace.loader(Samples(12 * 4), seed=5):
             loss = loss_of(ddp(x), y)
@@ -82,7 +91,7 @@ def left_alone(rank: int, ranks: int, who: list[int], how: str, policy: str, at:
     meter.LATE_SECONDS = 1.0
     ddp = DistributedDataParallel(fresh(torch.float64))
     optimizer, loss_of, told, words = optimizer_of(ddp), nn.CrossEntropyLoss(), list[int](), ""
-    pace = Pace(ddp, 12, policy, on_round=lambda result: told.append(result.step))
+    pace = Pace(ddp, 12, policy, callbacks=[OnRound(lambda result: told.append(result.step))])
     loader = pace.loader(Samples(12 * 40), seed=5)
 
     try:

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import PacelineError
 from paceline.torch import Merge, Pace
+from paceline.torch.callbacks import OnRound
 from support.scripted import Script
 from support.torch_jobs import UNEVEN, Samples, fresh
 
@@ -123,7 +124,9 @@ def loads_under(rank: int, ranks: int, hook: str, milliseconds: list[float], rou
     ddp = DistributedDataParallel(fresh(torch.float32))
     register(ddp, hook, rank)
     optimizer, last = torch.optim.SGD(ddp.parameters(), lr=0.1), list[list[float]]()
-    with Pace(ddp, 60, "level", on_round=lambda result: last.append(result.loads.tolist())) as pace:
+    with Pace(
+        ddp, 60, "level", callbacks=[OnRound(lambda result: last.append(result.loads.tolist()))]
+    ) as pace:
         for x, y, _ in pace.loader(Samples(60 * rounds, torch.float32), seed=SEED):
             time.sleep(milliseconds[rank] * len(x) / 1e3)
             pace.backward(nn.functional.cross_entropy(ddp(x), y))

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import PacelineError
 from paceline.torch import Pace, RoundResult
+from paceline.torch.callbacks import OnRound
 from paceline.torch.feed.pieces import Order
 
 COUNT, BATCH, LENGTH, WORDS = 90, 24, 12, 7
@@ -113,7 +114,7 @@ def _case(
     net, stalls = model(), random.Random(rank)
     ddp: nn.Module = sharded_over(net, ranks) if sharded else DistributedDataParallel(net)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.3, momentum=0.9)
-    pace = Pace(ddp, BATCH, loop=loop, on_round=results.append, **options)
+    pace = Pace(ddp, BATCH, loop=loop, callbacks=[OnRound(results.append)], **options)
     loader = pace.loader(Sentences(rare), seed=5, num_workers=workers, **(loading or {}))
 
     def function(words: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, Any]:

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import PacelineError
 from paceline.torch import Pace, RoundResult
+from paceline.torch.callbacks import OnRound, Record
 from paceline.torch.feed.pieces import Order
 from paceline.torch.measuring import measure
 from paceline.torch.measuring.measure import CpuStopwatch
@@ -191,7 +192,7 @@ def part_of_an_epoch(
     if state is not None:
         optimizer.load_state_dict(state["optimizer"])
     results: list[RoundResult] = []
-    pace = Pace(ddp, 16, policy, loop="pieces", on_round=results.append)
+    pace = Pace(ddp, 16, policy, loop="pieces", callbacks=[OnRound(results.append)])
     loader = pace.loader(Samples(83), seed=5, num_workers=loader_workers)
     if state is not None:
         pace.load_state_dict(state["pace"])
@@ -216,7 +217,7 @@ def measured(rank: int, ranks: int, policy: str, milliseconds: list[float], step
     ddp = DistributedDataParallel(fresh(torch.float64))
     optimizer, loss_of = optimizer_of(ddp), nn.CrossEntropyLoss()
     results: list[RoundResult] = []
-    with Pace(ddp, 60, policy, loop="pieces", on_round=results.append) as pace:
+    with Pace(ddp, 60, policy, loop="pieces", callbacks=[OnRound(results.append)]) as pace:
         for x, y, _ in pace.loader(Samples(60 * steps), seed=5):
             time.sleep(milliseconds[rank] * len(x) / 1e3)
             pace.backward(loss_of(ddp(x), y))
@@ -233,7 +234,7 @@ def in_intervals(
     optimizer, loss_of = optimizer_of(ddp), nn.CrossEntropyLoss()
     results: list[RoundResult] = []
     told = []
-    with Pace(ddp, 24, policy, loop="pieces", on_round=results.append) as pace:
+    with Pace(ddp, 24, policy, loop="pieces", callbacks=[OnRound(results.append)]) as pace:
         meter = pace.loop._meter
         announce = meter._announce
         meter._announce = lambda *lag: (told.append(1), announce(*lag))[1]  # type: ignore[method-assign]
@@ -252,7 +253,7 @@ def left_within_an_interval(rank: int, ranks: int, end: str) -> tuple[list[int],
     ddp = DistributedDataParallel(fresh(torch.float64))
     optimizer, loss_of = optimizer_of(ddp), nn.CrossEntropyLoss()
     results: list[RoundResult] = []
-    with Pace(ddp, 24, "level", loop="pieces", on_round=results.append) as pace:
+    with Pace(ddp, 24, "level", loop="pieces", callbacks=[OnRound(results.append)]) as pace:
         for x, y, _ in pace.loader(Samples(24 * (400 if end == "break" else 211)), seed=5):
             pace.backward(loss_of(ddp(x), y))
             pace.step(optimizer)
@@ -272,7 +273,7 @@ def own_and_waiting(rank: int, ranks: int, milliseconds: list[float], steps: int
     ready, seen, results = [0.0], [], []
     for parameter in ddp.parameters():
         parameter.register_post_accumulate_grad_hook(lambda _: ready.__setitem__(0, time.perf_counter()))
-    with Pace(ddp, 60, "equal", loop="pieces", on_round=results.append) as pace:
+    with Pace(ddp, 60, "equal", loop="pieces", callbacks=[OnRound(results.append)]) as pace:
         for x, y, _ in pace.loader(Samples(60 * steps), seed=5):
             began = time.perf_counter()
             time.sleep(milliseconds[rank] * len(x) / 1e3)
@@ -303,9 +304,9 @@ def misuse(rank: int, ranks: int, kind: str) -> str:
         if kind == "plain module":
             Pace(model, 16)
         if kind == "record":
-            Pace(ddp, 16, record="/dev/null/run")
-        if kind == "record on rank 0":
-            Pace(ddp, 16, record="/dev/null/run" if rank == 0 else None)
+            Pace(ddp, 16, callbacks=[Record("/dev/null/run")])
+        if kind == "record on rank 1":
+            Pace(ddp, 16, callbacks=[Record("/dev/null/run")] if rank == 1 else [])
         if kind == "global batch":
             Pace(ddp, 16 if rank == 0 else 18)
         with Pace(ddp, 16, Wavering(rank) if kind == "other plan" else "equal") as pace:
@@ -421,7 +422,7 @@ def frozen(rank: int, ranks: int, steps: int, seconds: float) -> tuple[float, li
     optimizer, loss_of = optimizer_of(ddp), nn.CrossEntropyLoss()
     results: list[RoundResult] = []
     count, me = 60 * steps, os.getpid()
-    with Pace(ddp, 60, "factoring:portion=0.3", loop="pieces", on_round=results.append) as pace:
+    with Pace(ddp, 60, "factoring:portion=0.3", loop="pieces", callbacks=[OnRound(results.append)]) as pace:
         for x, y, _ in pace.loader(Samples(count), seed=5):
             if rank == 1 and pace.rounds == 5 and pace.host.first:
                 with subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -CONT {me}"]):

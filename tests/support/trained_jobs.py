@@ -13,6 +13,7 @@ from torch.utils.data import TensorDataset
 
 from paceline.errors import PacelineError
 from paceline.torch import Pace
+from paceline.torch.callbacks import OnRound
 from support.loader_jobs import TWO
 from support.torch_jobs import Samples, fresh, optimizer_of
 
@@ -255,7 +256,7 @@ def losses(rank: int, ranks: int, counts: bool, loop: str) -> tuple[list[float],
     def heard(result: Any) -> None:
         later.append(result.loss)
 
-    with Pace(ddp, 16, TWO, loop=loop, limits=[(0, None)] * 2, on_round=heard, **limit) as pace:
+    with Pace(ddp, 16, TWO, loop=loop, limits=[(0, None)] * 2, callbacks=[OnRound(heard)], **limit) as pace:
         for x, y, _ in pace.loader(Samples(83), seed=5):
             loss = LOSS(ddp(x), y)
             pace.backward(loss, count=len(x) if counts else None)

@@ -15,7 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from paceline.errors import PacelineError
-from paceline.torch import Pace, Recorder
+from paceline.torch import Pace
+from paceline.torch.callbacks import OnRound
 
 SAMPLES = 4  # of each rank in a step
 SECONDS = (0.01, 0.01, 0.04)  # that a rank sleeps for a sample
@@ -111,7 +112,7 @@ def paced(rank: int, ranks: int, cases: list[Case]) -> tuple[list[float], list[l
     """What this rank slept in each round, these cases last; what each rank's seconds are said to be."""
     step, ddp, optimizer, data, collate = _made(rank, ranks)
     results: list[Any] = []
-    pace = Pace(ddp, SAMPLES * ranks, "equal", on_round=results.append)
+    pace = Pace(ddp, SAMPLES * ranks, "equal", callbacks=[OnRound(results.append)])
     slept = []
     loader = iter(pace.loader(data, shuffle=False, collate_fn=collate))
     for case in CASES[:1] * WARM + cases:
@@ -141,22 +142,8 @@ def _plain(step: Step, ddp: Any, optimizer: torch.optim.Optimizer, x: torch.Tens
     return step.slept
 
 
-def recorded(rank: int, ranks: int, directory: str, cases: list[Case]) -> list[float]:
-    """The same in a plain loop that is recorded; rank 0 leaves the record in ``directory``."""
-    step, ddp, optimizer, data, _ = _made(rank, ranks)
-    slept = []
-    with Recorder(ddp, directory) as recorder:
-        for case in SOME[:1] * WARM + cases:
-            step.case, step.slept = case, 0.0
-            recorder.start(SAMPLES)
-            step.at("fetch")
-            x = data[:SAMPLES][0]
-            slept.append(_plain(step, ddp, optimizer, x))
-    return slept
-
-
 def watched(rank: int, ranks: int, directory: str, cases: list[Case]) -> list[float]:
-    """The same in a plain loop that the doctor watches."""
+    """The same in a plain loop that the doctor watches; rank 0 leaves the record in ``directory``."""
     from paceline import doctor
 
     step, ddp, optimizer, data, collate = _made(rank, ranks)

@@ -10,6 +10,7 @@ import torch
 
 from paceline import PacelineError
 from paceline.torch import Pace
+from paceline.torch.callbacks import GarbageCollection, OnRound
 from support.ranks import run_ranks
 
 
@@ -23,7 +24,9 @@ def rounds(rank: int, ranks: int, every: int, seconds: float, many: int) -> list
         if phase == "stop" and info["generation"] == 2:
             collected.append(len(finished) + 1)
 
-    pace = Pace(model, 8, collect_every=every, on_round=lambda result: finished.append(result.step))
+    pace = Pace(
+        model, 8, callbacks=[OnRound(lambda result: finished.append(result.step)), GarbageCollection(every)]
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     assert not gc.isenabled()
     gc.callbacks.append(watch)
@@ -54,6 +57,6 @@ def test_short_rounds_that_are_told_of_together_are_followed_by_one_collection()
     assert 2 <= len(first) < 90
 
 
-def test_a_number_that_cannot_be_is_told() -> None:
-    with pytest.raises(PacelineError, match="collect_every=0"):
-        Pace(torch.nn.Linear(2, 1), 8, collect_every=0)
+def test_interval_of_zero_rounds_raises() -> None:
+    with pytest.raises(PacelineError, match=r"GarbageCollection\(every\)=0: expected a whole number"):
+        GarbageCollection(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 import paceline.torch
 from paceline import PacelineError
+from paceline.torch.callbacks import GarbageCollection, OnRound, Record
 
 MODEL = torch.nn.Linear(2, 1)
 GOOD: dict[str, Any] = {"model": MODEL, "global_batch": 8, "policy": "level"}
@@ -34,9 +36,8 @@ GOOD: dict[str, Any] = {"model": MODEL, "global_batch": 8, "policy": "level"}
         ({"micro_batch": -4}, "micro_batch=-4: expected a whole number, 1 to"),
         ({"micro_steps": 1.5}, "micro_steps=1.5: expected a whole number"),
         ({"quantum": None}, "quantum=None: expected a whole number"),
-        ({"collect_every": 2**63}, "collect_every=9223372036854775808: expected a whole number, 1 to 9,223,"),
-        ({"record": 5}, "record=5: expected the path of a new directory"),
-        ({"on_round": "print"}, "on_round='print': expected a function"),
+        ({"callbacks": "record"}, "callbacks='record': expected a list of callbacks, such as"),
+        ({"callbacks": [print]}, "expected a list of callbacks, such as"),
         ({"limits": "1:8"}, "limits='1:8': expected 'memory', or a pair"),
         ({"limits": [(1, 2, 3)]}, r"limits=\[\(1, 2, 3\)\]: expected 'memory', or a pair"),
         ({"limits": [("1", None)]}, "limits of rank 0, least or most='1': expected a whole number, 0 to"),
@@ -45,11 +46,8 @@ GOOD: dict[str, Any] = {"model": MODEL, "global_batch": 8, "policy": "level"}
         ({"deterministic": "no"}, "deterministic='no': expected True or False"),
         ({"elastic": "false"}, "elastic='false': expected True or False"),
         ({"fill": 2}, "fill=2: expected True or False"),
-        ({"on_members": 3}, "on_members=3: expected a function that takes a Mended"),
         ({"on_missed": []}, r"on_missed=\[\]: expected 'warn', 'end' or a function"),
         ({"patience": "60"}, "patience='60': expected a positive number of seconds"),
-        ({"report_to": None}, "report_to=None: expected names of sinks"),
-        ({"report_to": 3}, "report_to=3: expected names of sinks"),
     ],
 )
 def test_each_is_named(options: dict[str, Any], words: str) -> None:
@@ -57,10 +55,26 @@ def test_each_is_named(options: dict[str, Any], words: str) -> None:
         paceline.torch.Pace(**GOOD | options)
 
 
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (
+            lambda: GarbageCollection(2**63),
+            r"GarbageCollection\(every\)=9223372036854775808: expected",
+        ),
+        (lambda: Record(5), r"Record\(5\): expected the path of a new directory"),
+        (lambda: OnRound("print"), r"OnRound\('print'\): expected a function"),
+    ],
+)
+def test_wrong_arguments_of_callbacks_raise(make: Callable[[], object], words: str) -> None:
+    with pytest.raises(PacelineError, match=words):
+        make()
+
+
 def test_numbers_of_numpy_are_numbers() -> None:
     pace = paceline.torch.Pace(
         MODEL, np.int64(8), micro_batch=np.int32(8), limits=[(np.int64(1), None)], policy="level",
-        collect_every=np.int64(2**31),
+        callbacks=[GarbageCollection(np.int64(2**31))],
     )  # fmt: skip
     assert pace.global_batch == 8
     pace.close()
@@ -92,8 +106,8 @@ JUNK = st.one_of(
     st.lists(st.integers() | st.text(max_size=2), max_size=3), st.tuples(st.tuples(st.integers(), st.none())),
 )  # fmt: skip
 OPTIONS = (
-    "model", "global_batch", "policy", "limits", "micro_batch", "micro_steps", "loop", "quantum", "weigh", "on_round",
-    "on_missed", "patience", "on_nan", "fill", "deterministic", "elastic",
+    "model", "global_batch", "policy", "limits", "micro_batch", "micro_steps", "loop", "quantum", "weigh",
+    "callbacks", "on_missed", "patience", "fill", "deterministic", "elastic",
 )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from torch import nn
 
 from paceline.errors import PacelineError
 from paceline.torch import Pace, RoundResult
+from paceline.torch.callbacks import OnRound
 from paceline.torch.feed.pieces import Order
 from support.torch_jobs import Samples, fresh, optimizer_of, reference
 
@@ -199,7 +200,7 @@ def test_the_short_last_round_is_left_out() -> None:
 
 def test_rounds_tell_what_people_log() -> None:
     results: list[RoundResult] = []
-    model, optimizer, pace = paced(on_round=results.append)
+    model, optimizer, pace = paced(callbacks=[OnRound(results.append)])
     scheduler, losses = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5), []
     for x, y, _ in pace.loader(Samples(83), seed=5):
         loss = LOSS(model(x), y)
@@ -271,7 +272,7 @@ def test_two_handles_of_one_model_one_after_the_other() -> None:
 
 def test_a_step_of_ones_own_tells_no_learning_rate_of_another_round() -> None:
     results: list[RoundResult] = []
-    model, optimizer, pace = paced(on_round=results.append)
+    model, optimizer, pace = paced(callbacks=[OnRound(results.append)])
     for x, y, _ in pace.loader(Samples(48), seed=5):
         pace.backward(LOSS(model(x), y))
         if pace.rounds == 0:
@@ -286,7 +287,7 @@ def test_a_step_of_ones_own_tells_no_learning_rate_of_another_round() -> None:
 
 def test_the_last_round_of_a_loop_that_draws_its_own_samples_and_steps_itself_is_on_record() -> None:
     results: list[RoundResult] = []
-    model, optimizer, pace = paced(on_round=results.append)
+    model, optimizer, pace = paced(callbacks=[OnRound(results.append)])
     for size in pace.sizes(5):
         x = torch.randn(size, 6, dtype=torch.float64)
         pace.backward(LOSS(model(x), torch.zeros(size).long()))

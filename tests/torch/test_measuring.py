@@ -143,7 +143,7 @@ def test_the_loss_is_the_mean_over_the_whole_batch() -> None:
         ("plain module", "expected a DistributedDataParallel"),
         ("global batch", "rank 1 was given global_batch=18 and rank 0 global_batch=16"),
         ("record", "cannot write the run directory"),
-        ("record on rank 0", "rank 1 was given record=None and rank 0 record='some'"),
+        ("record on rank 1", "rank 1 was given callbacks=['Record'] and rank 0 callbacks=[]"),
         ("seed", "rank 1 was given seed=1 and rank 0 seed=0"),
         ("no backward", "without pace.backward(loss)"),
         ("other plan", "rank 1 decided another plan"),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import socket
 import urllib.request
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -17,15 +18,15 @@ import torch
 from paceline import PacelineError
 from paceline.runs import sinks
 from paceline.runs.sinks import Sink
-from paceline.torch import Pace
-from paceline.torch.measuring.audience import asked
+from paceline.torch import Pace, RoundResult
+from paceline.torch.callbacks import Callback, Prometheus, Record, TensorBoard, Training
 
 
-def trained(**options: Any) -> Pace:
+def trained(*callbacks: Callback) -> Pace:
     """A handle after four rounds in this process alone."""
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    pace = Pace(model, 8, **options)
+    pace = Pace(model, 8, callbacks=callbacks)
     data = torch.utils.data.TensorDataset(torch.randn(32, 2), torch.randn(32, 1))
     for x, y in pace.loader(data, seed=0):
         pace.backward(torch.nn.functional.mse_loss(model(x), y))
@@ -38,7 +39,7 @@ def test_prometheus_reads_a_training_run(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    pace = trained(record=tmp_path / "mine", metrics_port=port)
+    pace = trained(Record(tmp_path / "mine"), Prometheus(port))
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
         told = answer.read().decode().splitlines()
     assert 'paceline_rounds_total{job="mine"} 4.0' in told
@@ -48,10 +49,12 @@ def test_prometheus_reads_a_training_run(tmp_path: Path) -> None:
         urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60)
 
 
+@dataclass
 class Broken(Sink):
     """Takes one round, and fails with the next."""
 
-    taken = 0
+    folder: str = ""
+    taken: ClassVar[int] = 0
 
     def _log(self, values: dict[str, float], step: int) -> None:
         type(self).taken += 1
@@ -60,20 +63,54 @@ class Broken(Sink):
 
 
 def test_a_sink_that_fails_ends_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sinks.SINKS, "broken", Broken)
-    with pytest.warns(UserWarning, match="nothing more is sent to broken, which failed: the disk is full"):
-        pace = trained(report_to="broken")
+    monkeypatch.setattr(sinks, "TensorBoard", Broken)
+    with pytest.warns(
+        RuntimeWarning, match="nothing more is sent to TensorBoard, which failed: the disk is full"
+    ):
+        pace = trained(TensorBoard())
     assert pace.rounds == 4
     assert Broken.taken == 2
     pace.detach()
 
 
-def test_what_is_no_sink_is_refused() -> None:
-    for options, words in (
-        ({"report_to": "wandbb"}, "sink 'wandbb' is unknown; did you mean wandb"),
-        ({"report_to": [3]}, "expected names of sinks"),
-        ({"metrics_port": "here"}, "expected a port, or HOST:PORT"),
-    ):
-        with pytest.raises(PacelineError, match=words):
-            Pace(torch.nn.Linear(2, 1), 8, **options)  # type: ignore[arg-type]
-    assert asked("wandb", "0.0.0.0:9100") == ["wandb", "prometheus:port=9100,host=0.0.0.0"]
+def test_port_that_is_no_number_raises_before_training() -> None:
+    with pytest.raises(PacelineError, match="metrics port='here': expected a whole number"):
+        Pace(torch.nn.Linear(2, 1), 8, callbacks=[Prometheus("here")])  # type: ignore[arg-type]
+
+
+def test_callback_that_cannot_start_closes_the_started_ones(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("")
+    calls: list[str] = []
+
+    class Mine(Callback):
+        def on_start(self, training: Training) -> None:
+            calls.append("start")
+
+        def on_close(self) -> None:
+            calls.append("close")
+
+    with pytest.raises(PacelineError, match="exists; choose another"):
+        Pace(torch.nn.Linear(2, 1), 8, callbacks=[Mine(), Record(tmp_path)])
+    assert calls == ["start", "close"]
+
+
+def test_own_callback_is_called_for_each_round_and_epoch_and_closed_once() -> None:
+    calls: list[Any] = []
+
+    class Mine(Callback):
+        def on_start(self, training: Training) -> None:
+            calls.append((training.rank, training.config["global_batch"], training.place.name))
+
+        def on_round(self, result: RoundResult) -> None:
+            calls.append(result.step)
+
+        def on_epoch(self, epoch: int) -> None:
+            calls.append(f"epoch {epoch}")
+
+        def on_close(self) -> None:
+            calls.append("closed")
+
+    pace = trained(Mine())
+    pace.detach()
+    pace.detach()
+    assert calls == [(0, 8, "training"), 0, 1, 2, 3, "epoch 0", "closed"]

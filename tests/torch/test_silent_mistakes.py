@@ -13,10 +13,11 @@ from torch import nn
 
 from paceline.errors import PacelineError
 from paceline.torch import Pace
+from paceline.torch.callbacks import StopOnNan
 from paceline.torch.feed.pieces import Order
 from paceline.torch.measuring.open_rounds import Blind, Finite
 from support.ranks import run_ranks
-from support.silent_jobs import left_alone, no_number, other_epochs, own_options, own_schedules
+from support.silent_jobs import Heard, left_alone, no_number, other_epochs, own_options, own_schedules
 from support.torch_jobs import Samples, fresh, optimizer_of
 
 
@@ -41,26 +42,26 @@ def test_a_loop_that_never_steps_is_told_so(rounds: int) -> None:
 
 def test_what_to_do_about_a_loss_that_is_no_number() -> None:
     told, losses = np.array([1.0, 1.0, 0.0]), np.array([2.5, np.inf, np.nan])
-    finite = Finite("warn")
+    finite = Finite([])
     with pytest.warns(RuntimeWarning, match=r"the loss of rank 1 was not finite in round 4 \(inf\)"):
         finite.check(4, losses, told)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         finite.check(5, losses, told)  # once is enough
-        Finite("raise").check(5, np.array([2.5, 1.0, np.nan]), told)  # who hands in no loss says nothing
+        Finite([StopOnNan()]).check(
+            5, np.array([2.5, 1.0, np.nan]), told
+        )  # who hands in no loss says nothing
     with pytest.raises(PacelineError, match="the loss of rank 1, 2 was not finite in round 6"):
-        Finite("raise").check(6, losses, np.ones(3))
+        Finite([StopOnNan()]).check(6, losses, np.ones(3))
     heard: list[tuple[int, list[int]]] = []
-    Finite(lambda step, ranks: heard.append((step, ranks))).check(7, losses, told)
+    Finite([Heard(heard)]).check(7, losses, told)
     assert heard == [(7, [1])]
-    with pytest.raises(PacelineError, match="on_nan='stop': expected 'warn', 'raise' or a function"):
-        Finite("stop")
 
 
 @pytest.mark.processes
 @pytest.mark.xdist_group("torch")
 def test_every_rank_hears_whose_loss_was_no_number_and_rank_0_warns_once() -> None:
-    words = "the loss of rank 1 was not finite in round 2 (nan)"
+    words = "the loss of rank 1 was not finite in round 2"
     for rank, (sentence, heard, warned) in enumerate(run_ranks(3, no_number)):
         assert sentence.startswith(words)
         assert heard == [(2, [1])], "it was finite again in round 3"

@@ -13,7 +13,7 @@ import torch
 from paceline import runs
 from paceline.torch import waits
 from support.ranks import run_ranks
-from support.wait_jobs import CASES, SOME, Case, gathers_within, paced, recorded, watched
+from support.wait_jobs import CASES, SOME, Case, gathers_within, paced, watched
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("torch")]
 
@@ -49,14 +49,6 @@ def test_seconds_are_a_ranks_own_wherever_its_loop_waits_for_others() -> None:
         return np.transpose([slept for slept, _ in found]), found[0][1]
 
     _check(run, CASES)
-
-
-def test_a_record_has_a_ranks_own_seconds(tmp_path: Path) -> None:
-    def run(attempt: int, cases: list[Case]) -> tuple[Any, Any]:
-        slept = run_ranks(RANKS, recorded, str(tmp_path / str(attempt)), cases)
-        return np.transpose(slept), runs.read(tmp_path / str(attempt)).compute
-
-    _check(run, SOME)
 
 
 def test_the_doctor_finds_the_slow_rank_wherever_the_loop_waits(tmp_path: Path) -> None:

@@ -91,7 +91,8 @@ def collections(run: Run) -> list[str]:
         return []
     return [
         f"{percent(part)} of the waiting is for one rank's garbage collection at a time: "
-        "Pace(collect_every=100), or gc.disable() and gc.collect() in the same steps on all ranks, ends that."
+        "Pace(callbacks=[GarbageCollection(100)]) ends that, or gc.disable() and gc.collect() in the same steps on "
+        "all ranks."
     ]
 
 

@@ -17,6 +17,7 @@ import paceline
 from paceline import costs
 from paceline.errors import PacelineError, saying
 from paceline.files import write_whole
+from paceline.rounds import RoundResult
 from paceline.runs.run import CONFIG, ROUNDS, SUMMARY, fault, read, seal, waits
 from paceline.runs.summary import summarize
 
@@ -34,6 +35,7 @@ class Recorder:
         self._before = before  # seconds that earlier parts of the run took
         self._sum = sum  # checksum of the last line
         self._finished = False
+        self._origin: float | None = None  # when the first round that ``append`` wrote began
         # Unbuffered: the lines that ``round`` wrote survive any end of the process.
         self._file = (run_dir / ROUNDS).open("ab", buffering=0)
 
@@ -127,6 +129,28 @@ class Recorder:
                     os.ftruncate(self._file.fileno(), start)  # half a line would damage the next line
                 raise
         self._sum = found
+
+    def append(self, result: RoundResult, events: Sequence[Any] = ()) -> None:
+        """Append a finished round of a training engine. events: what happened in it, as JSON values. Raises
+        PacelineError as ``round`` does."""
+        if self._origin is None:
+            self._origin = result.ended - result.seconds
+        rare = ("parts", "ran_out", "links", "dropped_loads")
+        self.round(
+            round=result.step,
+            epoch=result.epoch,
+            time=result.ended - self._origin,
+            seconds=result.seconds,
+            batch=result.batch,
+            loads=result.loads.tolist(),
+            compute=result.compute,
+            overhead=result.overhead,
+            shares=result.shares,
+            loss=result.loss,
+            **({} if result.within is None else result.within._asdict()),
+            **{name: value.tolist() for name in rare if (value := getattr(result, name)) is not None},
+            **({"events": list(events)} if events else {}),
+        )
 
     def sync(self) -> None:
         """Flush the record to the disk itself, as needed before a checkpoint, which must not outlive its rounds."""

@@ -1,9 +1,9 @@
 """Sinks that send the rounds of a run elsewhere: Weights & Biases, MLflow, Trackio, TensorBoard, Prometheus.
 
     sinks.write(read("runs/mine"), "wandb:project=uneven")                 # a whole record, afterwards
-    pace = Pace(ddp, 256, report_to=["mlflow:uri=file:mlruns"])            # each round as it ends, on rank 0
 
-A sink is named by text, with options as ``name:key=value,...``. All sinks get the same scalars (``scalars``).
+A sink is named by text, with options as ``name:key=value,...``. All sinks get the same scalars
+(``scalars``). The trackers of ``paceline.torch.callbacks`` send each round to a sink during the run.
 """
 
 from __future__ import annotations

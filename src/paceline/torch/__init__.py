@@ -8,9 +8,9 @@ except ModuleNotFoundError as error:  # pragma: no cover - where the extra is no
     raise PacelineError("PyTorch is not installed; install paceline[torch]") from error
 
 from paceline.rounds import RoundResult
+from paceline.torch.elastic.member import Mended
 from paceline.torch.liveness.shutdown import join, leave
 from paceline.torch.local import Merge
-from paceline.torch.measuring.recorder import Recorder
 from paceline.torch.pace import Pace
 
-__all__ = ["Merge", "Pace", "Recorder", "RoundResult", "join", "leave"]
+__all__ = ["Mended", "Merge", "Pace", "RoundResult", "join", "leave"]

@@ -8,7 +8,7 @@ sequence of rounds and commits each of them; if its sums fail, the loop runs the
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
@@ -16,11 +16,12 @@ import torch
 
 from paceline.errors import PacelineError, WorkerError
 from paceline.torch import peers, waits
+from paceline.torch.callbacks import Callback, overriding
 from paceline.torch.gradients.reducers import Reducer
 from paceline.torch.gradients.steps import Steps, forget_unscaled, learning_rate
 from paceline.torch.host import Host
 from paceline.torch.liveness.monitor import Alone
-from paceline.torch.measuring.open_rounds import Listeners, OnNan, OpenRounds
+from paceline.torch.measuring.open_rounds import OpenRounds
 from paceline.torch.memory_limits import MemoryLimit, explain
 from paceline.torch.passes import NO_ROUND, MicroStep, Passes
 from paceline.torch.plan import Piece, Source
@@ -38,7 +39,7 @@ class Loop:
     A loader iterates ``over`` its source. The training loop reports its backward passes to ``passes``, and its
     optimizer's step here (``step``, or ``stepped`` after a step of its own).
 
-    listeners: called one by one with each settled round. host: see ``Host``; set it before the first micro-step.
+    host: see ``Host``; set it before the first micro-step.
     """
 
     PASSES: type[Passes] = Passes
@@ -47,7 +48,7 @@ class Loop:
     behind = False  # a round begins before all ranks have reported the one before
 
     def __init__(
-        self, model: torch.nn.Module, reducer: Reducer, terms: Terms, listeners: Listeners, on_nan: OnNan
+        self, model: torch.nn.Module, reducer: Reducer, terms: Terms, callbacks: Sequence[Callback]
     ) -> None:
         self.terms, self.host, self._reducer = terms, Host(), reducer
         # The running iteration. It is set first, since hooks of a loop whose construction failed read it.
@@ -64,7 +65,8 @@ class Loop:
         self._meter.rate, self._meter.options = self._steps.rate, self._steps.options
         self._meter.described = self._steps.described
         self.progress = Progress(terms.batch, terms.floor, terms.every.size)
-        self.rounds = OpenRounds(terms.balancer, self._meter, terms.moves_work, listeners, on_nan)
+        self.rounds = OpenRounds(terms.balancer, self._meter, terms.moves_work, callbacks)
+        self._epoch_over = overriding(callbacks, "on_epoch")
         if reducer.averages and not reducer.in_step and device.type == "cpu":
             self.rounds.beyond = []
         self.memory: MemoryLimit | None = None
@@ -204,6 +206,8 @@ class Loop:
     def close_epoch(self) -> None:
         """Every sample of the epoch has been used."""
         self.flush()
+        for on_epoch in self._epoch_over:
+            on_epoch(self.progress.epoch)
         self.progress.begin(self.progress.epoch + 1)
 
     def settle(self) -> None:

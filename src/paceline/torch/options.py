@@ -6,7 +6,6 @@ A wrong option is reported in a sentence before anything is made.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -18,6 +17,7 @@ from paceline.errors import MANY, PacelineError, meant, number, refuse, short, s
 from paceline.policies import Policy
 from paceline.rounds import Cluster
 from paceline.sync import intervals
+from paceline.torch.callbacks import Callback
 
 LOOPS = ("whole", "round", "pieces", "local")
 MEMORY = "memory"  # value of limits: training finds what fits
@@ -41,13 +41,8 @@ class Options:
     quantum: int
     weigh: str
     deterministic: bool
-    record: str | os.PathLike[str] | None
-    report_to: str | Sequence[str]
-    metrics_port: int | str | None
-    on_round: Callable[..., None] | None
+    callbacks: Sequence[Callback]
     elastic: bool
-    on_members: Callable[..., None] | None
-    collect_every: int | None
     every: int | float | str | None
     merge: Any
     drop: float | str | None
@@ -78,17 +73,18 @@ class Options:
             raise PacelineError(
                 f"policy={short(self.policy)}: expected the name of a policy, or a function that makes one"
             )
-        for name, most in ("micro_batch", MANY), ("micro_steps", MANY), ("collect_every", 2**63 - 1):
+        for name in ("micro_batch", "micro_steps"):
             if getattr(self, name) is not None:
-                whole(name, getattr(self, name), most=most)
+                whole(name, getattr(self, name), most=MANY)
         whole("quantum", self.quantum)
         if self.limits is not None and not (isinstance(self.limits, str) and self.limits == MEMORY):
             _pairs(self.limits)
-        if self.record is not None and not isinstance(self.record, str | os.PathLike):
-            raise PacelineError(f"record={short(self.record)}: expected the path of a new directory")
-        for name, takes in ("on_round", "a RoundResult"), ("on_members", "a Mended"):
-            if (given := getattr(self, name)) is not None and not callable(given):
-                raise PacelineError(f"{name}={short(given)}: expected a function that takes {takes}")
+        given: Any = self.callbacks
+        if not isinstance(given, Sequence) or not all(isinstance(each, Callback) for each in given):
+            raise PacelineError(
+                f"callbacks={short(given)}: expected a list of callbacks, such as [Record('runs/mine')], or "
+                "[OnRound(function)] for a function that takes each RoundResult"
+            )
         switches(fill=self.fill, deterministic=self.deterministic, elastic=self.elastic)
 
     def check_together(self) -> None:
@@ -122,15 +118,17 @@ class Options:
     def check_elastic(self) -> None:
         """Raises PacelineError for options that do not work if ranks may be lost or join."""
         hook, fixed = self.weigh == "hook", self.micro_steps is not None
-        reported, drops = self.report_to or self.metrics_port is not None, self.drop is not None
+        alone, drops = (
+            [type(each).__name__ for each in self.callbacks if each.only_rank_0],
+            self.drop is not None,
+        )
         reasons = {
             "a round whose rank is lost takes more micro-steps than one on the others; use loop='round' and "
             "pace.round(batch, function), or loop='pieces'": self.loop == "whole",
             "weigh='hook' leaves the sum to DDP, which ends with a lost rank; use weigh='loss'": hook,
             f"micro_steps={self.micro_steps} fixes a number that the loss of a rank changes; leave it out": fixed,
-            "record= would end with the rank that writes it; take the rounds from on_round, or use "
-            "paceline train, whose launcher writes the record": self.record is not None,
-            "report_to= and metrics_port= would end with rank 0; use on_round": reported,
+            f"{' and '.join(alone)} would end with rank 0; use OnRound, which every rank calls, or paceline train, "
+            "whose launcher writes the record": bool(alone),
             "drop= leaves out samples, and here other ranks run what is missing of a round; leave it out": drops,
         }
         refuse("elastic=True", reasons)

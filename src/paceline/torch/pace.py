@@ -21,16 +21,16 @@ samples with a mean loss is weighted by n m / B (LB-BSP, weighted aggregation: g
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from paceline.errors import PacelineError
 from paceline.policies import Policy
-from paceline.rounds import Cluster, Indices, RoundResult
+from paceline.rounds import Cluster, Indices
+from paceline.torch import callbacks as callback
 from paceline.torch import local, peers
-from paceline.torch.elastic.member import Member, Mended
+from paceline.torch.elastic.member import Member
 from paceline.torch.feed import nested
 from paceline.torch.feed.loader import BalancedLoader
 from paceline.torch.feed.rounds import Sizes, iterate, run_round
@@ -42,8 +42,6 @@ from paceline.torch.liveness.shutdown import leave_in_time
 from paceline.torch.liveness.stall import SECONDS, OnMissed, answer, check
 from paceline.torch.local_loop import LocalLoop
 from paceline.torch.loop import LOST, Loop
-from paceline.torch.measuring.audience import Audience, asked
-from paceline.torch.measuring.open_rounds import OnNan
 from paceline.torch.memory_limits import MemoryLimit
 from paceline.torch.options import Limits, Options
 from paceline.torch.passes import check_loss
@@ -82,25 +80,16 @@ class Pace:
         the round: every micro-step is one cell of a fixed grid (of ``quantum`` samples; by default B / 32), and
         gradients are summed without rounding. Costs a micro-batch for each cell, 16 bytes for each parameter, and
         an all-reduce that overlaps with nothing.
-    record: a new directory for the run's record (see ``paceline report``), written by rank 0.
-    report_to: where rank 0 also sends each finished round: "wandb", "mlflow", "trackio" or "tensorboard", with
-        options as ``name:key=value,...``, or several of them (see ``paceline.runs.sinks``).
-    metrics_port: rank 0 serves the run's figures for Prometheus at this port of 127.0.0.1, or at "HOST:PORT".
-    on_round: called on every rank with each finished RoundResult.
+    callbacks: what takes part in the run beside training, the same on every rank: ``Record``, ``Wandb``, ``MLflow``,
+        ``Prometheus``, ``OnRound``, ``StopOnNan`` and others of ``paceline.torch.callbacks``, or your own.
     on_missed: the reaction when ranks keep this one waiting: "warn" (default) names them in a warning, again after
         twice the time; "end" names them on standard error and ends the process with status 1, so that a launcher can
         start the ranks again; or a function, called from a thread with a ``stall.Missing``.
     patience: seconds without a heartbeat after which a rank is missed. A rank that lives and is only late is missed
         after ten times that, and ten times as long as rounds take: it may compile, evaluate or write a checkpoint.
-    on_nan: the reaction when a loss is NaN or infinite: "warn" (default), once; "raise" a PacelineError on every
-        rank; or a function, called on every rank with (round, ranks). Losses that a loop under ``weigh="hook"`` does
-        not pass to Paceline are not checked.
     elastic: the run goes on when a rank is killed, freezes, leaves or joins; see docs/faults.md. The model is a plain
         module; the script is started by ``python -m paceline.torch.launcher``. Call ``pace.register(optimizer, ...)``
         before the loop.
-    on_members: called on this rank with a ``Mended`` after each change of members.
-    collect_every: Python's garbage collector no longer runs by itself, but after every k-th round, on all ranks
-        together, since all other ranks wait during a pause of one rank.
 
     every: with loop="local", the distance of two merges: a whole number of steps (k times global_batch samples
         on all ranks together, however they are divided), seconds as "2 s" or a float, or "auto" (default): as often
@@ -128,16 +117,10 @@ class Pace:
         quantum: int = 1,
         weigh: str = "loss",
         deterministic: bool = False,
-        record: str | Path | None = None,
-        report_to: str | Sequence[str] = (),
-        metrics_port: int | str | None = None,
-        on_round: Callable[[RoundResult], None] | None = None,
+        callbacks: Sequence[callback.Callback] = (),
         on_missed: OnMissed = "warn",
         patience: float = SECONDS,
-        on_nan: OnNan = "warn",
         elastic: bool = False,
-        on_members: Callable[[Mended], None] | None = None,
-        collect_every: int | None = None,
         every: int | float | str | None = None,
         merge: local.Merge | None = None,
         drop: float | str | None = None,
@@ -147,25 +130,25 @@ class Pace:
         answer(on_missed)
         check(patience)
         local.check(given, model, peers.ranks())
-        sinks = asked(report_to, metrics_port)
         if elastic:
             given.check_elastic()
-            self._reducer: Reducer = Member(model, on_members or (lambda mended: None))
+            self._reducer: Reducer = Member(model, callbacks)
         else:
             self._reducer = (local.Merging if loop == "local" else reducer_of)(model, peers.ranks())
         self.rank, self.ranks = peers.rank(), peers.ranks()
         self.terms = agree(model, given, self._reducer.in_step)
-        self.policy, listeners = self.terms.policy, [on_round] if on_round else []
+        self.policy, self._callbacks = self.terms.policy, list[callback.Callback]()
         self._loaders: list[BalancedLoader | StreamLoader] = []
         kind = LocalLoop if loop == "local" else Loop
-        self.loop = kind(model, self._reducer, self.terms, listeners, on_nan)
+        self.loop = kind(model, self._reducer, self.terms, callbacks)
         if self.terms.memory:
             self.loop.limited_by(MemoryLimit(self.loop.passes, self.terms, nested.part))
         self.host = Hosting(self.loop, self._reducer)  # for frameworks that run the loop
         facts = {"policy": self.policy, "workers": self.ranks, "global_batch": self.global_batch}
         if loop == "local":
             facts |= {"loop": loop, "every": every}
-        self._audience = Audience(listeners, facts, record=record, sinks=sinks, collect_every=collect_every)
+        callback.start(callbacks, facts)
+        self._callbacks = list(callbacks)
         # This comes last, since its threads run until the loop is closed.
         self.loop.watch_over(Alone() if elastic else monitor(on_missed, patience))
 
@@ -413,9 +396,10 @@ class Pace:
         self.loop.abandon()
 
     def detach(self) -> None:
-        """Finish the record and remove all hooks from the model; the process group stays."""
+        """Close the callbacks and remove all hooks from the model; the process group stays."""
         self.loop.settle_last()
-        self._audience.close()
+        started, self._callbacks = self._callbacks, []
+        callback.close(started)
         for loader in self._loaders:
             loader.close()
         self.loop.close()

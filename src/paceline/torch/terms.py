@@ -121,22 +121,11 @@ def agree(model: torch.nn.Module, given: Options, in_step: bool) -> Terms:
         chosen, name = plans, "level"
     balancer = Balancer(chosen, quantum=quantum, floor=floor)
     facts = {"global_batch": batch, "policy": name, "limits": given.limits if memory else (least, most)}
-    for other in (
-        "quantum",
-        "micro_steps",
-        "loop",
-        "weigh",
-        "deterministic",
-        "collect_every",
-        "every",
-        "drop",
-    ):
+    for other in ("quantum", "micro_steps", "loop", "weigh", "deterministic", "every", "drop"):
         facts[other] = getattr(given, other)
     if given.merge is not None:
         facts["merge"] = str(given.merge)
-    for outlet in ("record", "report_to", "metrics_port"):
-        # All ranks must begin them together, but each may give its own place.
-        facts[outlet] = None if getattr(given, outlet) in (None, (), []) else "some"
+    facts["callbacks"] = [type(each).__name__ for each in given.callbacks if each.only_rank_0]
     largest = peers.agree(facts, global_batch if micro_batch is None else micro_batch)
     moves_work, fills = balancer.piece_plan(0) is not None, given.fills or norms
     given.check_drop(in_step, moves_work, next((p.device for p in model.parameters()), torch.device("cpu")))

@@ -22,7 +22,9 @@ from paceline.learners.images import tensor
 from paceline.rounds import RoundResult
 from paceline.runs.run import CONFIG
 from paceline.torch import peers
+from paceline.torch.callbacks import Callback
 from paceline.torch.elastic.link import Left, company
+from paceline.torch.elastic.member import Mended
 from paceline.torch.liveness.shutdown import end_with_parent
 from paceline.torch.liveness.stall import OnMissed
 from paceline.torch.local import Merge
@@ -91,18 +93,23 @@ def train(
     trained = model if survives or own or peers.ranks() == 1 else DistributedDataParallel(model)
     notify = emit if survives or peers.rank() == 0 else lambda event: None
 
-    def on_round(result: RoundResult) -> None:
-        """Report each round, and stop every rank alike if the loss is not finite."""
-        notify({"type": "round", "round": result.step, "rounds": last, "result": result})
-        if not math.isfinite(result.loss):
-            raise PacelineError(
-                f"the loss became {result.loss:g} at step {result.step}; lower the learning rate (--lr) or look "
-                "for bad values in the data"
-            )
+    class Reports(Callback):
+        """Reports each round and each change of members, and stops every rank if the loss is not finite."""
+
+        def on_round(self, result: RoundResult) -> None:
+            notify({"type": "round", "round": result.step, "rounds": last, "result": result})
+            if not math.isfinite(result.loss):
+                raise PacelineError(
+                    f"the loss became {result.loss:g} at step {result.step}; lower the learning rate (--lr) or look "
+                    "for bad values in the data"
+                )
+
+        def on_members(self, change: Mended) -> None:
+            emit({"type": "members", "mended": change})
 
     options: dict[str, Any] = {"on_missed": missed, "patience": config.patience}
     if survives:
-        options = {"elastic": True, "on_members": lambda mended: emit({"type": "members", "mended": mended})}
+        options = {"elastic": True}
     if own:
         options |= {"every": config.every, "merge": Merge(outer=config.outer or "mean")}
     pace = Pace(
@@ -115,8 +122,7 @@ def train(
         weigh=config.weigh,
         loop=config.loop,
         fill=False,  # a worker without work runs an empty batch
-        on_round=on_round,
-        on_nan="raise",  # ``on_round`` raises first, with its own sentence
+        callbacks=[Reports()],
         **options,
     )
 

@@ -16,7 +16,6 @@ from paceline.runs import Recorder
 from paceline.runs.run import CONFIG
 from paceline.torch.elastic.member import Mended
 from paceline.torch.elastic.supervisor import Loss
-from paceline.torch.measuring.recorder import RoundRecorder
 from paceline.train.checkpoint import CHECKPOINT, of_run
 from paceline.train.config import TrainConfig
 
@@ -36,7 +35,7 @@ class Journal:
         self, config: TrainConfig, run_dir: Path, on_event: Callable[[Event], None], resume: bool
     ) -> None:
         self._config, self._run_dir, self._notify, self._resume = config, run_dir, on_event, resume
-        self._record: RoundRecorder | None = None
+        self._record: Recorder | None = None
         self._kept = of_run(run_dir)
         self._prepared: list[tuple[int, Path]] = []  # checkpoints to commit, with their numbers of rounds
         self._newest, self._epoch = -1, -1
@@ -140,7 +139,7 @@ class Journal:
             self.faults += loss.lost
             words = f"worker {loss.place} {loss.words}; it was in no round at that time"
             self._notify({"type": "note", "text": words})
-        return self._record.close(
+        return self._record.finish(
             test_accuracy=self._accuracy(), run_dir=str(self._run_dir), workers_lost=self.faults
         )
 
@@ -162,14 +161,14 @@ class Journal:
         for _, prepared in self._prepared:
             prepared.unlink(missing_ok=True)
         if self._record is not None:
-            self._record.recorder.close()
+            self._record.close()
 
     def _start(self, event: Event) -> None:
         if self._record is None:
             facts = self._config.as_dict() | {"engine": "torch"}
             keep = event["first"] if self._resume else None
             self._newest = event["first"] - 1
-            self._record = RoundRecorder(Recorder.create(self._run_dir, facts, resume=keep))
+            self._record = Recorder.create(self._run_dir, facts, resume=keep)
             self._notify(event)
 
     def _changed(self, mended: Mended) -> None:
@@ -188,7 +187,7 @@ class Journal:
     def _commit(self) -> None:
         """Commit the checkpoints whose rounds are all on record, so that none is ahead if this process is killed."""
         while self._record is not None and self._prepared and self._prepared[0][0] <= self._newest + 1:
-            self._record.recorder.sync()
+            self._record.sync()
             self._kept.commit(self._prepared.pop(0)[1])
 
     def _round(self, event: Event) -> None:
@@ -205,7 +204,7 @@ class Journal:
         if not happened:
             self._usual.append(result.seconds)
         events = [{"what": words, "seconds_lost": round(late, 4)} for words in happened]
-        self._record.round(result, events)
+        self._record.append(result, events)
         self._notify(event)
 
 

@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import PacelineError
+from paceline.torch.callbacks import Callback, overriding
 from paceline.torch.counter import Count, count_of, packed
 from paceline.torch.elastic import commit
 from paceline.torch.elastic.buckets import Buckets, ExactBuckets
@@ -74,18 +75,18 @@ class StoreCounter:
 class Member(Reducer):
     """A member of an elastic run. See ``Reducer``; call ``join`` before the first iteration.
 
-    model: a plain module, or one in a DistributedDataParallel of one rank, which sums nothing. on_members: called
+    model: a plain module, or one in a DistributedDataParallel of one rank, which sums nothing. callbacks: called
     with each change of members that this rank takes part in. Raises PacelineError for a model that cannot go on
     without a rank, or if no launcher of Paceline has started this process.
     """
 
     travels = True
 
-    def __init__(self, model: nn.Module, on_members: Callable[[Mended], None]) -> None:
+    def __init__(self, model: nn.Module, callbacks: Sequence[Callback]) -> None:
         self._ddp = check_model(model)
         if self._ddp is not None:
             self._ddp.require_backward_grad_sync = False
-        self._model, self._on_members = model, on_members
+        self._model, self._on_members = model, overriding(callbacks, "on_members")
         self._link = company()
         self.counter = StoreCounter(self._link)
         self._round = Running()
@@ -328,7 +329,9 @@ class Member(Reducer):
         self._switch = False
         self._arrive()  # a rank that is not at the end of its loop does not call ``together``
         took = time.perf_counter() - began
-        self._on_members(Mended(self._round.step, epoch.number, epoch.places, took, self._round.within))
+        change = Mended(self._round.step, epoch.number, epoch.places, took, self._round.within)
+        for on_members in self._on_members:
+            on_members(change)
 
     def _arrive(self) -> None:
         """Report to the members that this rank has completed the round before, once for each round."""

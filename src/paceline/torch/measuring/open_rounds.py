@@ -15,7 +15,7 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -27,6 +27,7 @@ from paceline.errors import PacelineError
 from paceline.rounds import Array, PieceRecord, RoundResult
 from paceline.samples.cost import cost_of
 from paceline.torch import peers
+from paceline.torch.callbacks import Callback, overriding
 from paceline.torch.liveness.stall import named
 from paceline.torch.local import Every
 from paceline.torch.measuring.exchange import Rows
@@ -42,22 +43,18 @@ LOOK = 12  # decisions before the links are measured,
 LONG_SUM = 0.25  # if sums take more than this portion of the slowest rank's own seconds
 SETTLED = 0.05  # portion of a rank's load; a change by no more than this plus one sample counts as none
 
-OnNan = str | Callable[[int, list[int]], object]
-Listeners = list[Callable[[RoundResult], None]]
-
 
 class OpenRounds:
     """The rounds that are not settled yet.
 
     moves_work: whether work may move within rounds, so that the ranks report what they actually ran.
-    listeners: called one after the other with each settled round. on_nan: see ``Finite``.
     """
 
     def __init__(
-        self, balancer: Balancer, meter: Meter, moves_work: bool, listeners: Listeners, on_nan: OnNan = "warn"
+        self, balancer: Balancer, meter: Meter, moves_work: bool, callbacks: Sequence[Callback]
     ) -> None:
         self._balancer, self._meter, self._moves_work = balancer, meter, moves_work
-        self.listeners = listeners
+        self.listeners = overriding(callbacks, "on_round")
         self.fits: Array | None = None  # samples that fit into each rank's memory, (n,), if that is limited
         self._ran_out: Array = np.zeros(())  # each rank's passes so far that ran out of memory
         # Rounds' time beyond their slowest rank, as a portion, until ``LOOK`` rounds show whether sums take long.
@@ -67,7 +64,7 @@ class OpenRounds:
         self.every: Every | None = None  # chooses the number of samples in a round, if it is not fixed
         self.one_by_one = False  # each round is reported by itself, however short
         self.loss = math.nan  # of the newest settled round
-        self._finite, self._blind = Finite(on_nan), Blind()
+        self._finite, self._blind = Finite(callbacks), Blind()
         self._settling = SETTLING_ROUNDS  # rounds left of the beginning
         # Ranks for each processor, which decide at the same time.
         self._crowd = max(1.0, peers.ranks() / (os.cpu_count() or 1))
@@ -209,14 +206,11 @@ class Finite:
     """Checks that each round's losses are finite, the same on every rank: training would go on silently after a loss
     that is not, and ruin the parameters.
 
-    on_nan: "warn" (once, from rank 0), "raise", or a function, called on every rank with (round, ranks). Raises
-    PacelineError for anything else.
+    callbacks: those that override ``on_nan`` are called; without one, rank 0 warns once.
     """
 
-    def __init__(self, on_nan: OnNan = "warn") -> None:
-        if not callable(on_nan) and on_nan not in ("warn", "raise"):
-            raise PacelineError(f"on_nan={on_nan!r}: expected 'warn', 'raise' or a function")
-        self._on_nan = on_nan
+    def __init__(self, callbacks: Sequence[Callback]) -> None:
+        self._on_nan = overriding(callbacks, "on_nan")
         self._warned = False
 
     def check(self, step: int, losses: Sequence[float], has_loss: Sequence[float]) -> None:
@@ -226,18 +220,16 @@ class Finite:
         ranks = [rank for rank, loss in enumerate(losses) if has_loss[rank] == 1 and not math.isfinite(loss)]
         if not ranks:
             return
-        if callable(self._on_nan):
-            self._on_nan(step, ranks)
-            return
-        words = (
-            f"the loss of {named(ranks)} was not finite in round {step} ({losses[ranks[0]]:g}); lower the learning "
-            "rate or look for bad values in the data"
-        )
-        if self._on_nan == "raise":
-            raise PacelineError(words)
-        if not self._warned and peers.rank() == 0:
-            warnings.warn(f"{words}; training goes on (on_nan='raise' ends it)", RuntimeWarning, stacklevel=2)
-        self._warned = True
+        for on_nan in self._on_nan:
+            on_nan(step, ranks)
+        if not (self._on_nan or self._warned or peers.rank()):
+            self._warned = True
+            warnings.warn(
+                f"the loss of {named(ranks)} was not finite in round {step} ({losses[ranks[0]]:g}); lower the "
+                "learning rate or look for bad values in the data. Training continues; StopOnNan ends it",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
 
 class Blind:
