@@ -52,7 +52,8 @@ READ_ONLY = (
     "paceline serve",
     "paceline doctor",  # watches a script of the user's; tests/doctor runs it
     "paceline verify",  # runs a script of the user's; tests/verify does
-    "paceline whatif runs/mine",  # recorded here by one rank, where there is nothing to divide
+    "paceline report runs/mine",  # the record of a run of the user's
+    "paceline whatif runs/mine",
 )
 SILENT = ("cd", "source")  # of the shell itself: nothing to check
 
