@@ -15,6 +15,7 @@ from transformers import TrainingArguments, ViTConfig, ViTForImageClassification
 
 from paceline.data.datasets import load
 from paceline.hosts.transformers import BalancedTrainer  # 1: instead of Trainer
+from paceline.torch.callbacks import OnRound
 
 
 class Digits(torch.utils.data.Dataset):
@@ -50,7 +51,7 @@ def main() -> None:
 
         model.register_forward_pre_hook(sleep, with_kwargs=True)
         rounds: list = []  # what happened, for the last line
-        balance = {"global_batch": 256, "policy": options.policy, "on_round": rounds.append}
+        balance = {"global_batch": 256, "policy": options.policy, "callbacks": [OnRound(rounds.append)]}
         trainer = BalancedTrainer(model=model, args=args, train_dataset=Digits(), balance=balance)  # 2
         trainer.train()
         if trainer.is_world_process_zero():

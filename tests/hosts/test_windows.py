@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from paceline.hosts.windows import Windows
+from paceline.torch.callbacks import OnRound
 
 
 @pytest.mark.parametrize("how", ["backward", "weighted"])
@@ -19,7 +20,10 @@ def test_a_loop_that_divides_its_loss_trains_the_model_of_one_process(how: str) 
     ours, whole = nn.Linear(3, 3).double(), nn.Linear(3, 3).double()
     whole.load_state_dict(ours.state_dict())
     losses: list[float] = []
-    options: dict[str, Any] = {"accumulate": 3, "on_round": lambda result: losses.append(result.loss)}
+    options: dict[str, Any] = {
+        "accumulate": 3,
+        "callbacks": [OnRound(lambda result: losses.append(result.loss))],
+    }
     optimizer = torch.optim.SGD(ours.parameters(), lr=0.1)
     with Windows(ours, 12, "equal", **options) as pace:
         for number, (x, y) in enumerate(pace.loader(data, shuffle=False)):

@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from paceline.torch import Pace
+from paceline.torch.callbacks import Callback
 from paceline.torch.elastic import rendezvous
 from paceline.torch.elastic.link import Link
 from paceline.torch.elastic.membership import Where
@@ -157,19 +158,19 @@ WAYS = {
 }
 
 
-def listeners(say: Callable[..., None], more: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-    """What a Pace is given to tell of its members and its rounds. more: of a round, also what this gives."""
-    return {
-        "on_members": lambda mended: say(kind="mended", at=time.time(), **mended._asdict()),
-        "on_round": lambda done: say(
-            kind="round",
-            step=done.step,
-            at=time.time(),
-            loads=done.loads.tolist(),
-            shares=done.shares.tolist(),
-            **more(done),
-        ),
-    }
+class Telling(Callback):
+    """Tells of the members and the rounds of a Pace. more: of a round, also what this gives."""
+
+    def __init__(self, say: Callable[..., None], more: Callable[[Any], dict[str, Any]]) -> None:
+        self._say, self._more = say, more
+
+    def on_members(self, change: Any) -> None:
+        self._say(kind="mended", at=time.time(), **change._asdict())
+
+    def on_round(self, result: Any) -> None:
+        loads, shares = result.loads.tolist(), result.shares.tolist()
+        told = {"step": result.step, "at": time.time(), "loads": loads, "shares": shares}
+        self._say(kind="round", **told, **self._more(result))
 
 
 @contextlib.contextmanager
@@ -245,13 +246,15 @@ def _train(where: Where, out: Path, rounds: int, options: dict[str, Any], say: C
         micro_batch=None if (fits := options.get("micro_batch")) is None else fits[where.place],
         quantum=options.get("quantum", 1),
         deterministic=bool(options.get("deterministic")),
-        **listeners(
-            say,
-            lambda done: {
-                "pieces": 0 if done.within is None else max(map(len, done.within.pieces)),
-                "statistics": statistics(model),
-            },
-        ),
+        callbacks=[
+            Telling(
+                say,
+                lambda done: {
+                    "pieces": 0 if done.within is None else max(map(len, done.within.pieces)),
+                    "statistics": statistics(model),
+                },
+            )
+        ],
     )
     signal.signal(signal.SIGTERM, lambda *_: pace.leave())
 

@@ -46,7 +46,8 @@ def train(
     pace = Pace(
         model,
         BATCH,
-        **{"policy": UNEVEN, "limits": FREE[:ranks], "loop": "pieces", "on_round": results.append} | options,
+        **{"policy": UNEVEN, "limits": FREE[:ranks], "loop": "pieces", "callbacks": [OnRound(results.append)]}
+        | options,
     )
     loader = pace.loader(Samples(COUNT, kind), seed=SEED)
 

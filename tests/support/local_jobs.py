@@ -581,7 +581,7 @@ def survive(where: Where, out: Path, rounds: int, options: dict[str, Any]) -> No
             loop="local",
             every=options.get("every", 3),
             merge=options.get("merge"),
-            **elastic_jobs.listeners(say, lambda done: {"batch": done.batch}),
+            callbacks=[elastic_jobs.Telling(say, lambda done: {"batch": done.batch})],
         )
         signal.signal(signal.SIGTERM, lambda *_: pace.leave())
         with pace:

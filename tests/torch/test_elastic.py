@@ -15,6 +15,7 @@ import torch
 from paceline.errors import PacelineError, WorkerError
 from paceline.samples import CostModel, SampleCosts
 from paceline.torch import Pace, join
+from paceline.torch.callbacks import Prometheus, Record
 from paceline.torch.elastic import buckets, commit, group, recovery
 from paceline.torch.elastic.buckets import Buckets
 from paceline.torch.elastic.link import Link
@@ -219,7 +220,7 @@ def test_all_are_lost_at_once(tmp_path: Path) -> None:
 
 
 def options(**changed: Any) -> dict[str, Any]:
-    return {"loop": "round", "weigh": "loss", "micro_steps": None, "record": None} | changed
+    return {"loop": "round", "weigh": "loss", "micro_steps": None, "callbacks": []} | changed
 
 
 @pytest.mark.parametrize(
@@ -228,7 +229,7 @@ def options(**changed: Any) -> dict[str, Any]:
         ({"loop": "whole"}, "use loop='round'"),
         ({"weigh": "hook"}, "weigh='hook' leaves the sum to DDP"),
         ({"micro_steps": 2}, "micro_steps=2"),
-        ({"record": "runs/one"}, "would end with the rank that writes it"),
+        ({"callbacks": [Record("runs/one"), Prometheus(0)]}, "Record and Prometheus would end with rank 0"),
     ],
 )
 def test_what_does_not_go_with_it(changed: dict[str, Any], words: str) -> None:

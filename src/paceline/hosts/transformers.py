@@ -63,7 +63,7 @@ LOADING = ("collate_fn", "num_workers", "pin_memory")
 class BalancedTrainer(Trainer):
     """A Trainer whose training batches are divided according to the speeds of the ranks.
 
-    balance: options of ``paceline.torch.Pace``, such as policy, limits, micro_batch, record and on_round. Its
+    balance: options of ``paceline.torch.Pace``, such as policy, limits, micro_batch and callbacks. Its
         global_batch is by default the Trainer's own total: per_device_train_batch_size times
         gradient_accumulation_steps times ranks. loop is "whole" (default) or "round": a rank then takes as many
         micro-batches as it needs, work may move within the round, and compute_loss must call no collective; if the
