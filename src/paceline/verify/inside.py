@@ -38,7 +38,7 @@ PLAN = "PACELINE_VERIFY"  # variable of the environment: what to do in this run,
 WRONG = "wrong"  # file that says why a program cannot be verified
 FIRST = "equal"  # name of the run that all others are compared with
 # Options of Pace that say where figures go, or leave out samples; and options of its loader that divide by cost.
-DROPPED = ("record", "report_to", "metrics_port", "callbacks", "drop")
+DROPPED = ("callbacks", "drop")
 OF_STREAM = ("drop_last", "collate_fn")  # options of ``Pace.stream`` that are not those of a DataLoader
 COSTS = ("cost", "padded", "micro_batch_cost")
 OTHERS_SECONDS = 60.0  # for the other ranks' last steps
