@@ -93,7 +93,7 @@ def loss_of(ddp: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         product = out.T @ out / BATCH
         dist.all_reduce(product)
         return ((product - torch.eye(KINDS)) ** 2).sum()
-    if FORM == "normalised":
+    if FORM in ("normalised", "global"):
         total = torch.tensor(float(len(y)))
         dist.all_reduce(total)
         return F.cross_entropy(out, y, reduction="sum") / (total / ranks)
@@ -115,7 +115,7 @@ def main() -> None:
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
     scaler = torch.amp.GradScaler("cpu") if FORM == "scaler" else None
     average = torch.optim.swa_utils.AveragedModel(nn.Linear(2, 2)) if FORM == "average" else None
-    center, seen = torch.zeros(FEATURES), 0
+    center = torch.zeros(FEATURES)
     if FORM == "broken" and dist.get_rank() == 1:
         raise RuntimeError("the data are not there")
     pace = paceline.torch.Pace(ddp, BATCH, **options)
@@ -131,15 +131,13 @@ def main() -> None:
                 pace.step(optimizer)
                 continue
             x, y = batch
-            if FORM == "options":
-                seen += len(x)
-                optimizer.param_groups[0]["weight_decay"] = 0.1 / seen
             if FORM == "center":
                 total = x.sum(0)
                 dist.all_reduce(total)
                 center = 0.5 * center + 0.5 * total / (len(x) * dist.get_world_size())
                 x = x - center
-            pace.backward(loss_of(ddp, x, y), scaler=scaler)
+            reduction = "global" if FORM == "global" else "mean"
+            pace.backward(loss_of(ddp, x, y), reduction, scaler=scaler)
             if FORM == "sum":
                 count = torch.tensor(len(y))
                 dist.all_reduce(count)

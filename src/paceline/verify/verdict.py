@@ -108,19 +108,20 @@ def _suspects(first: Run, found: list[Difference], limit: float) -> list[str]:
             'loss, so no weight reaches it; use Pace(..., weigh="hook")'
         )
     far = any(each.worst.size > limit for each in found)
-    if far and "sum" in kinds and "sum" not in passed:
+    if far and "sum" in kinds and not passed & {"sum", "global"}:
         suspects.append(
-            "the loss grows with the samples of its rank, as a sum does, and is passed as a mean; write "
-            'pace.backward(loss, "sum"), or pass a mean with count= the number that it is a mean over'
+            "the loss grows with the samples of its rank, and is passed as a mean; write "
+            'pace.backward(loss, "sum"), or pace.backward(loss, "global") if it is divided by a number of all ranks'
         )
-    elif far and "whole" in kinds:
+    elif far and "whole" in kinds and "global" not in passed:
         suspects.append(
-            "the loss is the same on all ranks, and is weighted as a mean over this rank's samples"
+            "the loss is the same on all ranks, and is passed as a mean over this rank's samples; write "
+            'pace.backward(loss, "global") if it is a function of a statistic of all ranks'
         )
     elif far and "other" in kinds:
         suspects.append(
-            "the loss is neither a mean nor a sum of a loss of each sample: it compares samples, or divides by a "
-            "number that is not this rank's count"
+            "the loss is neither a mean nor a sum of a loss of each sample: it compares samples, or divides by "
+            "another number than this rank's samples, which count= says"
         )
     for line in _lines(first, "collective"):
         suspects.append(
