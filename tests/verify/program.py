@@ -93,7 +93,7 @@ def loss_of(ddp: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         product = out.T @ out / BATCH
         dist.all_reduce(product)
         return ((product - torch.eye(KINDS)) ** 2).sum()
-    if FORM in ("normalised", "global"):
+    if FORM == "normalised":
         total = torch.tensor(float(len(y)))
         dist.all_reduce(total)
         return F.cross_entropy(out, y, reduction="sum") / (total / ranks)
@@ -136,8 +136,7 @@ def main() -> None:
                 dist.all_reduce(total)
                 center = 0.5 * center + 0.5 * total / (len(x) * dist.get_world_size())
                 x = x - center
-            reduction = "global" if FORM == "global" else "mean"
-            pace.backward(loss_of(ddp, x, y), reduction, scaler=scaler)
+            pace.backward(loss_of(ddp, x, y), scaler=scaler)
             if FORM == "sum":
                 count = torch.tensor(len(y))
                 dist.all_reduce(count)
