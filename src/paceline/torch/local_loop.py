@@ -182,8 +182,8 @@ class LocalLoop(Loop):
         assert micro_step is not None
         passes.stepped = True
         with self.named():
-            self._take(micro_step.piece, optimizers, scaler, many > 0)
-            over = self._merge(micro_step, many, optimizers)
+            stepped = self._take(micro_step.piece, optimizers, scaler, many > 0)
+            over = self._merge(micro_step, many if stepped else 0.0, optimizers)
         self.merged = over and not local.flights
         if over:
             if self._meter.running is not None:
@@ -223,14 +223,16 @@ class LocalLoop(Loop):
                 f"interval {passes.piece.step}: pace.step() was called before pace.backward(loss); expected it after"
             )
 
-    def _take(self, piece: Piece, optimizers: list[Any], scaler: Any, counts: bool) -> None:
-        """Step the optimizers, if the samples of this piece count."""
+    def _take(self, piece: Piece, optimizers: list[Any], scaler: Any, counts: bool) -> bool:
+        """Step the optimizers, if the samples of this piece count; returns whether one of them has stepped."""
+        stepped = False
+        self.local.keep([*optimizers, *([] if scaler is None else [scaler])])
         self.local.stepping = True
         try:
             if counts:
                 self._gradients.check_there(piece, optimizers)
                 self._steps.taken = []
-                self._steps.take(optimizers, scaler, heard=False)
+                stepped = self._steps.take_some(optimizers, scaler)
             else:
                 for one in optimizers:
                     one.zero_grad()
@@ -238,6 +240,7 @@ class LocalLoop(Loop):
         finally:
             self.local.stepping = False
         self._gradients.used()
+        return stepped
 
     def _merge(self, micro_step: MicroStep, many: float, optimizers: list[Any]) -> bool:
         """Follow a step over ``many`` samples or the like. True if the interval is over, and merged or on its way."""

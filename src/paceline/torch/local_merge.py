@@ -147,6 +147,12 @@ class Flight(NamedTuple):
     changes: list[torch.Tensor]
 
 
+def state(stepper: Any) -> Any:
+    """What steps change in an optimizer (its state without its options) or in a GradScaler (all of it)."""
+    whole = stepper.state_dict()
+    return whole["state"] if "param_groups" in whole else whole
+
+
 class Merges:
     """Merges the parameters and buffers of a model. Call ``begin`` for an interval; ``took`` after each step; at its
     end ``fill``, then ``send`` and ``take_in``, or ``apply`` if the reducer has summed; ``back`` if it is left.
@@ -175,6 +181,8 @@ class Merges:
         self._before: list[torch.Tensor] = []  # the buffers of whole numbers when the interval began
         self.base: list[torch.Tensor] = []  # the values without changes on their way; the same on all ranks
         self._counted, self._taken = 0.0, 0  # samples or the like, and steps, of this rank in the interval
+        # The optimizers and scalers that have stepped in the interval, with their states before their first step.
+        self._kept: list[tuple[Any, Any]] = []
         self._aside, self._warned = Calls("merging"), False
 
     def begin(self) -> None:
@@ -184,6 +192,13 @@ class Merges:
             self.base = [*self._start]
         self._before = [self._model.get_buffer(name).clone() for name in self._wholes]
         self._counted, self._taken = 0.0, 0
+        self._kept = []
+
+    def keep(self, steppers: list[Any]) -> None:
+        """These optimizers and scalers are about to step: keep their states, for an interval that is left."""
+        for one in steppers:
+            if not any(one is kept for kept, _ in self._kept):
+                self._kept.append((one, copy.deepcopy(state(one))))
 
     def took(self, many: float) -> None:
         """This rank has taken a step over ``many`` samples or the like; if 0, it has taken none."""
@@ -191,7 +206,8 @@ class Merges:
         self._taken += many > 0
 
     def back(self) -> None:
-        """The interval was left: restore the parameters with which it began."""
+        """The interval was left: restore the parameters, buffers and optimizer states with which it began; options of
+        the optimizers, such as learning rates, stay."""
         if self._start is not None:
             with torch.no_grad():
                 for value, start in zip(self._values(), self._start, strict=True):
@@ -199,6 +215,10 @@ class Merges:
                         value.copy_(start)
                 for name, before in zip(self._wholes, self._before, strict=True):
                     self._model.get_buffer(name).copy_(before)
+            for one, before_steps in self._kept:
+                own = one.state_dict()
+                one.load_state_dict({**own, "state": before_steps} if "param_groups" in own else before_steps)
+            self._kept = []
         self.over()
 
     def over(self) -> None:

@@ -32,7 +32,7 @@ from paceline.torch.elastic.recovery import Missing
 from paceline.torch.feed.costs import Asked, agreed_dealer
 from paceline.torch.feed.nested import aligned, part
 from paceline.torch.feed.pieces import Order, planned_pieces
-from paceline.torch.feed.prefetch import Prefetch, loaded
+from paceline.torch.feed.prefetch import Prefetch, draws, loaded
 from paceline.torch.feed.rounds import iterate
 from paceline.torch.loop import Loop
 from paceline.torch.plan import Claim, Piece, RoundPlan
@@ -143,10 +143,12 @@ class BalancedLoader:
         self._early = bool(options.get("num_workers"))  # processes load
         # Loaded beside the DataLoader: samples that are claimed or missing; and, if the DataLoader draws nothing
         # ahead, those planned for this round and the next.
-        self._others = Prefetch(dataset, collate, options if terms.moves_work else {})
-        self._ahead = Prefetch(dataset, collate, options if loop.changes else {})
+        self._seeds = seed, loop.rank, number
+        self._others = Prefetch(dataset, collate, options if terms.moves_work else {}, draws(*self._seeds, 1))
+        self._ahead = Prefetch(dataset, collate, options if loop.changes else {}, draws(*self._seeds, 2))
         sampler, self._collate = _Sampler(self._batches), partial(_collated, dataset, collate)
         self._loader = DataLoader(dataset, batch_sampler=sampler, collate_fn=self._collate, **options)
+        self._draws = options.get("generator") is None
         self._queue: deque[Piece] = deque()
         # This epoch's order, and the same with each round's samples in the order in which they are dealt.
         self._drawn = self._indices = np.empty(0, np.int64)
@@ -197,6 +199,9 @@ class BalancedLoader:
             each.reset()
         loop.work.claims_ahead(self._claimed if self._early else None, self._early)
         if not loop.changes:
+            if self._draws:
+                progress = loop.progress
+                self._loader.generator = draws(*self._seeds, 0, progress.epoch, progress.samples_done)
             self._source = iter(self._loader)
 
     def end(self) -> None:

@@ -30,10 +30,12 @@ class Prefetch:
 
     With ``num_workers`` in the options, as many processes load what has begun, set up like the DataLoader's; under
     the default collate function a micro-step is divided between them, and joined here. Without it the rank itself
-    loads each batch in ``next``.
+    loads each batch in ``next``. draws: gives the seed of these processes.
     """
 
-    def __init__(self, dataset: Any, collate: Callable[[Any], Any], options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, dataset: Any, collate: Callable[[Any], Any], options: Mapping[str, Any], draws: torch.Generator
+    ) -> None:
         self._dataset, self._collate = dataset, collate
         self._workers = int(options.get("num_workers") or 0)
         self._begun: deque[tuple[Indices, int]] = deque()  # micro-steps, and the parts that each is loaded in
@@ -50,7 +52,7 @@ class Prefetch:
                 _Requested(dataset, collate, self._queues),
                 batch_size=None,
                 collate_fn=as_it_is,
-                generator=torch.Generator(),  # of its own: the user's random numbers must not depend on claims
+                generator=draws,  # the user's random numbers must not depend on claims
                 **{name: options[name] for name in TAKEN_OVER if name in options},
             )
             self._loaded = iter(loader)
@@ -113,6 +115,13 @@ class _Requested(IterableDataset):
         end_with_parent()  # a parent that is killed sends no end through the queue
         while (indices := self._queues[info.id].get()) is not None:
             yield loaded(self._dataset, self._collate, indices)
+
+
+def draws(*numbers: int) -> torch.Generator:
+    """A generator for the seeds of a DataLoader's processes, seeded by these numbers. Without it, ranks that were seeded
+    alike would draw the same random numbers for their augmentations."""
+    (state,) = np.random.SeedSequence(numbers).generate_state(1, np.uint64).tolist()
+    return torch.Generator().manual_seed(state >> 1)
 
 
 def loaded(dataset: Any, collate: Callable[[Any], Any], indices: list[int]) -> Any:

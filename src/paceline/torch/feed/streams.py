@@ -7,6 +7,7 @@ batch. The reports travel while the round before is computed, and no rank waits 
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -21,7 +22,7 @@ from paceline.torch import peers
 from paceline.torch.feed.loader import check_options
 from paceline.torch.feed.nested import joined, length, part
 from paceline.torch.feed.pieces import pieces
-from paceline.torch.feed.prefetch import as_it_is
+from paceline.torch.feed.prefetch import as_it_is, draws
 from paceline.torch.feed.rounds import check_unchanging, iterate
 from paceline.torch.loop import Loop
 from paceline.torch.measuring import exchange
@@ -141,16 +142,26 @@ class StreamLoader:
         self._stream: Any = dataset
         if isinstance(dataset, IterableDataset):
             self._stream = DataLoader(dataset, batch_size=None, collate_fn=as_it_is, **options)
+            if hasattr(dataset, "set_epoch") and options.get("persistent_workers"):
+                warnings.warn(
+                    "persistent_workers=True: the processes keep the copy of the stream that they were started with, so "
+                    "set_epoch() does not reach them and each epoch has the first one's order; leave the option out",
+                    RuntimeWarning,
+                    stacklevel=3,  # where the program calls pace.stream
+                )
         elif options:
             raise PacelineError(
                 f"{', '.join(f'{name}=' for name in options)}: such options are for an IterableDataset, and the "
                 f"stream is a {type(dataset).__name__}; leave them out"
             )
+        self._seeded, self._iterations = options.get("generator") is not None, 0
         self._exchange = exchange.connect(ROW)
         loop.drawn_ahead()
         self._sent = -1  # number of the newest report
         self._source: Iterator[Any] | None = None
         self._ended = self._resumed = False
+        self._over = False  # the newest iteration came to the end of all streams
+        self._empty = False  # this iteration has had no round, and should have one
         self._supply = np.zeros(loop.ranks, ROW)  # of all ranks
         self._known = False  # ``_supply`` is that for the next round
         self._loads: Indices | None = None  # of the next round
@@ -194,11 +205,20 @@ class StreamLoader:
     # -- the methods of a Source, for ``Loop`` -----------------------------------------------------------------
 
     def open(self) -> None:
+        loader = isinstance(self._stream, DataLoader)
+        if loader and not self._seeded:
+            seeds = torch.initial_seed(), self._loop.rank, self.number or 0, self._iterations
+            self._stream.generator = draws(*seeds)
+        self._iterations += 1
         source = iter(self._stream)
-        if source is not self._source and not self._resumed:  # else it goes on from where it was left
+        # An iterator continues from where it was left. With persistent processes a DataLoader returns the same object
+        # again, too, but begins the stream anew.
+        continues = self._resumed or (source is self._source and not loader)
+        if not continues:
             self._buffer.restart([])
             self._ended = False
-        self._source, self._resumed = source, False
+        self._empty = not continues or self._over
+        self._source, self._resumed, self._over = source, False, False
         self._report(0)
 
     def end(self) -> None:
@@ -258,7 +278,14 @@ class StreamLoader:
                 self._receive()
         batch = int(min(can.sum(), terms.global_batch))
         if not batch or (self._drop_last and batch < terms.global_batch):
+            if self._empty:
+                raise PacelineError(
+                    f"the streams of all ranks give {batch} samples in this epoch, too few for a round; expected streams "
+                    "that begin again when they are iterated again, as an IterableDataset does and an iterator does not"
+                )
+            self._over = True
             return None
+        self._empty = False
         return terms.balancer.loads(loop.progress.rounds, batch, can > 0, can)
 
     def _report(self, load: int) -> None:

@@ -115,6 +115,21 @@ class Steps:
             one.zero_grad()
         return waits.now() - began
 
+    def take_some(self, optimizers: list[Any], scaler: Any) -> bool:
+        """``take``; False if the scaler skipped the step of every optimizer."""
+        stepped: list[Any] = []
+        hooks = [
+            one.register_step_post_hook(lambda one, *_: stepped.append(one))
+            for one in optimizers
+            if scaler is not None and isinstance(one, torch.optim.Optimizer)
+        ]
+        try:
+            self.take(optimizers, scaler, heard=False)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return bool(stepped) or len(hooks) < len(optimizers)
+
     def begin(self) -> None:
         """A step begins whose end must be noticed, too."""
         if len(self._hooks) == 1:
