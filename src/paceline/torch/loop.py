@@ -55,13 +55,16 @@ class Loop:
         self._running: object = None
         self.changes = reducer.travels  # the members may change, so a round is planned when it begins
         self.rank, self.ranks = peers.rank(), peers.ranks()
-        parameters = [p for p in model.parameters() if p.requires_grad]
+        # With one rank nothing is summed, and parameters may begin to require gradients later.
+        alone = self.ranks == 1 and not (self.changes or terms.merge or terms.cell)
+        parameters = [p for p in model.parameters() if p.requires_grad or alone]
         device = parameters[0].device if parameters else torch.device("cpu")
         self.work = work = Work(device, reducer, terms)
         self._meter = work.meter
         self.passes = self.PASSES(parameters, device, reducer, terms, self._meter, work.halfway, work.commit)
         self._gradients = self.passes.gradients
-        self._steps = Steps(model, self.changes or bool(terms.merge), self._step_begins, self._step_ended)
+        whole = self.changes or bool(terms.merge)
+        self._steps = Steps(model, whole, self._step_begins, self._step_ended, alone)
         self._meter.rate, self._meter.options = self._steps.rate, self._steps.options
         self._meter.described = self._steps.described
         self.progress = Progress(terms.batch, terms.floor, terms.every.size)

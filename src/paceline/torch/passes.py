@@ -169,15 +169,16 @@ class Passes:
             varies=self._varies,
             counted=meter.counted_by_all,
         )
+        trained = [p for p in parameters if p.requires_grad]
         self._rows, self._means, self._hooks = RowCheck(), MeanCheck(), list[Any]()
         self._last: Any = None  # a ``LastGradient``, unless ``ended`` is early enough
         if reducer.waits != "never" or self._by_hook:
-            self._last = LastGradient(parameters, self._gradients_ready)
+            self._last = LastGradient(trained, self._gradients_ready)
             self._hooks.append(self._last)
         if self._by_hook:
             reducer.register_comm_hook(self._hook_weight, weigh_in_hook)
             hook = torch.autograd.graph.register_multi_grad_hook
-            self._hooks.append(hook(parameters, self._backward_begins, mode="any"))
+            self._hooks.append(hook(trained, self._backward_begins, mode="any"))
 
     @property
     def piece(self) -> Piece:

@@ -265,6 +265,16 @@ class Sharded(Reducer):
     def register_comm_hook(self, state: Any, hook: Any) -> None:
         raise PacelineError("weigh='hook' needs DistributedDataParallel; with fully_shard use weigh='loss'")
 
+    def drop(self) -> None:
+        # What a micro-step that sums nothing has left is in the unsharded parameters, where zero_grad() does not reach.
+        for shard in self._shards:
+            state = shard._get_fsdp_state()  # no public name; these are those of torch 2.9 to 2.13
+            groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
+            for parameter in (each for group in groups if group is not None for each in group.fsdp_params):
+                parameter.unsharded_accumulated_grad = None
+                if (unsharded := getattr(parameter, "_unsharded_param", None)) is not None:
+                    unsharded.grad = None
+
     def _reduce(self, now: bool) -> None:
         for shard in self._shards:
             shard.set_requires_gradient_sync(now, recurse=False)

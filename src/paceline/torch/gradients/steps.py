@@ -30,9 +30,12 @@ class Steps:
     hooks for as long as the process lives, so they refer to this object weakly.
 
     model: has the parameters; those that require gradients now are summed over the ranks, and no others. whole:
-    nothing else is summed, not even the parameters of another DistributedDataParallel module."""
+    nothing else is summed, not even the parameters of another DistributedDataParallel module. alone: nothing is summed,
+    since there is one rank, so that parameters may begin to require gradients later."""
 
-    def __init__(self, model: torch.nn.Module, whole: bool, before: Before, after: After) -> None:
+    def __init__(
+        self, model: torch.nn.Module, whole: bool, before: Before, after: After, alone: bool = False
+    ) -> None:
         self.taken: list[Any] = []  # optimizers stepped in this micro-step
         self.ever = False  # the loop, or its host, has stepped once
         self.seconds = 0.0  # of the newest step
@@ -40,8 +43,8 @@ class Steps:
         self._began = 0.0
         self._checked: Any = None  # the optimizer that ``take`` steps now, without ``before`` and ``after``
         self._model, self._whole = model, whole
-        self._ours = {id(p) for p in model.parameters() if p.requires_grad}
-        self._frozen = [p for p in model.parameters() if not p.requires_grad]
+        self._ours = {id(p) for p in model.parameters() if p.requires_grad or alone}
+        self._frozen = [] if alone else [p for p in model.parameters() if not p.requires_grad]
         # The number of parameters of each optimizer when it was checked that all of them are summed.
         self._sizes: dict[weakref.ref[Any], int] = {}
         # A weak reference to the optimizer that was last found to concern the model, and its number of parameters.
