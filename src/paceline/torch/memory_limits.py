@@ -171,6 +171,50 @@ class _Line:
         return (self._large[1] - self._small[1]) / amount if amount > 0 else 0.0
 
 
+class Amounts:
+    """The amounts of a batch's samples in the order in which their passes run: from its beginning to its end, or the
+    other way round if the samples at the beginning are fewer in amount than those at the end. So the last pass, which
+    may be small, never has the batch's longest sample unless another pass has had one as long.
+
+    lengths: of the samples, (samples,), if they cost differently. padded: a pass takes its size times the longest.
+    """
+
+    def __init__(self, samples: int, lengths: Array | None, padded: bool) -> None:
+        self.samples, self._lengths, self._padded = samples, lengths, padded
+        self._reversed = lengths is not None and samples > 1 and bool(lengths[0] < lengths[-1])
+        if lengths is not None:
+            self._lengths = lengths[::-1] if self._reversed else lengths
+            self._before = np.concatenate(([0.0], np.cumsum(self._lengths)))
+
+    @classmethod
+    def of(cls, piece: Piece) -> Amounts:
+        """The amounts of a piece's samples."""
+        deal = piece.plan.deal
+        return cls(piece.samples, piece.lengths, deal is not None and deal.model.padded)
+
+    def between(self, first: int, end: int) -> float:
+        """The amount of a pass with the samples from ``first`` to ``end`` in their order of running."""
+        if self._lengths is None or first == end:
+            return float(end - first)
+        if self._padded:
+            return float((end - first) * self._lengths[first:end].max())
+        return float(self._before[end] - self._before[first])
+
+    def most(self, first: int, room: float) -> int:
+        """The most samples from ``first`` on whose amount is at most ``room``."""
+        if self._lengths is None:
+            return int(min(room, self.samples - first))
+        if self._padded:
+            amounts = np.maximum.accumulate(self._lengths[first:]) * np.arange(1, self.samples - first + 1)
+        else:
+            amounts = self._before[first + 1 :] - self._before[first]
+        return int(np.searchsorted(amounts, room, side="right"))
+
+    def span(self, first: int, end: int) -> tuple[int, int]:
+        """The place in the batch of the samples from ``first`` to ``end`` in their order of running."""
+        return (self.samples - end, self.samples - first) if self._reversed else (first, end)
+
+
 class MemoryLimit:
     """This rank's limit, in amounts. Constructing it is collective.
 
@@ -211,17 +255,18 @@ class MemoryLimit:
         """The results of ``one``, which runs the forward and backward pass of a batch: of a micro-step's whole batch,
         or of parts that fit, one after the other. A part that does not fit is dropped, and half of it is tried."""
         piece, rows = self._passes.piece, self._passes.piece.samples
-        each, start, again = _each(piece), 0, rows
+        amounts, done, again = Amounts.of(piece), 0, rows
         cuts = rows > self._floor and not self._whole and self._passes.cuts(batch)
-        while start < rows or not rows:
-            left = rows - start
-            size, sums = left, piece.last and self._passes.gradients.sums
+        sums = piece.last and self._passes.gradients.sums
+        while done < rows or not rows:
+            left = size = rows - done
             if cuts:
-                size = self._size(left, each, sums, again)
+                size = self._size(amounts, done, sums, again)
             if size < rows:
-                self._passes.part(size, first=not start, more=size < left)
+                self._passes.part(size, first=not done, more=size < left)
+            amount = amounts.between(done, done + size)
             try:
-                result = one(batch if size == rows else self._cut(batch, start, start + size))
+                result = one(batch if size == rows else self._cut(batch, *amounts.span(done, done + size)))
             except Exception as error:
                 if not ran_out(error):
                     raise
@@ -229,38 +274,50 @@ class MemoryLimit:
                 if not (cuts and size > self._floor and left >= 2 * self._floor and self._passes.droppable):
                     raise PacelineError(self._too_little(piece, size, cuts)) from error
             else:
-                self._ran(size * each)
+                self._ran(amount)
                 yield result
-                start += size
+                done += size
                 if not rows:
                     return
                 continue
             again = max(size // 2, self._floor)
-            self._drop(size, each)
+            self._drop(amount)
 
-    def _size(self, left: int, each: float, sums: bool, again: int) -> int:
-        """How many of ``left`` samples run next: at most ``again``, unless too few would be left over. sums: the pass
-        of the last of them also sums the gradients."""
-        most = max(int(self._find() / each), self._floor)
-        proven = max(min(int(self._proven / each), most), self._floor)
+    def _size(self, amounts: Amounts, done: int, sums: bool, again: int) -> int:
+        """How many samples run next after ``done``: at most ``again``, unless too few would be left over. sums: the
+        pass of the last of them also sums the gradients; the other ranks wait for it, so it must not fail."""
+        rows = amounts.samples
+        left = rows - done
+        most = max(amounts.most(done, self._find()), self._floor)
         if left <= most:
-            # The last pass, which other ranks wait for, must not fail.
-            size = left if not sums or left <= proven else left - proven
+            size = left
+            if sums and amounts.between(done, rows) > self._proven:
+                # What is left over must be no more than what has gone through by then.
+                size = next(
+                    (
+                        size
+                        for size in range(self._unit, left, self._unit)
+                        if amounts.between(done + size, rows)
+                        <= max(self._proven, amounts.between(done, done + size))
+                    ),
+                    left,
+                )
         else:
+            proven = max(min(amounts.most(done, self._proven), most), self._floor)
             size = most if most > proven else -(-left // -(-left // most))
         if (size := min(size, again)) < left:
             size = max(min(size, left - self._floor) // self._unit * self._unit, self._floor)
         return size if left - size >= self._floor else left
 
-    def _drop(self, samples: int, each: float) -> None:
-        """Drop a pass of ``samples``, which did not fit."""
+    def _drop(self, amount: float) -> None:
+        """Drop a pass of this amount, which did not fit."""
         self._failed += 1
         for line in self._lines:
-            line.ran(samples * each, through=False)
+            line.ran(amount, through=False)
         self._passes.take_back()
-        self._out, self._out_for = samples * each, self._patience
+        self._out, self._out_for = amount, self._patience
         self._patience *= 2
-        self._proven = min(self._proven, samples * each / 2)
+        self._proven = min(self._proven, amount / 2)
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 

@@ -42,6 +42,7 @@ class RoundPlan(NamedTuple):
     division: Division | None = None  # None if no work moves
     # The ranks' samples and micro-batches, if they are divided by cost; the samples to claim come after these.
     deal: Deal | None = None
+    first: int = 0  # with ``deal``: its first sample in the epoch's order
 
     @property
     def at_once(self) -> float:
@@ -66,6 +67,14 @@ class Piece(NamedTuple):
         if self.parts is None or self.plan.deal is None:
             return self.samples
         return micro_cost(self.plan.deal.model, self.parts)
+
+    @property
+    def lengths(self) -> Array | None:
+        """The lengths of its samples, (samples,); None if all samples cost the same."""
+        if self.parts is None or self.plan.deal is None:
+            return None
+        at = self.start - self.plan.first
+        return self.plan.deal.lengths[at : at + self.samples]
 
     @property
     def step(self) -> int:

@@ -145,7 +145,7 @@ class Dealer:
             _, at_once, kept, costs, pool, whole = pieces
             start = first + int(dealt.loads.sum())
             division = Division(at_once, kept, start, len(pool.lengths), piece_plan, pool, costs, whole)
-        return RoundPlan(step, dealt.loads, size, division, dealt)
+        return RoundPlan(step, dealt.loads, size, division, dealt, first)
 
     def _check(self, budget: Any) -> None:
         """Raises PacelineError if rounds cannot be divided by cost, or not with this budget for a micro-batch."""
