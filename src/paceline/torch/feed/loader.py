@@ -269,7 +269,8 @@ class BalancedLoader:
         """The batch of ``size`` samples from ``start`` of the epoch's order; for 0, one that counts for nothing."""
         chosen = self._indices[start : start + size].copy()
         if not size and self._loop.terms.fills:
-            chosen = self._indices[: self._loop.terms.floor]
+            done = self._loop.progress.samples_done
+            chosen = self._indices[done : done + self._loop.terms.floor]  # of this round, see ``planned_pieces``
         if not (size and self._early):
             batch = loaded(self.dataset, self._collate, chosen.tolist())
         elif self._ahead.comes(chosen):
@@ -309,7 +310,7 @@ class BalancedLoader:
                 cuts.append((piece.start - first, piece.samples, piece.first, piece.last))
                 append(piece)
                 yield chosen.tolist()
-            # An empty micro-step may be filled with samples from the epoch's beginning, which do not move along.
+            # An empty micro-step may be filled with other samples of the round, which ``cuts`` does not have.
             whole = plan.division is None and self._dealer is None and all(many for _, many, *_ in cuts)
             whole = whole and self._drops is None
             before, before_size, loads = by if whole else None, size, plan.loads

@@ -52,12 +52,13 @@ def planned_pieces(
 ) -> Iterator[tuple[Indices, Piece]]:
     """This rank's planned pieces of a round whose samples begin at ``start`` of ``indices``, each with its samples.
 
-    fills: an empty micro-step gets samples that count for nothing."""
+    fills: an empty micro-step gets samples of the round that count for nothing: so it uses no parameter that a sample of
+    the round does not use, whose gradient would be 0 instead of None."""
     division = plan.division
     own = plan.loads if division is None else division.first + division.kept
+    filler = indices[start : start + terms.floor] if fills else None
     start += sum(own[:rank].tolist())
     kept = 0 if division is None else int(division.kept[rank])
-    filler = indices[: terms.floor] if fills else None
     mine = indices[start : start + int(own[rank])]
     if plan.deal is not None:
         lengths = plan.deal.lengths[plan.deal.starts[rank] :]
