@@ -17,6 +17,9 @@
 ``accelerator.save_state()`` and ``load_state()`` include the state of the pace. If the Accelerator accumulates over k
 steps, an optimizer step takes k iterations of the loop on every rank, as without balancing, and
 ``accelerator.accumulate(model)`` stays in the loop.
+
+global_batch is the batch of all ranks, as a loader's with ``split_batches=True`` is, so a prepared scheduler takes one
+step for each optimizer step, not one for each rank: count its steps as ``len(loader) * epochs``.
 """
 
 from __future__ import annotations
@@ -96,6 +99,7 @@ class AcceleratePace(Windows):
             # With one step, accumulate() would treat every micro-step as a complete round.
             accelerator.gradient_accumulation_steps = max(2, steps)
         accelerator.register_for_checkpointing(self)
+        _step_once(accelerator)
 
     def backward(
         self, loss: torch.Tensor, reduction: str = "mean", scaler: Any = None, count: Any = None
@@ -121,6 +125,20 @@ class AcceleratePace(Windows):
         if self.complete and self._accelerator.optimizer_step_was_skipped:  # after an overflow of the scaler
             self.host.stepped()
         return super().state_dict()
+
+
+def _step_once(accelerator: Accelerator) -> None:
+    """Let the schedulers that are prepared, before or later, step once for each optimizer step."""
+    plain = accelerator.prepare_scheduler
+
+    def prepare_scheduler(scheduler: Any) -> Any:
+        prepared = plain(scheduler)
+        prepared.split_batches = True
+        return prepared
+
+    for scheduler in accelerator._schedulers:
+        scheduler.split_batches = True
+    accelerator.prepare_scheduler = prepare_scheduler
 
 
 class _UnderAccelerate(Host):

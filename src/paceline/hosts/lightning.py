@@ -105,6 +105,7 @@ class LightningBalancer(Callback):
         model = trainer.strategy.model
         assert model is not None
         self.pace = Pace(model, self.global_batch, self.policy, micro_steps=micro_steps, **self.options)
+        _weigh_logs(trainer.fit_loop.epoch_loop._results, self.pace)
         self._fitting = True
         if self._saved is not None:
             self.pace.load_state_dict(self._saved)
@@ -231,6 +232,40 @@ class Loader:
         if self._made is None or self._made[0] is not pace:
             self._made = pace, pace.loader(self.dataset, **self._options)
         return self._made[1]
+
+
+def _weigh_logs(results: Any, pace: Pace) -> None:
+    """Let means that ``training_step`` logs count each sample once: on a rank without work the batch counts for nothing,
+    with ``sync_dist`` a step's value is weighted by samples, and the number of samples is not rounded when it is averaged.
+
+    results: what Lightning collects of the training's logs.
+    """
+    plain = type(results).update_metrics
+
+    def update_metrics(key: str, value: Any, batch_size: int) -> None:
+        metric = results[key]
+        if not (metric.is_tensor and metric.meta.is_mean_reduction and pace.loop.in_round):
+            plain(results, key, value, batch_size)
+            return
+        if not pace.counts:
+            value, batch_size = torch.zeros_like(value), 0
+        meta, synced = metric.meta, None
+        if meta.on_step and meta.sync.should:
+            sync, many = meta.sync, float(pace.loop.passes.piece.samples)
+            synced = sync(value.clone() * many) / sync(torch.tensor(many, device=value.device))
+            meta.sync = type(sync)(_op=sync.op)
+        try:
+            plain(results, key, value, batch_size)
+        finally:
+            if synced is not None:
+                meta.sync = sync
+        if synced is not None:
+            metric._forward_cache = synced
+            metric.value = metric.value if meta.on_epoch else synced
+        if not metric.cumulated_batch_size.is_floating_point():
+            metric.cumulated_batch_size = metric.cumulated_batch_size.double()
+
+    results.update_metrics = update_metrics
 
 
 def _check(trainer: Any) -> None:

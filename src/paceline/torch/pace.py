@@ -27,10 +27,8 @@ import torch
 
 from paceline.errors import PacelineError
 from paceline.policies import Policy
-from paceline.rounds import Cluster, Indices
 from paceline.torch import callbacks as callback
-from paceline.torch import local, peers
-from paceline.torch.elastic.member import Member
+from paceline.torch import local, metrics, peers
 from paceline.torch.feed import nested
 from paceline.torch.feed.loader import BalancedLoader
 from paceline.torch.feed.rounds import Sizes, iterate, run_round
@@ -310,6 +308,35 @@ class Pace:
         """
         check_loss(loss)
         return self.loop.passes.weighted(loss, reduction, count)
+
+    def mean(self, value: Any) -> torch.Tensor:
+        """The mean over all samples of the round of a metric, for the loop's own log. Collective: call it on all ranks.
+
+        Args:
+            value: The mean over this rank's batch, a number or a tensor; with loop="round" over this rank's part of the
+                round, after ``pace.round``.
+
+        Returns:
+            The mean over the samples of all ranks, detached. Samples that count for nothing do not appear in it.
+
+        Raises:
+            PacelineError: The loop is outside of a round, or its ranks run different numbers of micro-steps.
+        """
+        return metrics.mean(value, metrics.samples(self.loop, "mean"))
+
+    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The rows of all ranks' tensors, rank after rank, for metrics. Collective: call it on all ranks.
+
+        Args:
+            tensor: A row for each sample of this rank's batch, shape (m, ...); m may differ between the ranks.
+
+        Returns:
+            A row for each sample of the round, detached, on this rank's device. Samples that count for nothing have none.
+
+        Raises:
+            PacelineError: As for ``mean``.
+        """
+        return metrics.gather(tensor, metrics.samples(self.loop, "gather"))
 
     def loads(self, step: int, batch: int) -> Indices:
         """The planned samples of each rank in round ``step`` of ``batch`` samples, shape (n,)."""

@@ -153,6 +153,7 @@ class Passes:
         commit: Callable[[Piece], Piece],
     ) -> None:
         self.micro_step: MicroStep | None = None  # the running one
+        self.ran = 0  # samples that count, of all micro-steps of the round so far
         self.over: Piece | None = None  # the last piece of a round that is over, until the next micro-step
         self._meter, self._halfway = meter, halfway
         self._commit = commit if reducer.travels else None
@@ -198,6 +199,7 @@ class Passes:
         if gradients.exact or gradients.entered is not None or not piece.last:
             gradients.begin(piece)
         rows = self._rows.missing(batch, piece.samples) if piece.samples else None
+        self.ran = piece.samples if piece.first else self.ran + piece.samples
         self.micro_step, self.over = MicroStep(piece, piece, rows), None
         if not piece.samples:  # an empty batch adds nothing to a sum over ranks
             self.micro_step.asked = not (self._fills or isinstance(batch, int))
