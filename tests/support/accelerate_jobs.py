@@ -116,7 +116,7 @@ def cases(rank: int, ranks: int, folder: str) -> dict[str, Any]:
 
     run = Run(ranks)
     found["clipped"] = hosts.difference(run.train(clip=0.3), hosts.whole_batch(clip=0.3))
-    found["scheduled"] = run.scheduler.scheduler.last_epoch, run.pace.rounds
+    found["scheduled"] = run.scheduler.scheduler.last_epoch // ranks, run.pace.rounds
     run.pace.detach()
 
     for accumulate in (False, True):

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from paceline.errors import PacelineError
+from paceline.samples import CostModel
 from paceline.torch import Pace, memory_limits
 from paceline.torch.plan import Piece, RoundPlan
 from support.memory_jobs import (
@@ -287,3 +288,49 @@ def test_three_samples_are_not_cut_for_batch_norm(monkeypatch: pytest.MonkeyPatc
     """Two parts would leave one sample by itself, and a third try would not fit either."""
     with pytest.raises(PacelineError, match="ran out of memory in round 0 with 3 samples at once"):
         parts(monkeypatch, [3], 2, 2)
+
+
+LENGTHS = st.lists(st.integers(1, 12), min_size=2, max_size=30)
+
+
+@given(st.lists(LENGTHS, min_size=1, max_size=6), st.booleans(), st.integers(12, 60))
+def test_last_pass_takes_no_more_than_one_that_went_through(
+    rounds: list[list[int]], padded: bool, fits: int
+) -> None:
+    """Passes hold memory in proportion to their lengths, and the last pass of a batch also sums the gradients."""
+    gauge = Fake(100.0, 1.0, 100.0 + 1.5 * fits)
+    ran: list[tuple[float, bool]] = []  # amounts of the passes that went through, and whether they were last
+    last = True
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(memory_limits, "gauges", lambda device: [gauge])
+        passes: Any = SimpleNamespace(
+            device=torch.device("cpu"), gradients=SimpleNamespace(sums=True), cuts=lambda batch: True,
+            take_back=lambda: None, droppable=True,
+        )  # fmt: skip
+
+        def part(samples: int, first: bool, more: bool) -> None:
+            nonlocal last
+            last = not more
+
+        passes.part = part
+        terms: Any = SimpleNamespace(quantum=1, floor=1, fixed_micro_steps=None)
+        limit = memory_limits.MemoryLimit(passes, terms, lambda batch, first, end: batch[first:end])
+
+        def one(batch: list[int]) -> list[int]:
+            amount = float(len(batch) * max(batch) if padded else sum(batch))
+            gauge.run(amount if amount <= fits else math.inf)
+            ran.append((amount, last))
+            return batch
+
+        for lengths in rounds:
+            last, model = True, CostModel(1.0, padded=padded)
+            deal: Any = SimpleNamespace(lengths=np.array(lengths, float), model=model)
+            plan = RoundPlan(0, np.array([len(lengths)]), len(lengths), None, deal)
+            total = float(len(lengths) * max(lengths) if padded else sum(lengths))
+            passes.piece = Piece(plan, len(lengths), True, True, parts=np.array([total, 0.0, 1.0]), start=0)
+            done = list(limit.run(lengths, one))
+            assert sorted(sum(done, [])) == sorted(lengths), "each sample runs once"
+    most = 0.0
+    for amount, summed in ran:
+        assert not summed or amount <= most
+        most = max(most, amount)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import PacelineError
 from paceline.torch import Pace
@@ -89,3 +92,69 @@ def test_a_stream_that_fails_is_named_on_the_ranks_that_wait_for_its_count() -> 
     *others, own = run_ranks(3, fails_while_drawing)
     assert own == "a torn page"
     assert all("rank 2 failed" in said and "a torn page" in said for said in others), others
+
+
+class Counted(torch.utils.data.IterableDataset[torch.Tensor]):
+    """The numbers of a rank's shard, in as many processes as read it."""
+
+    def __init__(self, first: int, end: int) -> None:
+        self._numbers = range(first, end)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        info = torch.utils.data.get_worker_info()
+        each = self._numbers if info is None else self._numbers[info.id :: info.num_workers]
+        return (torch.tensor([float(number)]) for number in each)
+
+
+def epochs(rank: int, ranks: int, persistent: bool) -> list[list[float]]:
+    """What this rank ran in each of three epochs."""
+    model = DistributedDataParallel(nn.Linear(1, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    stream = Counted(*((0, 47) if rank == 0 else (47, 50)))
+    found = []
+    with Pace(model, 8) as pace:
+        loader = pace.stream(stream, num_workers=2, persistent_workers=persistent)
+        for _ in range(3):
+            found.append(list[float]())
+            for x in loader:
+                found[-1] += x.flatten().tolist() if pace.counts else []
+                pace.backward(model(x).square().mean())
+                pace.step(optimizer)
+    return found
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_each_epoch_of_a_stream_has_all_samples(persistent: bool) -> None:
+    found = run_ranks(2, epochs, persistent)
+    for parts in zip(*found, strict=True):
+        assert sorted(sum(parts, [])) == list(range(50))
+
+
+@pytest.mark.parametrize(
+    ("stream", "options", "words"),
+    [
+        (iter([torch.ones(1)] * 20), {}, "the streams of all ranks give 0 samples in this epoch"),
+        ([torch.ones(1)] * 5, {"drop_last": True}, "the streams of all ranks give 5 samples in this epoch"),
+        ([], {}, "the streams of all ranks give 0 samples in this epoch"),
+    ],
+)
+def test_epoch_of_a_stream_without_a_round_raises(stream: Any, options: dict[str, Any], words: str) -> None:
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with Pace(model, 8) as pace, pytest.raises(PacelineError, match=words):
+        loader = pace.stream(stream, **options)
+        for _ in range(2):
+            for x in loader:
+                pace.backward(model(x).square().mean())
+                pace.step(optimizer)
+
+
+def test_persistent_processes_that_miss_set_epoch_are_warned_of() -> None:
+    class Reordered(Counted):
+        def set_epoch(self, epoch: int) -> None: ...
+
+    with (
+        Pace(nn.Linear(1, 1), 8) as pace,
+        pytest.warns(RuntimeWarning, match=r"set_epoch\(\) does not reach them"),
+    ):
+        pace.stream(Reordered(0, 8), num_workers=1, persistent_workers=True)

@@ -18,8 +18,10 @@
 steps, an optimizer step takes k iterations of the loop on every rank, as without balancing, and
 ``accelerator.accumulate(model)`` stays in the loop.
 
-global_batch is the batch of all ranks, as a loader's with ``split_batches=True`` is, so a prepared scheduler takes one
-step for each optimizer step, not one for each rank: count its steps as ``len(loader) * epochs``.
+Accelerate steps a prepared scheduler once for each rank, since ``len()`` of a DataLoader before ``prepare`` counts the
+batches of all ranks. ``len(loader)`` of a balanced loader counts rounds, so a scheduler that is prepared after
+AcceleratePace was made steps once for each optimizer step, as with ``split_batches=True``: count its steps as
+``len(loader) * epochs``.
 """
 
 from __future__ import annotations
@@ -128,7 +130,7 @@ class AcceleratePace(Windows):
 
 
 def _step_once(accelerator: Accelerator) -> None:
-    """Let the schedulers that are prepared, before or later, step once for each optimizer step."""
+    """Let the schedulers that are prepared from now on step once for each optimizer step."""
     plain = accelerator.prepare_scheduler
 
     def prepare_scheduler(scheduler: Any) -> Any:
@@ -136,8 +138,6 @@ def _step_once(accelerator: Accelerator) -> None:
         prepared.split_batches = True
         return prepared
 
-    for scheduler in accelerator._schedulers:
-        scheduler.split_batches = True
     accelerator.prepare_scheduler = prepare_scheduler
 
 

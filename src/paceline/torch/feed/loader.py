@@ -270,7 +270,9 @@ class BalancedLoader:
         chosen = self._indices[start : start + size].copy()
         if not size and self._loop.terms.fills:
             done = self._loop.progress.samples_done
-            chosen = self._indices[done : done + self._loop.terms.floor]  # of this round, see ``planned_pieces``
+            chosen = self._indices[
+                done : done + self._loop.terms.floor
+            ]  # of this round, see ``planned_pieces``
         if not (size and self._early):
             batch = loaded(self.dataset, self._collate, chosen.tolist())
         elif self._ahead.comes(chosen):
