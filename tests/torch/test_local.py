@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -519,3 +520,65 @@ def test_what_counts_for_nothing_may_hold_no_numbers() -> None:
     flats = Flats()
     flats.fill([torch.zeros(2)], [torch.full((2,), torch.nan)], 0.0, [1.0, 0.0, 0.0])
     assert flats.own[0].tolist() == [0.0, 0.0]
+
+
+def left_within(rank: int, ranks: int, how: str, leaves: bool) -> list[np.ndarray]:
+    """The parameters after two epochs of a run that is left within its second interval, if it ``leaves``."""
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3)).double()
+    data = torch.Generator().manual_seed(7)
+    x = torch.randn(72, 6, generator=data, dtype=torch.float64)
+    y = torch.randint(3, (72,), generator=data)
+    if how == "AdamW":
+        optimizer: Any = torch.optim.AdamW(model.parameters(), 1e-2)
+    else:
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=3) if how == "scaler" else None
+    with Pace(model, 12, "equal", loop="local", every=3) as pace:
+        loader = pace.loader(torch.utils.data.TensorDataset(x, y), seed=5)
+        while pace.epoch < 2:
+            taken = 0
+            for inputs, targets in loader:
+                pace.backward(torch.nn.functional.cross_entropy(model(inputs), targets), scaler=scaler)
+                pace.step(optimizer, scaler)
+                taken = 0 if pace.merged else taken + 1
+                if leaves and pace.rounds == 1 and taken == 2:
+                    leaves = False
+                    break
+            else:
+                continue
+            pace.load_state_dict(pace.state_dict())
+    scale = [] if scaler is None else [np.array(scaler.get_scale())]
+    return [p.detach().numpy().copy() for p in model.parameters()] + scale
+
+
+@pytest.mark.parametrize("how", ["momentum", "AdamW", "scaler"])
+def test_interval_that_is_left_restores_optimizer_and_scaler(how: str) -> None:
+    whole, left = run_ranks(3, left_within, how, False), run_ranks(3, left_within, how, True)
+    for one, other in zip(whole, left, strict=True):
+        for expected, found in zip(one, other, strict=True):
+            np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+
+
+def skipped(rank: int, ranks: int, by: str) -> float:
+    """The weight after an interval in which the scaler of rank 1 skips its only step."""
+    model = torch.nn.Linear(1, 1, bias=False).double()
+    torch.nn.init.constant_(model.weight, 1.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    data = torch.utils.data.TensorDataset(torch.ones(3, 1, dtype=torch.float64))
+    with (
+        warnings.catch_warnings(),
+        Pace(model, 3, "equal", loop="local", every=1, merge=Merge(by=by)) as pace,
+    ):
+        warnings.filterwarnings("ignore", "the loss of rank 1 was not finite")
+        for (x,) in pace.loader(data, seed=0):
+            pace.backward(model(x).mean() * (float("inf") if rank == 1 else 1.0), scaler=scaler)
+            pace.step(optimizer, scaler)
+    return float(model.weight.detach())
+
+
+@pytest.mark.parametrize("by", ["ranks", "steps", "samples"])
+def test_rank_whose_step_a_scaler_skipped_does_not_weigh_in_a_merge(by: str) -> None:
+    """The gradient is 1, so a step takes 0.5 away."""
+    assert run_ranks(3, skipped, by) == [0.5] * 3

@@ -26,7 +26,7 @@ class Drawing(torch.utils.data.Dataset[torch.Tensor]):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.tensor(
-            [int(torch.randint(1 << 40, ())), int(np.random.randint(1 << 40)), random.getrandbits(40)]
+            [int(torch.randint(1 << 40, ())), int(np.random.randint(1 << 40)), random.getrandbits(40)]  # noqa: NPY002
         )
 
 
@@ -38,7 +38,7 @@ class Stream(torch.utils.data.IterableDataset[torch.Tensor]):
 def draws(rank: int, ranks: int, kind: str, seed: int) -> list[list[int]]:
     """What this rank's loader drew in two epochs, after the program has seeded all ranks alike."""
     torch.manual_seed(0)
-    np.random.seed(0)
+    np.random.seed(0)  # noqa: NPY002
     random.seed(0)
     model = DistributedDataParallel(nn.Linear(3, 1).double())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)

@@ -12,6 +12,7 @@ from torch import nn
 
 from paceline.errors import PacelineError
 from paceline.torch import Pace
+from paceline.torch.feed.pieces import Order
 from support.torch_jobs import Samples, fresh
 
 MicroStep = Callable[[Pace, torch.optim.Optimizer, torch.Tensor], object]
@@ -115,3 +116,31 @@ def test_an_optimizer_around_one_of_torch_is_stepped_and_what_it_steps_is_checke
         loop()
     assert pace.rounds == 1
     pace.detach()
+
+
+def test_one_process_trains_parameters_that_were_frozen_at_first() -> None:
+    """Also in several pieces, and by an optimizer that has only these."""
+    paced, plain = fresh(torch.float64), fresh(torch.float64)
+    data, loss_of = Samples(48), nn.CrossEntropyLoss()
+    order = torch.from_numpy(Order(48, 5).epoch(0))
+
+    def start(model: nn.Module) -> tuple[nn.Parameter, list[torch.optim.Optimizer]]:
+        late, *others = model.parameters()
+        late.requires_grad_(False)
+        return late, [torch.optim.SGD([late], lr=0.2, momentum=0.9), torch.optim.SGD(others, lr=0.1)]
+
+    late, optimizers = start(paced)
+    with Pace(paced, 8, "equal", loop="round", micro_batch=3) as pace:
+        for number, batch in enumerate(pace.loader(data, seed=5)):
+            late.requires_grad_(number >= 2)
+            pace.round(batch, lambda x, y, _: loss_of(paced(x), y))
+            pace.step(optimizers[number < 2 :])
+    late, optimizers = start(plain)
+    for number, chosen in enumerate(order.split(8)):
+        late.requires_grad_(number >= 2)
+        loss_of(plain(data.x[chosen]), data.y[chosen]).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    for ours, theirs in zip(paced.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)

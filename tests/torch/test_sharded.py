@@ -7,9 +7,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from paceline.torch import Pace
+from support import fsdp_jobs
 from support.fsdp_jobs import measured, misuse, trained
-from support.hosts import difference, every_sample_once, whole_batch
+from support.hosts import (
+    BATCH,
+    COUNT,
+    SEED,
+    Samples,
+    difference,
+    every_sample_once,
+    fresh,
+    optimizer_of,
+    whole_batch,
+)
 from support.ranks import run_ranks
 from support.sharding import BALANCED
 
@@ -59,3 +72,30 @@ def test_what_cannot_be_balanced_is_refused() -> None:
         assert "is untested; expected 2.9 or newer" in old
         assert "FSDP needs the same on each" in moving or not BALANCED
         assert "use weigh='loss'" in hook or not BALANCED
+
+
+def left(rank: int, ranks: int, leaves: bool) -> list[np.ndarray]:
+    """The parameters after an epoch whose second round is left after its first micro-step, if it ``leaves``."""
+    model = fsdp_jobs.shard(ranks, fresh(torch.float64))
+    optimizer, loss_of = optimizer_of(model), torch.nn.CrossEntropyLoss()
+    pace = Pace(model, BATCH, "equal", loop="pieces", micro_steps=2)
+    loader = pace.loader(Samples(COUNT), seed=SEED)
+    while pace.epoch < 1:
+        for x, y, _ in loader:
+            pace.backward(loss_of(model(x), y))
+            if leaves and pace.rounds == 1 and not pace.complete:
+                leaves = False
+                break
+            pace.step(optimizer)
+        else:
+            continue
+        pace.load_state_dict(pace.state_dict())
+    pace.detach()
+    return [p.full_tensor().detach().numpy() for p in model.parameters()]  # type: ignore[attr-defined]
+
+
+@balanced
+def test_round_that_is_left_leaves_no_gradient_in_the_next() -> None:
+    for whole, again in zip(run_ranks(3, left, False), run_ranks(3, left, True), strict=True):
+        for expected, found in zip(whole, again, strict=True):
+            np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -127,7 +128,7 @@ def epochs(rank: int, ranks: int, persistent: bool) -> list[list[float]]:
 def test_each_epoch_of_a_stream_has_all_samples(persistent: bool) -> None:
     found = run_ranks(2, epochs, persistent)
     for parts in zip(*found, strict=True):
-        assert sorted(sum(parts, [])) == list(range(50))
+        assert sorted(chain(*parts)) == list(range(50))
 
 
 @pytest.mark.parametrize(
@@ -141,12 +142,17 @@ def test_each_epoch_of_a_stream_has_all_samples(persistent: bool) -> None:
 def test_epoch_of_a_stream_without_a_round_raises(stream: Any, options: dict[str, Any], words: str) -> None:
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    with Pace(model, 8) as pace, pytest.raises(PacelineError, match=words):
+    with Pace(model, 8) as pace:
         loader = pace.stream(stream, **options)
-        for _ in range(2):
-            for x in loader:
-                pace.backward(model(x).square().mean())
-                pace.step(optimizer)
+
+        def train() -> None:
+            for _ in range(2):
+                for x in loader:
+                    pace.backward(model(x).square().mean())
+                    pace.step(optimizer)
+
+        with pytest.raises(PacelineError, match=words):
+            train()
 
 
 def test_persistent_processes_that_miss_set_epoch_are_warned_of() -> None:

@@ -18,8 +18,8 @@
 steps, an optimizer step takes k iterations of the loop on every rank, as without balancing, and
 ``accelerator.accumulate(model)`` stays in the loop.
 
-Accelerate steps a prepared scheduler once for each rank, since ``len()`` of a DataLoader before ``prepare`` counts the
-batches of all ranks. ``len(loader)`` of a balanced loader counts rounds, so a scheduler that is prepared after
+Accelerate steps a prepared scheduler once for each rank, since ``len()`` of a DataLoader before ``prepare`` counts
+the batches of all ranks. ``len(loader)`` of a balanced loader counts rounds, so a scheduler that is prepared after
 AcceleratePace was made steps once for each optimizer step, as with ``split_batches=True``: count its steps as
 ``len(loader) * epochs``.
 """

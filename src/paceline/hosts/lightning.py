@@ -235,8 +235,8 @@ class Loader:
 
 
 def _weigh_logs(results: Any, pace: Pace) -> None:
-    """Let means that ``training_step`` logs count each sample once: on a rank without work the batch counts for nothing,
-    with ``sync_dist`` a step's value is weighted by samples, and the number of samples is not rounded when it is averaged.
+    """Let means that ``training_step`` logs count each sample once: on a rank without work the batch counts for
+    nothing, ``sync_dist`` weights a step's values by samples, and the mean number of samples is not rounded.
 
     results: what Lightning collects of the training's logs.
     """

@@ -12,14 +12,13 @@ from paceline.torch.loop import Loop
 
 
 def samples(loop: Loop, called: str) -> int:
-    """The samples that this rank has run: in the running micro-step, or in the round if the loop takes whole rounds in
-    pieces. Raises PacelineError, with the name of the function that was ``called``, if they are not known on all ranks
-    at one point of the loop."""
+    """The samples that this rank has run: in the running micro-step, or with loop="round" in the round. Raises
+    PacelineError, with the name of the function that was ``called``, if the ranks take other numbers of steps."""
     terms, passes = loop.terms, loop.passes
     if terms.fixed_micro_steps is None and terms.loop != "round":
         raise PacelineError(
-            f"pace.{called}() with loop={terms.loop!r}: ranks run different numbers of micro-steps, so that some would "
-            "wait for ever; use loop='whole' or loop='round'"
+            f"pace.{called}() with loop={terms.loop!r}: ranks run different numbers of micro-steps, so that some "
+            "would wait for ever; use loop='whole' or loop='round'"
         )
     step = passes.micro_step
     piece = passes.over if step is None else step.whole
@@ -32,8 +31,8 @@ def samples(loop: Loop, called: str) -> int:
 
 
 def mean(value: Any, own: int) -> torch.Tensor:
-    """The mean over the samples of all ranks of ``value``, a mean over ``own`` samples of this rank, detached: a tensor of
-    the same shape, NaN if no rank has a sample. Collective."""
+    """The mean over the samples of all ranks of ``value``, a mean over ``own`` samples of this rank: detached, of the
+    same shape, NaN if no rank has a sample. Collective."""
     try:
         given = torch.as_tensor(value).detach()
     except (TypeError, ValueError, RuntimeError) as error:
@@ -45,13 +44,13 @@ def mean(value: Any, own: int) -> torch.Tensor:
     total = sum(many for many, _ in parts)
     if not total:
         return torch.full_like(kept, torch.nan)
-    result: torch.Tensor = sum(many * part for many, part in parts if many) / total  # type: ignore[assignment]
+    result: torch.Tensor = sum(many * part for many, part in parts if many) / total
     return result.to(kept)
 
 
 def gather(tensor: Any, own: int) -> torch.Tensor:
-    """The rows of ``tensor`` that belong to the ``own`` samples of this rank, and those of all others, rank after rank,
-    detached. Ranks may have different numbers of rows. Collective."""
+    """The rows of ``tensor``, which belong to the ``own`` samples of this rank, and those of all others, rank after
+    rank, detached. Ranks may have different numbers of rows. Collective."""
     if not isinstance(tensor, torch.Tensor) or not tensor.ndim:
         raise PacelineError(
             f"pace.gather({short(tensor)}): expected a tensor with a row for each sample of this rank's batch"

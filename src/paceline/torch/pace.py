@@ -310,11 +310,12 @@ class Pace:
         return self.loop.passes.weighted(loss, reduction, count)
 
     def mean(self, value: Any) -> torch.Tensor:
-        """The mean over all samples of the round of a metric, for the loop's own log. Collective: call it on all ranks.
+        """The mean of a metric over all samples of the round, for the loop's own log. Collective: call it on all
+        ranks.
 
         Args:
-            value: The mean over this rank's batch, a number or a tensor; with loop="round" over this rank's part of the
-                round, after ``pace.round``.
+            value: The mean over this rank's batch, a number or a tensor; with loop="round" over this rank's part of
+                the round, after ``pace.round``.
 
         Returns:
             The mean over the samples of all ranks, detached. Samples that count for nothing do not appear in it.
@@ -331,7 +332,8 @@ class Pace:
             tensor: A row for each sample of this rank's batch, shape (m, ...); m may differ between the ranks.
 
         Returns:
-            A row for each sample of the round, detached, on this rank's device. Samples that count for nothing have none.
+            A row for each sample of the round, detached, on this rank's device. Samples that count for nothing have
+            none.
 
         Raises:
             PacelineError: As for ``mean``.

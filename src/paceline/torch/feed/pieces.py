@@ -52,8 +52,8 @@ def planned_pieces(
 ) -> Iterator[tuple[Indices, Piece]]:
     """This rank's planned pieces of a round whose samples begin at ``start`` of ``indices``, each with its samples.
 
-    fills: an empty micro-step gets samples of the round that count for nothing: so it uses no parameter that a sample of
-    the round does not use, whose gradient would be 0 instead of None."""
+    fills: an empty micro-step gets samples of the round that count for nothing. So it uses no parameter that the
+    round's samples do not use, whose gradient would be 0 instead of None."""
     division = plan.division
     own = plan.loads if division is None else division.first + division.kept
     filler = indices[start : start + terms.floor] if fills else None

@@ -118,8 +118,8 @@ class _Requested(IterableDataset):
 
 
 def draws(*numbers: int) -> torch.Generator:
-    """A generator for the seeds of a DataLoader's processes, seeded by these numbers. Without it, ranks that were seeded
-    alike would draw the same random numbers for their augmentations."""
+    """A generator for the seeds of a DataLoader's processes, seeded by these numbers. Without it, ranks that were
+    seeded alike would draw the same random numbers for their augmentations."""
     (state,) = np.random.SeedSequence(numbers).generate_state(1, np.uint64).tolist()
     return torch.Generator().manual_seed(state >> 1)
 

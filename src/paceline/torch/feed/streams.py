@@ -144,8 +144,8 @@ class StreamLoader:
             self._stream = DataLoader(dataset, batch_size=None, collate_fn=as_it_is, **options)
             if hasattr(dataset, "set_epoch") and options.get("persistent_workers"):
                 warnings.warn(
-                    "persistent_workers=True: the processes keep the copy of the stream that they were started with, so "
-                    "set_epoch() does not reach them and each epoch has the first one's order; leave the option out",
+                    "persistent_workers=True: the processes keep their first copy of the stream, so set_epoch() does "
+                    "not reach them and each epoch has the first one's order; leave the option out",
                     RuntimeWarning,
                     stacklevel=3,  # where the program calls pace.stream
                 )
@@ -280,8 +280,8 @@ class StreamLoader:
         if not batch or (self._drop_last and batch < terms.global_batch):
             if self._empty:
                 raise PacelineError(
-                    f"the streams of all ranks give {batch} samples in this epoch, too few for a round; expected streams "
-                    "that begin again when they are iterated again, as an IterableDataset does and an iterator does not"
+                    f"the streams of all ranks give {batch} samples in this epoch, too few for a round; expected "
+                    "streams that begin again in each epoch, as an IterableDataset does and an iterator does not"
                 )
             self._over = True
             return None

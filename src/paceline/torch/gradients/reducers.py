@@ -266,7 +266,7 @@ class Sharded(Reducer):
         raise PacelineError("weigh='hook' needs DistributedDataParallel; with fully_shard use weigh='loss'")
 
     def drop(self) -> None:
-        # What a micro-step that sums nothing has left is in the unsharded parameters, where zero_grad() does not reach.
+        # What a micro-step that sums nothing has left is in the unsharded parameters, out of reach of zero_grad().
         for shard in self._shards:
             state = shard._get_fsdp_state()  # no public name; these are those of torch 2.9 to 2.13
             groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]

@@ -30,8 +30,8 @@ class Steps:
     hooks for as long as the process lives, so they refer to this object weakly.
 
     model: has the parameters; those that require gradients now are summed over the ranks, and no others. whole:
-    nothing else is summed, not even the parameters of another DistributedDataParallel module. alone: nothing is summed,
-    since there is one rank, so that parameters may begin to require gradients later."""
+    nothing else is summed, not even the parameters of another DistributedDataParallel module. alone: nothing is
+    summed, since there is one rank, so that parameters may begin to require gradients later."""
 
     def __init__(
         self, model: torch.nn.Module, whole: bool, before: Before, after: After, alone: bool = False
