@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from support import hosts
 from support.later import later
@@ -128,3 +129,46 @@ def test_mistakes_are_told(found: list[dict[str, Any]]) -> None:
         assert "a backward pass that is not Paceline's" in says["stepped without"]
         assert "accumulate=2 and gradient_accumulation_steps=2" in says["twice"]
         assert "with loop='pieces'" in says["both"]
+
+
+def scheduled(rank: int, ranks: int, balanced: bool) -> list[float]:
+    """The learning rate of each step; the number of steps is counted by ``len`` of the loader, and the scheduler is
+    prepared after it is known."""
+    from paceline.hosts.accelerate import AcceleratePace
+    from support.accelerate_loops import accelerator
+
+    hosts.as_torchrun(rank, ranks)
+    host = accelerator()
+    data, model = torch.utils.data.TensorDataset(torch.randn(96, 4)), torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    loader: Any = torch.utils.data.DataLoader(data, 8)
+    if balanced:
+        model = host.prepare(model)
+        pace = AcceleratePace(host, model, 8 * ranks)
+        loader = pace.loader(data)
+    else:
+        model = host.prepare(model)
+    total = 3 * len(loader)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / total))
+    optimizer, scheduler = host.prepare(optimizer, scheduler)
+    if not balanced:
+        loader = host.prepare(loader)
+    rates = []
+    for _ in range(3):
+        for (x,) in loader:
+            loss = model(x).mean()
+            pace.backward(loss) if balanced else host.backward(loss)
+            rates.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+    if balanced:
+        pace.detach()
+    return rates
+
+
+def test_scheduler_over_rounds_has_the_rates_of_the_plain_program() -> None:
+    plain, ours = run_ranks(3, scheduled, False), run_ranks(3, scheduled, True)
+    assert len(plain[0]) == 12
+    for theirs, found in zip(plain, ours, strict=True):
+        assert found == pytest.approx(theirs, abs=1e-12)

@@ -107,3 +107,38 @@ def test_what_cannot_be_balanced_is_refused() -> None:
     assert "plans whole rounds" in jobs.refusal({}, {"policy": "factoring"})
     assert "leave it out" in jobs.refusal({}, {"micro_steps": 2})
     assert "follows from the Trainer's" in jobs.refusal({}, {"loop": "round"})
+
+
+def logged(rank: int, ranks: int) -> dict[str, float]:
+    """What Lightning has of means that are logged in a round of 60 samples, of which rank 2 has none."""
+    import torch
+    from lightning.pytorch import LightningModule, Trainer
+
+    from paceline.hosts.lightning import LightningBalancer
+
+    class Task(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = torch.nn.Linear(1, 1)
+
+        def training_step(self, batch: Any, _: int) -> torch.Tensor:
+            (x,) = batch
+            for name, how in (("epoch", {"on_epoch": True, "on_step": False}), ("step", {"on_step": True})):
+                self.log(name, x.mean(), sync_dist=True, batch_size=len(x), **how)
+            self.log("largest", x.max(), on_epoch=True, on_step=False, sync_dist=True, reduce_fx="max")
+            loss: torch.Tensor = self.net(x).square().mean()
+            return loss
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.0)
+
+    balanced = LightningBalancer(60, limits=[(43, 43), (17, 17), (0, 0)][:ranks])
+    data = torch.utils.data.TensorDataset(torch.arange(180.0)[:, None])
+    trainer = Trainer(**jobs.SILENT, devices=ranks, strategy="ddp", callbacks=[balanced], max_epochs=1)
+    trainer.fit(Task(), balanced.loader(data, shuffle=False))
+    return {name: float(trainer.callback_metrics[name]) for name in ("epoch", "step", "largest")}
+
+
+def test_logged_means_are_those_over_all_samples() -> None:
+    for found in run_ranks(3, logged):
+        assert found == {"epoch": 89.5, "step": 149.5, "largest": 179.0}

@@ -27,8 +27,10 @@ import torch
 
 from paceline.errors import PacelineError
 from paceline.policies import Policy
+from paceline.rounds import Cluster, Indices
 from paceline.torch import callbacks as callback
 from paceline.torch import local, metrics, peers
+from paceline.torch.elastic.member import Member
 from paceline.torch.feed import nested
 from paceline.torch.feed.loader import BalancedLoader
 from paceline.torch.feed.rounds import Sizes, iterate, run_round

@@ -1,0 +1,72 @@
+"""Ranks without work in a round: they join its collectives, and leave no trace in the model."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from paceline.torch import Pace
+from support.ranks import run_ranks
+
+pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("torch")]
+
+BATCH, COUNT = 32, 128
+
+
+class TwoHeads(nn.Module):
+    """A model whose second head only some samples use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 1), nn.Linear(4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out, some = self.first(x), x[:, 0] > 5
+        return out + torch.where(some[:, None], self.second(x), 0.0) if some.any() else out
+
+
+def made(order: str) -> tuple[TwoHeads, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    x, y = torch.randn(COUNT, 4, dtype=torch.float64), torch.randn(COUNT, 1, dtype=torch.float64)
+    x[0 if order == "first" else COUNT - 1, 0] = 9.0  # the only sample that uses the second head
+    return TwoHeads().double(), x, y
+
+
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.1)
+
+
+def trained(rank: int, ranks: int, order: str, options: dict[str, Any]) -> list[np.ndarray]:
+    model, x, y = made(order)
+    ddp = DistributedDataParallel(model, find_unused_parameters=True)
+    optimizer, loss_of = optimizer_of(ddp), nn.functional.mse_loss
+    with Pace(ddp, BATCH, "level", limits=[(24, 24), (8, 8), (0, 0)], **options) as pace:
+        for batch in pace.loader(torch.utils.data.TensorDataset(x, y), shuffle=False):
+            if pace.terms.loop == "round":
+                pace.round(batch, lambda x, y: loss_of(ddp(x), y))
+            else:
+                pace.backward(loss_of(ddp(batch[0]), batch[1]))
+            pace.step(optimizer)
+    return [p.detach().numpy().copy() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("options", [{}, {"loop": "round", "micro_batch": 5}])
+@pytest.mark.parametrize("order", ["first", "last"])
+def test_idle_rank_uses_no_parameter_that_the_round_does_not_use(order: str, options: dict[str, Any]) -> None:
+    """Else that parameter's gradient is 0 instead of None, and weight decay moves it."""
+    model, x, y = made(order)
+    whole = copy.deepcopy(model)
+    optimizer = optimizer_of(whole)
+    for inputs, targets in zip(x.split(BATCH), y.split(BATCH), strict=True):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(whole(inputs), targets).backward()
+        optimizer.step()
+    for found in run_ranks(3, trained, order, options):
+        for ours, theirs in zip(found, whole.parameters(), strict=True):
+            np.testing.assert_allclose(ours, theirs.detach().numpy(), rtol=0, atol=1e-12)
