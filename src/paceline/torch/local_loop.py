@@ -29,7 +29,7 @@ class LocalWeighing(Weighing):
         self.exact = True  # no backward pass sums anything over the ranks
         self.many = 0.0  # number that the loss is a mean over
 
-    def weigh(self, piece: Piece, count: float | None, part: float | None = None) -> None:
+    def weigh(self, piece: Piece, count: float | None) -> None:
         self.bring_back(piece.step)
         if piece.first:
             self._counts.begin()
@@ -49,7 +49,7 @@ class LocalPasses(Passes):
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self.gradients = LocalWeighing(*given[:3])  # parameters, device, reducer
-        self._means.left = 0  # each step's loss is its own mean, so it needs no check
+        self.watch.never()  # each step's loss is its own mean, so it needs no check
         self.stepped = False  # this rank has stepped in the running micro-step
 
     def begin(self, piece: Piece, batch: Any) -> None:

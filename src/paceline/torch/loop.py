@@ -18,7 +18,7 @@ from paceline.errors import PacelineError, WorkerError
 from paceline.torch import peers, waits
 from paceline.torch.callbacks import Callback, overriding
 from paceline.torch.gradients.reducers import Reducer
-from paceline.torch.gradients.steps import Steps, forget_unscaled, learning_rate
+from paceline.torch.gradients.steps import Steps, forget_unscaled, learning_rate, refuse_averages
 from paceline.torch.host import Host
 from paceline.torch.liveness.monitor import Alone
 from paceline.torch.measuring.open_rounds import OpenRounds
@@ -88,8 +88,11 @@ class Loop:
         self._lookout = lookout
         lookout.explain = lambda error: explain(error, self.passes, self._left, self.rounds.fits)
         lookout.where = lambda: self._meter.where(self.progress.rounds)
-        if not (self.ranks == 1 or self.changes or self.terms.in_step or self.terms.fixed_micro_steps):
+        alike = self.ranks == 1 or self.terms.in_step or self.terms.fixed_micro_steps
+        if not (alike or self.changes):
             self._closing.callback(waits.refuse(self._within, self.terms.loop))
+        if not (alike or self.terms.loop == "local"):  # there each micro-step is a step
+            self._closing.callback(refuse_averages(self._unstepped))
         self._reducer.begin(self)
 
     def limited_by(self, memory: MemoryLimit) -> None:
@@ -354,6 +357,7 @@ class Loop:
             self.progress.open(source.number, source.samples or 0)  # a stream's samples are unknown
         self._counts_epochs = source.number is not None
         self._running, self._left = object(), None
+        self.passes.watch.again()
         source.open()
         return self._running
 
@@ -394,6 +398,11 @@ class Loop:
     def _within(self) -> int | None:
         """The round that this rank is still running; None between rounds and after its last gradient."""
         return self.passes.piece.step if self.in_round and not self._meter.stopped else None
+
+    def _unstepped(self) -> int | None:
+        """The round that this rank is running, before its step is due; else None."""
+        due = self.passes.complete or self._steps.taken
+        return self.passes.piece.step if self.in_round and not due else None
 
     def _step_begins(self, optimizer: torch.optim.Optimizer, closure: bool) -> None:
         """Called before each step of an optimizer with the model's parameters, by Pace, a framework or the user."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn
@@ -10,15 +9,15 @@ from typing import Any, NoReturn
 import torch
 
 from paceline.errors import PacelineError, short
-from paceline.torch.gradients.reducers import LOOKS, Reducer, weigh_in_hook
+from paceline.torch import peers
+from paceline.torch.gradients.reducers import Reducer, weigh_in_hook
 from paceline.torch.gradients.weighing import Weighing, checked_count
 from paceline.torch.measuring.measure import LastGradient
 from paceline.torch.measuring.meter import Meter
 from paceline.torch.plan import Piece
+from paceline.torch.suspects import LossWatch
 from paceline.torch.terms import Terms
 
-_MEAN = 1  # torch's number for that reduction
-_PASSED = "Add", "Clone", "Div", "Mul", "Sub", "ToCopy", "_DDPSink"  # graph nodes of sums and multiples
 PLAIN = list, tuple
 MEAN, SUM, GLOBAL = "mean", "sum", "global"
 NO_ROUND = "no round is running; expected this within `for ... in pace.loader(...)`"
@@ -78,37 +77,6 @@ class RowCheck:
         later = min(map(len, shapes)) > 1 and any(shape[1] % samples == 0 for shape in shapes)
         merged = found and samples % found == 0 and not self._whole
         return None if found >= samples or apart or later or merged else found
-
-
-class MeanCheck:
-    """Warns, once, if a loss is a mean over class weights, or over the targets that ``ignore_index`` leaves. It
-    checks a rank's first losses, if they come from ``nll_loss`` or ``cross_entropy``, also in sums and multiples."""
-
-    def __init__(self) -> None:
-        self.left = LOOKS  # losses still to be checked
-
-    def look(self, loss: torch.Tensor, piece: Piece) -> None:
-        """Check the loss of a piece, which counts as a mean over its samples."""
-        self.left -= 1
-        nodes: list[Any] = [loss.grad_fn]
-        for node in nodes:
-            kind = "" if node is None else node.name()
-            if kind.startswith(_PASSED):
-                # Each node once: a sum may contain the same node many times.
-                nodes += [behind for behind, _ in node.next_functions if behind not in nodes]
-            elif kind.startswith("NllLoss") and node._saved_reduction == _MEAN:
-                over, targets = float(node._saved_total_weight), node._saved_target.numel()
-                if abs(over - targets) > 1e-6 * targets:
-                    self.left = 0
-                    warnings.warn(
-                        f"round {piece.step}: the loss is a mean over {over:g}, the weights of its {targets} targets "
-                        f"or those that ignore_index leaves, and counts as one over {piece.samples} samples, so that "
-                        "the gradient is not that of the whole batch; pass the number that it is a mean over: "
-                        "pace.backward(loss, count=weight[y].sum()), or count=(y != ignore_index).sum()",
-                        RuntimeWarning,
-                        stacklevel=5,  # where the loop calls pace.backward
-                    )
-                    return
 
 
 def _shapes(batch: Any) -> list[tuple[int, ...]] | None:
@@ -171,7 +139,8 @@ class Passes:
             counted=meter.counted_by_all,
         )
         trained = [p for p in parameters if p.requires_grad]
-        self._rows, self._means, self._hooks = RowCheck(), MeanCheck(), list[Any]()
+        self._rows, self._hooks = RowCheck(), list[Any]()
+        self.watch = LossWatch(self._watched, peers.ranks(), self._by_hook)
         self._last: Any = None  # a ``LastGradient``, unless ``ended`` is early enough
         if reducer.waits != "never" or self._by_hook:
             self._last = LastGradient(trained, self._gradients_ready)
@@ -198,11 +167,14 @@ class Passes:
         gradients = self.gradients
         if gradients.exact or gradients.entered is not None or not piece.last:
             gradients.begin(piece)
-        rows = self._rows.missing(batch, piece.samples) if piece.samples else None
         self.ran = piece.samples if piece.first else self.ran + piece.samples
-        self.micro_step, self.over = MicroStep(piece, piece, rows), None
-        if not piece.samples:  # an empty batch adds nothing to a sum over ranks
-            self.micro_step.asked = not (self._fills or isinstance(batch, int))
+        if piece.samples:
+            micro_step = MicroStep(piece, piece, self._rows.missing(batch, piece.samples))
+        else:
+            micro_step = MicroStep(piece, piece, None)
+            # An empty batch adds nothing to a sum over ranks.
+            micro_step.asked = not (self._fills or isinstance(batch, int))
+        self.micro_step, self.over = micro_step, None
 
     def cuts(self, batch: Any) -> bool:
         """Whether the running micro-step's batch can be cut: everything in it has a row for each sample."""
@@ -283,8 +255,6 @@ class Passes:
             return self._weight_behind(reduction, count)
         piece = micro_step.piece
         many: float = piece.samples
-        if reduction == GLOBAL:
-            self._check_global(micro_step, count)
         if count is not None:
             count = many = count * (many > 0)
             if not micro_step.weighed:
@@ -294,14 +264,15 @@ class Passes:
         gradients = self.gradients
         if reduction == MEAN:
             part = many
-            if self._means.left and count is None and loss is not None and 0 < many < piece.batch:
-                self._means.look(loss, piece)
         elif reduction == SUM:
             part = float(many > 0)
         elif reduction == GLOBAL:
+            self._check_global(micro_step, count)
             part = gradients.whole(piece)
         else:
             raise PacelineError(f"reduction={reduction!r}: expected 'mean', 'sum' or 'global'")
+        if self.watch.left and count is None:
+            self.watch.look(loss, piece, reduction)
         if loss is not None:
             self._meter.add_loss(loss, part)
             if gradients.apart:
@@ -312,9 +283,11 @@ class Passes:
             self._reducer.check_sync(piece.last and not gradients.exact)
         if not micro_step.weighed:
             micro_step.weighed = True
-            gradients.weigh(piece, count, part if reduction == GLOBAL else None)
+            gradients.weigh(piece, count)
         if not self._by_hook:
             return gradients.weight(piece, part)
+        if reduction == GLOBAL:
+            gradients.counts_as(part)
         if count == 0:  # the hook applies the weight of a mean
             return 0.0
         return 1.0 / max(many, 1) if reduction == SUM else 1.0
@@ -408,6 +381,7 @@ class Passes:
 
     def close(self) -> None:
         """Remove all hooks from the model."""
+        self.watch.close()
         self.gradients.release()
         for hook in self._hooks:
             hook.remove()
@@ -438,6 +412,10 @@ class Passes:
         gradients = self.gradients
         part = piece.samples if reduction == MEAN else float(piece.samples > 0)
         return gradients.weight(piece, gradients.whole(piece) if reduction == GLOBAL else part)
+
+    def _watched(self) -> Piece | None:
+        """The piece of the running micro-step, until its round's step."""
+        return None if self.micro_step is None else self.micro_step.piece
 
     # -- called by torch -------------------------------------------------------------------------------------
 

@@ -81,6 +81,11 @@ def refuse(running: Callable[[], int | None], loop: str) -> Callable[[], None]:
     return listen(begins, lambda: None)
 
 
+def arguments() -> tuple[Any, ...]:
+    """The arguments of the function that ``begins`` is notified of, of a process group's method with the group."""
+    return getattr(_thread, "arguments", ())
+
+
 def now() -> float:
     """Seconds of a clock that stops while this process waits for other ranks; call it outside of a wait."""
     return time.perf_counter() - _waited
@@ -137,7 +142,7 @@ def _alone(arguments: tuple[Any, ...]) -> bool:
 
 def _notified(name: str, original: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
     global _waited
-    _thread.within = True
+    _thread.within, _thread.arguments = True, arguments
     began, notified = time.perf_counter(), []
     try:
         for begins, ends in tuple(_listeners.values()):
@@ -148,7 +153,7 @@ def _notified(name: str, original: Any, arguments: tuple[Any, ...], named: dict[
         for ends in notified:
             ends()
         _waited += time.perf_counter() - began
-        _thread.within = False
+        _thread.within, _thread.arguments = False, ()
 
 
 def _put_back() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -192,6 +194,54 @@ class Steps:
             if self._known not in self._of_model:
                 self._of_model.append(self._known)
         return found
+
+
+# Classes that average parameters, and their methods: of torch, timm, diffusers, ema-pytorch and torch-ema.
+AVERAGES = (
+    ("torch.optim.swa_utils", "AveragedModel", "update_parameters"),
+    ("timm.utils.model_ema", "ModelEma", "update"),
+    ("timm.utils.model_ema", "ModelEmaV2", "update"),
+    ("timm.utils.model_ema", "ModelEmaV3", "update"),
+    ("diffusers.training_utils", "EMAModel", "step"),
+    ("ema_pytorch.ema_pytorch", "EMA", "update"),
+    ("torch_ema.ema", "ExponentialMovingAverage", "update"),
+)
+
+
+def refuse_averages(unstepped: Callable[[], int | None]) -> Callable[[], None]:
+    """Raise a PacelineError where the program updates an average of parameters while ``unstepped`` returns a round's
+    number, until the returned function is called: ranks take different numbers of micro-steps, so their averages
+    would differ."""
+    put: list[tuple[Any, str, Any, Any]] = []
+
+    def replace(owner: Any, name: str) -> None:
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def checked(*given: Any, **named: Any) -> Any:
+            if (step := unstepped()) is not None:
+                raise PacelineError(
+                    f"{owner.__name__}.{name}() was called within round {step}, before its optimizer step; ranks "
+                    "take different numbers of micro-steps, so that their averages would differ: expected it "
+                    "`if pace.step(optimizer):`"
+                )
+            return original(*given, **named)
+
+        put.append((owner, name, original, checked))
+        setattr(owner, name, checked)
+
+    for module, kind, name in AVERAGES:
+        owner = getattr(sys.modules.get(module), kind, None)
+        if owner is not None and name in vars(owner):
+            replace(owner, name)
+
+    def put_back() -> None:
+        for owner, name, original, checked in reversed(put):
+            if vars(owner).get(name) is checked:
+                setattr(owner, name, original)
+        put.clear()
+
+    return put_back
 
 
 def digest(optimizers: Iterable[Any]) -> float:

@@ -203,13 +203,12 @@ class Weighing(GradientStash):
             self.entered = self._reducer.no_sync()
             self.entered.__enter__()
 
-    def weigh(self, piece: Piece, count: float | None, part: float | None = None) -> None:
-        """The first backward pass of a micro-step begins. count: what its loss is a mean over, if not its samples.
-        part: see ``weight``, for the hook, of a loss over the samples of all ranks; else None."""
+    def weigh(self, piece: Piece, count: float | None) -> None:
+        """The first backward pass of a micro-step begins. count: what its loss is a mean over, if not its samples."""
         if not self._by_hook:
             self.bring_back(piece.plan.step, apart=self.apart and not (piece.last and self.sums))
         else:
-            self._count = count if part is None else part
+            self._count = count
         if (count is not None or not piece.last or self._counts.given) and not self._reducer.travels:
             self._counts.add(piece.step, count, piece.last)
 
@@ -221,6 +220,10 @@ class Weighing(GradientStash):
     def weight(self, piece: Piece, part: float) -> float:
         """The weight of a loss over ``part`` samples of the round, if no hook weighs it."""
         return self._averaged * part / piece.plan.batch
+
+    def counts_as(self, part: float) -> None:
+        """Under the hook, the loss of the micro-step that begins counts as a mean over ``part`` samples."""
+        self._count = part
 
     def whole(self, piece: Piece) -> float:
         """The ``part`` of a loss that is already one over the samples of all ranks: with it, the round's gradient is

@@ -1,0 +1,416 @@
+"""Warns of losses that train another model where loads differ. It looks at a rank's first micro-steps of each epoch,
+and costs nothing afterwards. What it finds it reports once, and it changes nothing.
+
+- A mean over class weights, or over the targets that ``ignore_index`` leaves, counts as one over samples.
+- A sum counts as a mean.
+- A loss that a total of all ranks has normalised, or that contains a statistic which was summed over the ranks, gets
+  another weight.
+- A statistic that was summed over the ranks is divided by this rank's own number of samples.
+- A custom autograd function adds a gradient of its own, which no weight of the loss reaches.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import math
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from paceline.torch import waits
+from paceline.torch.gradients.reducers import LOOKS
+from paceline.torch.plan import Piece
+
+MEAN, SUM = 1, 2  # torch's numbers for these reductions
+PASSED = "Add", "Clone", "Div", "Mul", "Neg", "Sub", "ToCopy", "_DDPSink"  # graph nodes of sums and multiples
+SCALES = "Div", "Mul"
+GATHERS = "allgather", "_allgather_base", "all_gather_single"
+CALLED_BY = (
+    *("distributed_c10d.py", "c10d_logger.py", "_functional_collectives.py", "functional.py", "function.py"),
+    *("_contextlib.py", "module.py"),
+)  # files of torch through which a program calls a collective, also within a module's forward pass
+CALLS = 64  # collectives of an epoch that are looked at
+LATER = 3  # losses of each later epoch that are looked at
+GRAPHS = 4
+DEEP = 20_000  # nodes of a graph that are looked at
+TWICE = 2  # micro-steps in which a number is found, as one may be equal by chance
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_PACELINE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+
+
+class Summed:
+    """A sum over the ranks that the program has called for within a micro-step, at ``where``, a file and line."""
+
+    def __init__(self, where: tuple[str, int], results: list[torch.Tensor], in_place: bool) -> None:
+        self.where, self.results = where, results
+        # The graph goes on from this node with another value, and the gradient with that of this rank's part alone.
+        grown = results[0].grad_fn if in_place and len(results) == 1 else None
+        self.node: Any = grown
+
+    def total(self) -> float | None:
+        """The sum, if it is a single number."""
+        if any(one.numel() != 1 or one.dtype == torch.bool or one.is_complex() for one in self.results):
+            return None
+        return math.fsum(float(one.detach()) for one in self.results)
+
+
+class LossWatch:
+    """The checks of one loop's losses. ``again`` when an epoch begins; ``look`` at a loss before its backward pass;
+    ``close`` at the end.
+
+    running: gives the piece of the running micro-step, None between rounds. ranks: of the run. by_hook: gradients are
+    weighted instead of the loss.
+    """
+
+    def __init__(self, running: Callable[[], Piece | None], ranks: int, by_hook: bool) -> None:
+        self.left = LOOKS  # losses still to be looked at
+        self._running, self._ranks, self._by_hook = running, ranks, by_hook
+        self._graphs = GRAPHS  # graphs without a collective that are still to be looked at
+        self._never, self._calls_left = False, 0
+        self._first = True  # the next epoch is the first
+        self._piece: Piece | None = None  # of the micro-step in which the calls were made
+        self._said: set[str] = set()
+        self._stop: Callable[[], None] | None = None
+        self._calls: list[Summed] = []  # of the running micro-step
+        self._sums = self._totals = 0  # micro-steps in which they were found
+        self._injected: dict[Any, tuple[float, float]] = {}  # by function: what it was given, and has added
+        self._read: set[tuple[str, int]] = set()  # places whose source was read
+
+    def again(self) -> None:
+        """An epoch begins."""
+        if self._never:
+            return
+        self.left, self._calls_left = LOOKS if self._first else LATER, CALLS
+        self._first = False
+        if self._ranks > 1 and self._stop is None:
+            self._stop = waits.listen(self._called, lambda: None)
+
+    def never(self) -> None:
+        """No loss needs a look."""
+        self._never = True
+        self.close()
+
+    def close(self) -> None:
+        """Look at no more losses."""
+        self.left = 0
+        if self._stop is not None:
+            self._stop()
+            self._stop = None
+        self._calls.clear()
+
+    def look(self, loss: torch.Tensor | None, piece: Piece, reduction: str) -> None:
+        """Look at a piece's loss, which counts as the mean or the sum over its samples; None for an unknown one."""
+        self.left -= 1
+        calls, self._calls = self._calls if self._piece is piece else [], []
+        part = 0 < piece.samples < piece.batch and reduction != "global"
+        if part and loss is not None and loss.grad_fn is not None:
+            if self._ranks > 1 and self._uneven(piece):
+                self._graph(loss, piece, calls)
+            self._chain(loss, piece, reduction, calls)
+        if not self.left:
+            self.close()
+
+    # -- the last operations of a loss ------------------------------------------------------------------------
+
+    def _chain(self, loss: torch.Tensor, piece: Piece, reduction: str, calls: list[Summed]) -> None:
+        """Look at the sums and multiples that a loss is made of."""
+        totals = {one: found for one in calls if (found := one.total()) is not None and found}
+        nodes: list[tuple[Any, bool]] = [(loss.grad_fn, False)]
+        alone = "statistic" not in self._said
+        for node, scaled in nodes:
+            kind = "" if node is None else node.name()
+            if kind.startswith(PASSED):
+                alone = alone and not kind.startswith(("Add", "Sub"))
+                scaled = scaled or kind.startswith(SCALES)
+                for factor in _factors(node) if totals and kind.startswith(SCALES) else ():
+                    self._normalised(factor, totals, piece)
+                # Each node once: a sum may contain the same node many times.
+                known = [one for one, _ in nodes]
+                nodes += [(behind, scaled) for behind, _ in node.next_functions if behind not in known]
+            elif reduction != "mean":
+                continue
+            elif kind.startswith("NllLoss") and node._saved_reduction == MEAN:
+                over, targets = float(node._saved_total_weight), node._saved_target.numel()
+                if abs(over - targets) > 1e-6 * targets:
+                    self._say(
+                        "mean",
+                        f"round {piece.step}: the loss is a mean over {over:g}, the weights of its {targets} targets "
+                        f"or those that ignore_index leaves, and counts as one over {piece.samples} samples, so that "
+                        "the gradient is not that of the whole batch; pass the number that it is a mean over: "
+                        "pace.backward(loss, count=weight[y].sum()), or count=(y != ignore_index).sum()",
+                    )
+            elif not scaled and _sums(node, kind, alone, piece.samples):
+                self._sums += 1
+                if self._sums == TWICE:
+                    self._say(
+                        "sum",
+                        f"round {piece.step}: the loss is a sum, and counts as a mean over {piece.samples} samples, "
+                        "so that the gradient is not that of the whole batch where loads differ; pass "
+                        "pace.backward(loss, 'sum') and leave out the loop's own division, or 'global' if it is "
+                        "already one over all ranks",
+                    )
+                return
+
+    def _normalised(self, factor: float, totals: dict[Summed, float], piece: Piece) -> None:
+        """Whether the loss is divided by a total of all ranks."""
+        if not self._uneven(piece):
+            return
+        for one, total in totals.items():
+            for size in (total, total / self._ranks, max(total / self._ranks, 1.0)):
+                usual = size in (1.0, float(self._ranks), float(piece.samples))
+                if not usual and min(abs(factor - size), abs(factor * size - 1.0)) <= 1e-6 * abs(factor):
+                    self._totals += 1
+                    if self._totals == TWICE:
+                        self._say(
+                            "total",
+                            f"round {piece.step}: {_at(one.where)} sums a number over the ranks, and the loss is "
+                            "divided by it: it is already normalised, and must not get this rank's weight; pass "
+                            "pace.backward(loss, 'global')",
+                        )
+                    return
+
+    # -- the graph of a loss ----------------------------------------------------------------------------------
+
+    def _graph(self, loss: torch.Tensor, piece: Piece, calls: list[Summed]) -> None:
+        """Look for custom autograd functions, and for results of collectives, in the graph of a loss."""
+        within = {id(one.node): one for one in calls if one.node is not None}
+        within.pop(id(loss.grad_fn), None)  # for a log, after the loss
+        if not (within or self._graphs):
+            return
+        self._graphs -= not within
+        for node in _nodes(loss.grad_fn):
+            if (one := within.get(id(node))) is not None:
+                self._say(
+                    "statistic",
+                    f"round {piece.step}: {_at(one.where)} sums a tensor of the loss over the ranks: it is a "
+                    "loss over all ranks, and must not get this rank's weight; pass pace.backward(loss, 'global')",
+                )
+            if isinstance(node, torch.autograd.function.BackwardCFunction):
+                self._watch(node)
+
+    def _watch(self, node: Any) -> None:
+        """Note what a custom function gives to an input that is one number, as an auxiliary loss is, while it passes
+        on the gradient of many: the same number for other gradients is none of the loss."""
+        made = getattr(type(node), "_forward_cls", type(node))
+        known = self._by_hook or "injected" in self._said
+        if known or made.__module__.partition(".")[0] == "torch":
+            return
+        sizes = [_size(behind, index) for behind, index in node.next_functions]
+        if 1 not in sizes or max(sizes) <= 1:
+            return
+        place = sizes.index(1)
+
+        def noted(gives: Any, given: Any) -> None:
+            added = gives[place] if place < len(gives) else None
+            if added is None or not given or given[0] is None:
+                return
+            now = float(given[0].detach().double().norm()), float(added.detach().double().sum())
+            before = self._injected.get(made)
+            self._injected[made] = now
+            by_itself = not now[0] or (before is not None and before[1] == now[1] and before[0] != now[0])
+            if now[1] and by_itself:
+                self._say(
+                    "injected",
+                    f"{made.__module__}.{made.__qualname__} adds a gradient that does not come from the loss, so "
+                    "that the weight of the loss does not reach it, and it counts alike for every load; use "
+                    "Pace(..., weigh='hook'), which weights the gradients",
+                )
+
+        node.register_hook(noted)
+
+    # -- collectives ------------------------------------------------------------------------------------------
+
+    def _called(self, name: str) -> None:
+        """A collective is about to begin."""
+        piece = self._running()
+        if piece is None or name not in ("allreduce", *GATHERS):
+            return
+        if piece is not self._piece:
+            self._piece = piece
+            self._calls.clear()
+        self._calls_left -= 1
+        if self._calls_left < 0:
+            self.close()
+            return
+        arguments = waits.arguments()
+        tensors = _tensors(arguments[1] if len(arguments) > 1 else None)
+        gathers = name in GATHERS
+        if not tensors or (gathers and max(one.numel() for one in tensors) > self._ranks):
+            return
+        if not gathers and not _is_sum(arguments[2] if len(arguments) > 2 else None):
+            return
+        if (found := _program()) is None:
+            return
+        frame, where = found
+        self._calls.append(Summed(where, tensors, not gathers))
+        if not gathers and where not in self._read and self._uneven(piece):
+            self._read.add(where)
+            if _divides_by_own(frame, where[1], piece):
+                self._say(
+                    "own",
+                    f"round {piece.step}: {_at(where)} sums over the ranks, and the result is divided by this rank's "
+                    "own number of samples times the ranks, which is not the batch where loads differ; divide by the "
+                    "sum of the ranks' numbers of samples",
+                )
+
+    def _uneven(self, piece: Piece) -> bool:
+        loads = piece.plan.loads
+        return bool((loads != loads[0]).any())
+
+    def _say(self, what: str, words: str) -> None:
+        if what not in self._said:
+            self._said.add(what)
+            warnings.warn(words, RuntimeWarning, stacklevel=_level())
+
+
+def _at(where: tuple[str, int]) -> str:
+    return f"{where[0]}:{where[1]}"
+
+
+def _level() -> int:
+    """The ``stacklevel`` of the program's own line, for a warning by the caller's caller."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith((_TORCH, _PACELINE)):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+def _sums(node: Any, kind: str, alone: bool, samples: int) -> bool:
+    """Whether a node sums over samples. alone: nothing is added to it; else it may be a penalty."""
+    if kind.startswith("SumBackward"):
+        sizes: Any = getattr(node, "_saved_self_sym_sizes", ())
+        return alone and samples > 1 and bool(sizes) and sizes[0] == samples
+    return getattr(node, "_saved_reduction", 0) == SUM
+
+
+def _factors(node: Any) -> Iterator[float]:
+    """The single numbers that a node multiplies or divides by."""
+    for name in ("_saved_other", "_saved_self"):
+        factor = getattr(node, name, None)
+        if isinstance(factor, torch.Tensor) and factor.numel() == 1 and not factor.requires_grad:
+            yield float(factor)
+
+
+def _nodes(first: Any) -> Iterator[Any]:
+    """The nodes of a graph, each once."""
+    left, known = [first], {first}
+    while left and len(known) < DEEP:
+        node = left.pop()
+        if node is None:
+            continue
+        yield node
+        for behind, _ in node.next_functions:
+            if behind is not None and behind not in known:
+                known.add(behind)
+                left.append(behind)
+
+
+def _size(node: Any, index: int) -> int:
+    """Elements of an input of a custom function, which is output ``index`` of a node; 0 if it needs no gradient."""
+    if node is None:
+        return 0
+    if (leaf := getattr(node, "variable", None)) is not None:
+        return 0 if leaf.numel() == 1 else int(leaf.numel())  # a parameter is no auxiliary loss
+    found: Any = list(getattr(node, "_input_metadata", ()))
+    return math.prod(found[index].shape) if index < len(found) else 0
+
+
+def _tensors(given: Any) -> list[torch.Tensor]:
+    if isinstance(given, torch.Tensor):
+        return [given]
+    return [one for part in given for one in _tensors(part)] if isinstance(given, list | tuple) else []
+
+
+def _is_sum(options: Any) -> bool:
+    """Whether a reduction is a sum or a mean; ``options`` of a process group's method, or the operation."""
+    kind = getattr(options, "reduceOp", options)
+    return kind is None or kind == dist.ReduceOp.SUM or kind == dist.ReduceOp.AVG
+
+
+def _program() -> tuple[Any, tuple[str, int]] | None:
+    """The frame, with file and line, where the program itself calls the running collective; None if Paceline does, or
+    a part of torch such as DistributedDataParallel or batch norm."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename in (__file__, waits.__file__):
+        frame = frame.f_back
+    while frame is not None and frame.f_code.co_filename.startswith((_TORCH, "<")):
+        name = frame.f_code.co_filename
+        if name.startswith(_TORCH) and not name.endswith(CALLED_BY):
+            return None
+        frame = frame.f_back
+    if frame is None or frame.f_code.co_filename.startswith(_PACELINE):
+        return None
+    return frame, (frame.f_code.co_filename, frame.f_lineno)
+
+
+def _divides_by_own(frame: Any, line: int, piece: Piece) -> bool:
+    """Whether the tensor that is summed in this line is later divided, in the same function, by the length of
+    something that has this rank's samples."""
+    source = "".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals))
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return False
+    scopes: list[Any] = [tree, *(one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef))]
+    scope = max((one for one in scopes if _holds(one, line)), key=lambda one: getattr(one, "lineno", 0))
+    calls = [one for one in ast.walk(scope) if isinstance(one, ast.Call) and _holds(one, line) and one.args]
+    names = {one.args[0].id for one in calls if isinstance(one.args[0], ast.Name)}
+    for node in ast.walk(scope):
+        target, by = _division(node)
+        parts = [] if target is None else ast.walk(target)
+        divides = any(isinstance(one, ast.Name) and one.id in names for one in parts) and by.lineno >= line
+        if divides and any(_own(length, frame, piece) for length in _lengths(by)):
+            return True
+    return False
+
+
+def _division(node: ast.AST) -> tuple[ast.AST | None, Any]:
+    """What is divided, and by what."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+        return node.left, node.right
+    if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Div):
+        return node.target, node.value
+    called = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args
+    if called and node.func.attr in ("div", "div_", "true_divide"):  # type: ignore[attr-defined]
+        return node.func.value, node.args[0]  # type: ignore[attr-defined]
+    return None, None
+
+
+def _holds(node: Any, line: int) -> bool:
+    return isinstance(node, ast.Module) or node.lineno <= line <= (node.end_lineno or node.lineno)
+
+
+def _lengths(by: ast.AST) -> Iterator[str]:
+    """The names whose length or first dimension is a part of this expression."""
+    for node in ast.walk(by):
+        if (
+            isinstance(node, ast.Call)
+            and node.args
+            and isinstance(node.func, ast.Name)
+            and node.func.id == "len"
+        ):
+            value: Any = node.args[0]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "size":
+            value = node.func.value
+        elif isinstance(node, ast.Subscript) and isinstance(node.value, ast.Attribute):
+            value = node.value.value if node.value.attr == "shape" else None
+        else:
+            continue
+        if isinstance(value, ast.Name):
+            yield value.id
+
+
+def _own(name: str, frame: Any, piece: Piece) -> bool:
+    """Whether the variable has a row for each of this rank's samples, or several."""
+    value = frame.f_locals.get(name, frame.f_globals.get(name))
+    try:
+        rows = len(value)
+    except TypeError:
+        return False
+    return bool(rows) and bool(piece.samples) and rows % piece.samples == 0 and rows % piece.plan.batch != 0

@@ -1,0 +1,218 @@
+"""Loops whose losses, statistics or averages train another model where loads differ, and loops that do not."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.nn.functional import all_reduce
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from paceline.errors import PacelineError
+from paceline.torch import Pace
+from support.form_jobs import Pictures, boxed, model, of_moments
+
+BATCH = 24
+LIMITS = [(16, 16), (5, 5), (3, 3)]
+Part = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+LossOf = Callable[[nn.Module, Part, dict[str, Any]], Any]
+
+
+class Inject(torch.autograd.Function):
+    """Puts the gradient of an auxiliary loss into the graph, whatever the loss is."""
+
+    @staticmethod
+    def forward(ctx: Any, out: torch.Tensor, aux: torch.Tensor) -> torch.Tensor:
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return grad, torch.tensor(0.5, dtype=grad.dtype)
+
+
+class Scale(torch.autograd.Function):
+    """Multiplies by a number that needs a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, out: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(out, by)
+        return out * by
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        out, by = ctx.saved_tensors
+        return grad * by, (grad * out).sum()
+
+
+def _total(value: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> torch.Tensor:
+    value = value.detach().clone()
+    dist.all_reduce(value, op)
+    return value
+
+
+def injected(net: nn.Module, part: Part, _: Any) -> Any:
+    out = net(part[0])
+    return (Inject.apply(out, out.square().mean()) - part[1]).square().mean()
+
+
+def scaled(net: nn.Module, part: Part, _: Any) -> Any:
+    out = net(part[0])
+    return (Scale.apply(out, out.square().mean()) - part[1]).square().mean()
+
+
+def normalised(net: nn.Module, part: Part, _: Any) -> Any:
+    return boxed(net(part[0]), *part[1:]) / (_total(part[2].sum()) / dist.get_world_size())
+
+
+def as_a_number(net: nn.Module, part: Part, _: Any) -> Any:
+    boxes = torch.clamp(_total(part[2].sum()) / dist.get_world_size(), min=1).item()
+    each = net(part[0]) - part[1]
+    return 2.0 * (each.square().sum(1) * part[2]).sum() / boxes + each.abs().mean()
+
+
+def gathered(net: nn.Module, part: Part, _: Any) -> Any:
+    boxes = [torch.zeros((), dtype=torch.float64) for _ in range(dist.get_world_size())]
+    dist.all_gather(boxes, part[2].sum())
+    return boxed(net(part[0]), *part[1:]) * (dist.get_world_size() / sum(boxes))
+
+
+def in_place(net: nn.Module, part: Part, _: Any) -> Any:
+    out = net(part[0])
+    moments = torch.stack([out.sum(0), out.square().sum(0)]) / BATCH
+    dist.all_reduce(moments)
+    return of_moments(*moments)
+
+
+def own_center(net: nn.Module, part: Part, kept: dict[str, Any]) -> Any:
+    x, out = part[0], net(part[0])
+    loss = (out - kept.get("center", 0.0)).square().sum(1).mean()
+    total = out.detach().sum(0)
+    dist.all_reduce(total)
+    kept["center"] = 0.5 * total / (len(x) * dist.get_world_size())
+    return loss
+
+
+def own_center_of_a_shape(net: nn.Module, part: Part, kept: dict[str, Any]) -> Any:
+    out = net(part[0])
+    loss = (out - kept.get("center", 0.0)).square().sum(1).mean()
+    total = out.detach().sum(0)
+    dist.all_reduce(total, op=dist.ReduceOp.SUM)
+    total.div_(out.shape[0] * dist.get_world_size())
+    kept["center"] = total
+    return loss
+
+
+def sum_of_entropies(net: nn.Module, part: Part, _: Any) -> Any:
+    return nn.functional.cross_entropy(net(part[0]), part[1].argmax(1), reduction="sum")
+
+
+def sum_of_rows(net: nn.Module, part: Part, _: Any) -> Any:
+    return -(net(part[0]) * part[1]).sum(1).sum()
+
+
+def logs(net: nn.Module, part: Part, kept: dict[str, Any]) -> Any:
+    """Averaged and gathered metrics, a barrier, and the largest loss: none of them enters the loss."""
+    x, y, _boxes = part
+    out = net(x)
+    loss = (out - y).square().mean()
+    reduced = torch.stack([loss.detach(), (out.detach() > 0).double().mean()])
+    dist.all_reduce(reduced)
+    kept["averages"] = reduced / dist.get_world_size()
+    shown = loss.clone()  # with its graph
+    dist.all_reduce(shown)
+    kept["largest"] = _total(loss, dist.ReduceOp.MAX)
+    right = _total((out.argmax(1) == y.argmax(1)).sum().double()) / _total(torch.tensor(float(len(x))))
+    dist.barrier()
+    kept["right"] = right.item()
+    return loss
+
+
+def right_center(net: nn.Module, part: Part, kept: dict[str, Any]) -> Any:
+    out = net(part[0])
+    loss = (out - kept.get("center", 0.0)).square().sum(1).mean()
+    kept["center"] = 0.5 * _total(out.sum(0)) / _total(torch.tensor(float(len(out))))
+    return loss
+
+
+def differentiable(net: nn.Module, part: Part, _: Any) -> Any:
+    out = net(part[0])
+    return of_moments(*all_reduce(torch.stack([out.sum(0), out.square().sum(0)]) / BATCH))
+
+
+def penalised(net: nn.Module, part: Part, _: Any) -> Any:
+    penalty = sum(p.square().sum() for p in net.parameters())
+    return (net(part[0]) - part[1]).square().mean() + 1e-4 * penalty
+
+
+def divided(net: nn.Module, part: Part, _: Any) -> Any:
+    return (net(part[0]) - part[1]).square().sum(1).sum() / len(part[0])
+
+
+def counted(net: nn.Module, part: Part, _: Any) -> Any:
+    return boxed(net(part[0]), *part[1:]) / part[2].sum(), {"count": part[2].sum()}
+
+
+def globally(net: nn.Module, part: Part, _: Any) -> Any:
+    return normalised(net, part, _), {"reduction": "global"}
+
+
+def summed(net: nn.Module, part: Part, _: Any) -> Any:
+    return sum_of_entropies(net, part, _), {"reduction": "sum"}
+
+
+def normalised_summed(net: nn.Module, part: Part, _: Any) -> Any:
+    return normalised(net, part, _), {"reduction": "sum"}
+
+
+def told(rank: int, ranks: int, name: str, even: bool, options: dict[str, Any]) -> list[tuple[str, str]]:
+    """The warnings of two epochs with this loss, each with the line that it names, without spaces."""
+    loss_of: LossOf = globals()[name]
+    net = model()
+    ddp = DistributedDataParallel(net)
+    optimizer, kept = torch.optim.SGD(net.parameters(), lr=1e-3), dict[str, Any]()
+    limits = [(8, 8)] * ranks if even else LIMITS
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        pace = Pace(ddp, BATCH, limits=limits, **options)
+        for _ in range(2):
+            for part in pace.loader(Pictures(), seed=5, drop_last=True):
+                found = loss_of(ddp, part, kept)
+                loss, how = found if isinstance(found, tuple) else (found, {})
+                pace.backward(loss, **how)
+                pace.step(optimizer)
+        pace.detach()
+    return [
+        (str(one.message), f"{one.filename.rpartition('/')[2]}:{one.lineno}")
+        for one in caught
+        if one.category is RuntimeWarning
+    ]
+
+
+def averaged(rank: int, ranks: int, loop: str, right: bool) -> tuple[str, list[Any]]:
+    """Update an average of the parameters in each micro-step, or after each step: the error message, the average."""
+    net = model()
+    ddp = DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    average = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    original = AveragedModel.update_parameters
+    pace = Pace(ddp, BATCH, limits=LIMITS, loop=loop, **({"micro_batch": 4} if loop != "whole" else {}))
+    said = ""
+    try:
+        for batch in pace.loader(Pictures(), seed=5):
+            if loop == "round":
+                pace.round(batch, lambda x, y, _: (ddp(x) - y).square().mean())
+            else:
+                pace.backward((ddp(batch[0]) - batch[1]).square().mean())
+            if pace.step(optimizer) or not right:
+                average.update_parameters(net)
+    except PacelineError as error:
+        said = str(error)
+    finally:
+        pace.detach()
+    assert AveragedModel.update_parameters is original
+    return said, [p.tolist() for p in average.module.parameters()]
