@@ -1,6 +1,6 @@
 """How many Python instructions and calls does a round cost on a rank's main thread, beside plain DDP's?
 
-    python benchmarks/instructions.py [--policy level] [--rounds 400] [--top 15]
+    python benchmarks/instructions.py [--policy level] [--weigh hook] [--rounds 400] [--top 15]
 
 Two real gloo ranks train the small model of ``overhead.py --small`` in steps of 2 to 3 ms, first with plain DDP and
 then under Pace. Once loads have settled, ``sys.settrace`` counts every instruction and every call of Python functions
@@ -66,7 +66,7 @@ def counting(run: Callable[[], None]) -> Counts:
     return named(instructions), named(calls)
 
 
-def rounds_of(ways: str, ranks: int) -> Iterator[None]:
+def rounds_of(ways: str, ranks: int, weigh: str) -> Iterator[None]:
     """Endless rounds of plain DDP, or under a policy."""
     import torch
     from throughput import Batched
@@ -92,20 +92,21 @@ def rounds_of(ways: str, ranks: int) -> Iterator[None]:
                 optimizer.step()
                 optimizer.zero_grad()
                 yield
-    pace = Pace(ddp, batch, ways, loop="pieces")
+    pace = Pace(ddp, batch, ways, loop="pieces", weigh=weigh)
     loader = pace.loader(data, collate_fn=as_it_is)
     while True:
         for x, y in loader:
-            pace.backward(loss_of(ddp(x), y))
+            loss = loss_of(ddp(x), y)
+            loss.backward() if weigh == "hook" else pace.backward(loss)
             if pace.step(optimizer):
                 yield
 
 
-def rank_of(rank: int, directory: str, ways: str, rounds: int, pipe: Any) -> None:
+def rank_of(rank: int, directory: str, ways: str, weigh: str, rounds: int, pipe: Any) -> None:
     from paceline.torch import leave
 
     join(rank, RANKS, directory)
-    each = rounds_of(ways, RANKS)
+    each = rounds_of(ways, RANKS, weigh)
     for _ in range(WARM_UP):
         next(each)
 
@@ -121,11 +122,11 @@ def rank_of(rank: int, directory: str, ways: str, rounds: int, pipe: Any) -> Non
     os._exit(0)
 
 
-def counted(context: Any, ways: str, rounds: int) -> Counts:
+def counted(context: Any, ways: str, weigh: str, rounds: int) -> Counts:
     ours, theirs = context.Pipe(duplex=False)
     with tempfile.TemporaryDirectory() as directory:
         workers = [
-            context.Process(target=rank_of, args=(rank, directory, ways, rounds, theirs))
+            context.Process(target=rank_of, args=(rank, directory, ways, weigh, rounds, theirs))
             for rank in range(RANKS)
         ]
         for worker in workers:
@@ -141,16 +142,17 @@ def counted(context: Any, ways: str, rounds: int) -> Counts:
 def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--policy", type=policy_name, action="append")
+    parser.add_argument("--weigh", choices=["loss", "hook"], default="loss")
     parser.add_argument("--rounds", type=count, default=400)
     parser.add_argument("--top", type=int, default=0, help="functions to print")
     options = parser.parse_args()
     context, rounds = forks(), options.rounds
-    plain = counted(context, "plain DDP", rounds)
+    plain = counted(context, "plain DDP", options.weigh, rounds)
     print(f"{'a round of':12}{'instructions':>14}{'more':>8}{'calls':>8}{'more':>8}")
     before = [sum(each.values()) / rounds for each in plain]
     print(f"{'plain DDP':12}{before[0]:14.0f}{'':8}{before[1]:8.0f}", flush=True)
     for policy in options.policy or ["equal", "level", "auto"]:
-        found = counted(context, policy, rounds)
+        found = counted(context, policy, options.weigh, rounds)
         now = [sum(each.values()) / rounds for each in found]
         print(
             f"{policy:12}{now[0]:14.0f}{now[0] - before[0]:8.0f}{now[1]:8.0f}{now[1] - before[1]:8.0f}",

@@ -36,8 +36,8 @@ CALLED_BY = (
     *("_contextlib.py", "module.py"),
 )  # files of torch through which a program calls a collective, also within a module's forward pass
 CALLS = 64  # collectives of an epoch that are looked at
-LATER = 3  # losses of each later epoch that are looked at
-GRAPHS = 4
+LATER = 2  # losses of each later epoch that are looked at
+GRAPHS = 4  # graphs without a collective that are looked at, in a run
 DEEP = 20_000  # nodes of a graph that are looked at
 TWICE = 2  # micro-steps in which a number is found, as one may be equal by chance
 _TORCH = os.path.dirname(torch.__file__) + os.sep
