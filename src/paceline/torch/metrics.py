@@ -27,7 +27,8 @@ def samples(loop: Loop, called: str) -> int:
             f"pace.{called}() was called outside of a round; expected it on all ranks within `for ... in "
             "pace.loader(...)`" + (", after pace.round()" if terms.loop == "round" else "")
         )
-    return piece.samples if terms.fixed_micro_steps is not None else passes.ran
+    one = terms.fixed_micro_steps is not None or (piece.first and piece.last)
+    return piece.samples if one else passes.ran
 
 
 def mean(value: Any, own: int) -> torch.Tensor:

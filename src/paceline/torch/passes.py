@@ -121,7 +121,7 @@ class Passes:
         commit: Callable[[Piece], Piece],
     ) -> None:
         self.micro_step: MicroStep | None = None  # the running one
-        self.ran = 0  # samples that count, of all micro-steps of the round so far
+        self.ran = 0  # samples that count, of the micro-steps so far of a round that has several
         self.over: Piece | None = None  # the last piece of a round that is over, until the next micro-step
         self._meter, self._halfway = meter, halfway
         self._commit = commit if reducer.travels else None
@@ -167,7 +167,7 @@ class Passes:
         gradients = self.gradients
         if gradients.exact or gradients.entered is not None or not piece.last:
             gradients.begin(piece)
-        self.ran = piece.samples if piece.first else self.ran + piece.samples
+            self.ran = piece.samples if piece.first else self.ran + piece.samples
         if piece.samples:
             micro_step = MicroStep(piece, piece, self._rows.missing(batch, piece.samples))
         else:
@@ -349,9 +349,9 @@ class Passes:
                 f"round {piece.step}: the loop went on without {how}; call it once for each micro-batch that the "
                 "loader yields"
             )
-        if piece.last and not self._meter.stopped:
-            raise PacelineError(f"round {piece.step}: the loop went on without a backward pass")
         if piece.last and not self.micro_step.complete:
+            if not self._meter.stopped:
+                raise PacelineError(f"round {piece.step}: the loop went on without a backward pass")
             self._refuse_undivided(piece.step)
 
     def check_complete(self) -> None:
