@@ -65,8 +65,9 @@ class Loop:
         self._gradients = self.passes.gradients
         whole = self.changes or bool(terms.merge)
         self._steps = Steps(model, whole, self._step_begins, self._step_ended, alone)
-        self._meter.rate, self._meter.options = self._steps.rate, self._steps.options
-        self._meter.described = self._steps.described
+        self._meter.rate, self._meter.described = self._steps.rate, self._steps.described
+        if not self.changes:  # a rank that joins or was late reports a schedule that is a step behind
+            self._meter.options = self._steps.options
         self.progress = Progress(terms.batch, terms.floor, terms.every.size)
         self.rounds = OpenRounds(terms.balancer, self._meter, terms.moves_work, callbacks)
         self._epoch_over = overriding(callbacks, "on_epoch")
