@@ -137,7 +137,7 @@ with pace:
                 time.sleep(0.01)
             pace.round(batch, lambda x, y: (model(x) - y).square().mean())
             pace.step(optimizer)
-print("end", pace.rounds, flush=True)
+print(f"end {pace.rounds}\\n", end="", flush=True)  # in one piece, also beside the other worker's
 """
 
 
