@@ -20,7 +20,7 @@ $(STAMP): pyproject.toml constraints.txt
 $(DEMO_STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing Paceline and what the demo needs into $(VENV) (once, a minute or two)..."
-	@$(INSTALL) torch -e '.[cli,plot,torch]'
+	@$(INSTALL) torch -e '.[plot,torch]'
 	@touch $@
 
 demo: $(DEMO_STAMP)  ## train the digits on 4 uneven workers: plain equal split against Paceline

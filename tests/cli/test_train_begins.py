@@ -47,7 +47,7 @@ def test_a_terminal_is_told_at_once_that_pytorch_is_loaded(tmp_path: Path) -> No
     *first, rest = said.split("\r\x1b[K")
     assert first == ["Loading ...", "Loading PyTorch ..."], "before anything that takes its time to load"
     assert status == 2
-    assert "is not installed; install paceline[torch]" in rest
+    assert "is not installed; in Paceline's folder: pip install '.[torch]'" in rest
     assert "Watch" not in rest
     assert not list(tmp_path.iterdir())
 

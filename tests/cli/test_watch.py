@@ -13,8 +13,6 @@ import pytest
 from support.commands import assert_refused, paceline
 from support.growing import go_on, start
 
-pytest.importorskip("uvicorn", reason="the page needs paceline[serve]")
-
 
 def test_it_prints_where_the_page_is_and_ends_when_told(tmp_path):
     with start(tmp_path / "run") as recorder:
@@ -76,4 +74,4 @@ def test_without_the_extra_it_says_which(tmp_path):
     )
     said = subprocess.run([sys.executable, "-c", hide], capture_output=True, text=True)
     assert (said.returncode, said.stdout) == (2, "")
-    assert said.stderr == "paceline: uvicorn is not installed; install paceline[serve]\n"
+    assert said.stderr == "paceline: uvicorn is not installed; in Paceline's folder: pip install .\n"

@@ -8,9 +8,9 @@ import sys
 import pytest
 
 HOSTS = [
-    ("accelerate", "accelerate", "paceline[hosts]"),
-    ("transformers", "transformers", "paceline[hosts]"),
-    ("ray_train", "ray", "paceline[hosts]"),
+    ("accelerate", "accelerate", "[hosts]"),
+    ("transformers", "transformers", "[hosts]"),
+    ("ray_train", "ray", "[hosts]"),
 ]
 
 

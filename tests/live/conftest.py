@@ -39,7 +39,6 @@ class Watched:
 @pytest.fixture
 def watched():
     """Serves the pages of run directories."""
-    pytest.importorskip("uvicorn", reason="the page needs paceline[serve]")
     servers = []
 
     def watch(run_dir):

@@ -10,8 +10,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-pytest.importorskip("starlette", reason="the page needs paceline[serve]")
-
 from paceline.live import panel
 from paceline.runs import charts, report
 from paceline.runs.columns import Columns

@@ -8,7 +8,6 @@ import pytest
 
 from support.growing import go_on, start
 
-pytest.importorskip("starlette", reason="the page needs paceline[serve]")
 pytest.importorskip("httpx", reason="the test client needs httpx")
 from starlette.applications import Starlette
 from starlette.routing import Mount

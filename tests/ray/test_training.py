@@ -213,7 +213,7 @@ def test_without_ray_the_command_names_the_extra(tmp_path):
     code = f"import sys; sys.modules['ray'] = None; from paceline.cli import run; sys.exit(run({BASE!r}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr == "paceline: the Ray engine needs ray: pip install 'paceline[ray]'\n"
+    assert done.stderr == "paceline: the Ray engine needs ray: pip install '.[ray]'\n"
     assert not list(tmp_path.iterdir())
 
 
@@ -227,5 +227,5 @@ def test_without_ray_the_extra_is_named():
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=dict(os.environ), check=True
     )
-    assert "pip install 'paceline[ray]'" in done.stdout
+    assert "pip install '.[ray]'" in done.stdout
     assert issubclass(PacelineError, ValueError)

@@ -117,7 +117,7 @@ def test_one_slow_worker(tmp_path, write):
     )
     assert sentences[2] == (
         "The workers spent 56 % of their time waiting. The run processed 1,000 samples/s, which is 31 % of the "
-        "workers' combined speed of 3,250 samples/s. With loads in proportion to speed, it would have taken 788 ms "
+        "workers' combined speed of 3,250 samples/s. With loads by measured speed, it would have taken 832 ms "
         "instead of 2.56 s."
     )
     assert "Every round was split equally." in sentences

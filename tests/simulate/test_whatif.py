@@ -5,6 +5,8 @@ from paceline import PacelineError, Round, policies, runs
 from paceline.costs import Linear
 from paceline.data import traces
 from paceline.rounds import Cluster
+from paceline.runs.findings import findings
+from paceline.runs.summary import balanced_seconds
 from paceline.shares import whole_samples
 from paceline.simulate.toml import of_trace
 from paceline.simulate.whatif import of_run, paces
@@ -221,3 +223,22 @@ def test_what_is_odd_about_a_record_is_said(tmp_path):
     parts = rounds_of(tmp_path / "parts", [([0.5, 0.5, 1.0], [0.1, 0.1, 0.4], {})])
     with pytest.raises(PacelineError, match="fractions of samples"):
         of_run(parts, ["equal"])
+
+
+@pytest.mark.parametrize("beyond", [0.0, 0.004, 20.0])
+def test_report_and_whatif_agree_on_what_loads_by_speed_bring(tmp_path, monkeypatch, beyond):
+    """Both add the seconds beyond the slowest worker: with a long exchange, neither recommends other loads."""
+    monkeypatch.setitem(globals(), "BEYOND", beyond)
+    overhead = np.full((ROUNDS, 3), 0.03)
+    found = record(tmp_path / "run", cluster_paces(), overhead=overhead)
+    answer = of_run(found, ["level"])
+    assert balanced_seconds(found) == pytest.approx(answer.policies["level"].seconds, rel=0.02)
+    said = any("With loads by measured speed" in each for each in findings(found))
+    assert said == bool(answer.best) == (beyond < 20)
+
+
+@pytest.mark.parametrize(("loop", "able"), [("whole", False), ("round", True), (None, False)])
+def test_auto_is_recommended_only_where_the_loop_can_run_it(tmp_path, loop, able):
+    found = record(tmp_path / "run", cluster_paces(), **({"loop": loop} if loop else {}))
+    answer = of_run(found, ["auto"])
+    assert answer.best == ("auto" if able else "")

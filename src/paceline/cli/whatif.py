@@ -12,6 +12,7 @@ from paceline.cli.output import Counter, check_json, console_for, write_json
 from paceline.errors import PacelineError
 from paceline.runs import causes, read
 from paceline.runs.run import runs_in
+from paceline.runs.summary import WORTHWHILE
 from paceline.runs.words import listing, percent, plural, seconds, times
 from paceline.simulate import worth
 from paceline.simulate.toml import of_trace
@@ -53,7 +54,7 @@ def command(
             answer = answer_of_run(recorded, names, progress)
             who = worth.of_run(recorded)
     why = [causes.sentence(answer.causes)] if answer.causes is not None else []
-    for sentence in (verdict(answer), losses(answer), *why, *who, *answer.notes):
+    for sentence in (verdict(answer), *within(answer), losses(answer), *why, *who, *answer.notes):
         say(console, sentence)
     print_whole(console, table(answer))
     write_json(json_, answer._asdict() | {"take": answer.best or None, "verdict": verdict(answer)})
@@ -67,7 +68,29 @@ def verdict(answer: Answer) -> str:
         return f"None of {listing(list(answer.policies))} would have been faster than {was}, so keep what you have."
     would = answer.policies[best]
     faster = times(answer.seconds / would.seconds)
-    return f"Take {best}: it would have needed {seconds(would.seconds)} instead of {was}, {faster} as fast."
+    return (
+        f"Take {best}: it would have needed {seconds(would.seconds)} instead of {was}, {faster} as fast. "
+        f"The line to change: {change(answer, best)}"
+    )
+
+
+def change(answer: Answer, policy: str) -> str:
+    """The line to change in the program whose run is looked at."""
+    return f'Pace(..., policy="{policy}")' if not answer.engine and answer.recorded else f"--policy {policy}"
+
+
+def within(answer: Answer) -> list[str]:
+    """A sentence on ``auto`` where the program's loop does not let it move work within a round, if that would pay."""
+    auto = [would.seconds for name, would in answer.policies.items() if name.split(":")[0] == "auto"]
+    if not answer.planned or not auto:
+        return []
+    able = answer.policies[answer.best].seconds if answer.best else answer.seconds
+    if auto[0] >= WORTHWHILE * able:
+        return []
+    return [
+        f'auto would have needed {seconds(auto[0])} if the script handed over its passes: Pace(..., loop="round") '
+        "and pace.round(batch, ...); in its present loop, auto runs as level."
+    ]
 
 
 def losses(answer: Answer) -> str:

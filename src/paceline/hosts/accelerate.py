@@ -42,7 +42,9 @@ try:
     from accelerate import Accelerator
     from accelerate.utils import send_to_device
 except ModuleNotFoundError as error:  # pragma: no cover - if the extra is not installed
-    raise PacelineError("Accelerate is not installed; install paceline[hosts]") from error
+    raise PacelineError(
+        "Accelerate is not installed; in Paceline's folder: pip install '.[hosts]'"
+    ) from error
 
 __all__ = ["AcceleratePace"]
 

@@ -29,7 +29,7 @@ try:
     from lightning.fabric import Fabric
     from lightning.fabric.wrappers import _FabricModule
 except ModuleNotFoundError as error:  # pragma: no cover - if the extra is not installed
-    raise PacelineError("Lightning is not installed; install paceline[hosts]") from error
+    raise PacelineError("Lightning is not installed; in Paceline's folder: pip install '.[hosts]'") from error
 
 __all__ = ["FabricPace"]
 

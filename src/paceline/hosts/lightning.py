@@ -34,7 +34,7 @@ try:
     from lightning.pytorch import Callback, LightningModule, Trainer
     from lightning.pytorch.callbacks import GradientAccumulationScheduler
 except ModuleNotFoundError as error:  # pragma: no cover - if the extra is not installed
-    raise PacelineError("Lightning is not installed; install paceline[hosts]") from error
+    raise PacelineError("Lightning is not installed; in Paceline's folder: pip install '.[hosts]'") from error
 
 from paceline.hosts.fabric import check_strategy
 

@@ -29,7 +29,7 @@ from paceline.hosts.windows import Placing, Windows
 try:
     import ray.train.torch
 except ModuleNotFoundError as error:  # pragma: no cover - if the extra is not installed
-    raise PacelineError("Ray Train is not installed; install paceline[hosts]") from error
+    raise PacelineError("Ray Train is not installed; in Paceline's folder: pip install '.[hosts]'") from error
 
 __all__ = ["RayTrainPace"]
 

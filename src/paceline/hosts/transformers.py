@@ -40,7 +40,9 @@ try:
     from transformers import Trainer, TrainerCallback
     from transformers.trainer_callback import ExportableState
 except ModuleNotFoundError as error:  # pragma: no cover - if the extra is not installed
-    raise PacelineError("Transformers is not installed; install paceline[hosts]") from error
+    raise PacelineError(
+        "Transformers is not installed; in Paceline's folder: pip install '.[hosts]'"
+    ) from error
 
 __all__ = ["BalancedTrainer"]
 

@@ -3,7 +3,7 @@
     app("runs/first")                   # an ASGI application: the page at /, the data it requests beside it
     Mount("/runs/{name}/live", app(lambda request: Path("runs") / request.path_params["name"]))
 
-The page reads only the record that every engine writes. It needs ``paceline[serve]``.
+The page reads only the record that every engine writes.
 """
 
 from paceline.live.pages import app

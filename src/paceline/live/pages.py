@@ -41,7 +41,9 @@ try:
     from starlette.responses import HTMLResponse, JSONResponse, Response
     from starlette.routing import Mount, Route
 except ModuleNotFoundError as error:
-    raise PacelineError("the live page needs fastapi and uvicorn; install paceline[serve]") from error
+    raise PacelineError(
+        "the live page needs fastapi and uvicorn; in Paceline's folder: pip install ."
+    ) from error
 
 FOLLOWED = 4  # runs whose records are kept in memory
 POLL = 0.25  # seconds between two polls of the directory

@@ -173,7 +173,7 @@ def successive(delay: ShiftedExponential, rows: Array, alpha: float = 1e-3) -> I
         import cvxpy as cp
     except ImportError as error:
         raise PacelineError(
-            "the successive convex approximation needs cvxpy: pip install 'paceline[sca]', or choose "
+            "the successive convex approximation needs cvxpy: pip install '.[sca]', or choose "
             "'probabilistic', which finds the same optimum without it"
         ) from error
     number("alpha", alpha, "a decreasing ratio between 0 and 1", lambda alpha: 0 < alpha < 1)

@@ -53,7 +53,9 @@ def trained(network: str, epochs: int, samples: int | None = None) -> list[float
         import torch
         from torch import nn
     except ModuleNotFoundError as error:
-        raise PacelineError("training the networks needs PyTorch; install paceline[torch]") from error
+        raise PacelineError(
+            "the networks need PyTorch; in Paceline's folder: pip install '.[torch]'"
+        ) from error
     from paceline.learners import models
 
     data = datasets.load("digits")

@@ -79,7 +79,7 @@ def measure(model: str, batches: list[int], repeats: int, device: str) -> dict[i
 
         from paceline.learners import models
     except ImportError:
-        raise PacelineError("measuring computation time needs torch: pip install 'paceline[torch]'") from None
+        raise PacelineError("measuring computation time needs torch: pip install '.[torch]'") from None
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as for one of several workers, and with less noise
     network = models.create(model, SHAPES[model]).to(device)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from paceline.ray.server import Server
 
 if find_spec("ray") is None:  # without importing it
-    raise PacelineError("the Ray engine needs ray: pip install 'paceline[ray]'")
+    raise PacelineError("the Ray engine needs ray: pip install '.[ray]'")
 
 __all__ = ["CodedMatrix", "Server", "WorkerPool", "torch_program", "train"]
 

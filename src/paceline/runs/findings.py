@@ -11,6 +11,8 @@ import numpy as np
 from paceline.runs import events
 from paceline.runs.run import Run
 from paceline.runs.summary import (
+    WORTHWHILE,
+    balanced_seconds,
     changes,
     dropped,
     final_loss,
@@ -42,7 +44,7 @@ def findings(run: Run) -> list[str]:
         *speeds_in_words(run),
         *changes_in_words(run),
         *_stragglers(run),
-        *_waste(summary),
+        *_waste(run, summary),
         *_idle(run),
         *_loads(run),
         *_odd_rounds(run),
@@ -204,7 +206,7 @@ def _stragglers(run: Run) -> list[str]:
     return [f"{text} The median worker finished at {part} of the slowest worker's time."]
 
 
-def _waste(summary: dict[str, Any]) -> list[str]:
+def _waste(run: Run, summary: dict[str, Any]) -> list[str]:
     share = summary["share_of_bound"]
     if share is None:
         return []
@@ -213,9 +215,12 @@ def _waste(summary: dict[str, Any]) -> list[str]:
         f"{number(summary['samples_per_second'])} samples/s, which is {percent(share)} of the workers' combined "
         f"speed of {number(summary['bound_samples_per_second'])} samples/s."
     )
-    if share < 0.9:
-        ideal, real = seconds(summary["seconds"] * share), seconds(summary["seconds"])
-        return [f"{text} With loads in proportion to speed, it would have taken {ideal} instead of {real}."]
+    would = balanced_seconds(run)
+    if would is not None and would < WORTHWHILE * summary["seconds"]:
+        real = seconds(summary["seconds"])
+        return [
+            f"{text} With loads by measured speed, it would have taken {seconds(would)} instead of {real}."
+        ]
     return [text]
 
 

@@ -186,7 +186,7 @@ class TensorBoard(Sink):
 
     def __post_init__(self) -> None:
         self.folder = self.folder or str(self.place / "tensorboard")
-        board = package("torch.utils.tensorboard", "TensorBoard", "'paceline[torch,tensorboard]'")
+        board = package("torch.utils.tensorboard", "TensorBoard", "tensorboard")
         self._writer = board.SummaryWriter(self.folder)
         self.where = f"TensorBoard: tensorboard --logdir {self.folder}"
 

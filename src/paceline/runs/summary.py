@@ -7,7 +7,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline import costs
 from paceline.runs.run import Array, Run, waiting_share
+
+WORTHWHILE = 0.98  # portion of the recorded seconds below which other loads are worth a change
+LEAST_PACE = 0.05  # least portion of a worker's seconds that is assumed to grow with its load
+LOOKED_BACK = 8  # rounds whose median pace divides the next one in ``balanced_seconds``
 
 
 def speeds(run: Run, before: Array | None = None) -> Array:
@@ -39,6 +44,57 @@ def ideal_seconds(run: Run, before: Array | None = None) -> Array:
     """Seconds of each round if its samples were split by speed, shape (T,); NaN if no speed is known."""
     total = np.nansum(speeds(run, before), axis=1)
     return np.divide(run.batch, total, out=np.full(total.shape, np.nan), where=total > 0)
+
+
+def paces(run: Run) -> tuple[Array, Array]:
+    """Seconds per sample and overhead of each worker in each round, (T, n); NaN if it was absent.
+
+    The overhead is the median recorded in the run's later half (0 if unknown); if a worker had no load, its pace is
+    the last known one.
+    """
+    overhead = np.nan_to_num(run.overhead)
+    settled = np.median(overhead[len(overhead) // 2 :], axis=0)
+    fixed = np.minimum(settled, (1 - LEAST_PACE) * run.compute)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        pace = np.where(run.loads > 0, (run.compute - fixed) / run.loads, np.nan)
+    known = carried(pace)
+    known = np.where(np.isnan(known), carried(pace[::-1])[::-1], known)  # before its first load
+    typical = np.nanmean(known) if not np.isnan(known).all() else 1.0
+    known = np.where(np.isnan(known), typical, known)
+    absent = np.isnan(run.compute)
+    return np.where(absent, np.nan, np.maximum(known, costs.LEAST)), np.where(absent, np.nan, fixed)
+
+
+def balanced_seconds(run: Run) -> float | None:
+    """Seconds of the run if each batch had been divided by the paces and overheads of the rounds before it.
+
+    A round ends with its slowest worker; its recorded seconds beyond that worker (exchange, optimizer, logging) are
+    added unchanged, as in ``paceline whatif``. Rounds that lack a worker or samples count as recorded. None if no
+    round has all workers.
+    """
+    whole = ~np.isnan(run.compute).any(axis=1) & (np.nansum(run.loads, axis=1) > 0)
+    if not whole.any():
+        return None
+    pace, fixed = (each[whole] for each in paces(run))
+    batch, loads = np.nansum(run.loads[whole], axis=1), np.nan_to_num(run.loads[whole])
+    before = np.vstack((np.full((LOOKED_BACK - 1, run.workers), np.nan), pace[:-1]))
+    if len(pace) > 1:
+        windows = np.lib.stride_tricks.sliding_window_view(before, LOOKED_BACK, axis=0)
+        loads[1:] = _divided(np.nanmedian(windows, axis=2), fixed[1:], batch[1:])
+    beyond = np.maximum(run.seconds[whole] - run.compute[whole].max(axis=1), 0.0)
+    return float(run.seconds[~whole].sum() + ((fixed + pace * loads).max(axis=1) + beyond).sum())
+
+
+def _divided(pace: Array, fixed: Array, batch: Array) -> Array:
+    """Loads with which all workers of a round finish together, (T, n); without load, a worker is left out."""
+    in_use = np.ones(pace.shape, bool)
+    while True:
+        speed = in_use / pace
+        level = (batch + (speed * fixed).sum(axis=1)) / speed.sum(axis=1)
+        loads = speed * (level[:, None] - fixed)
+        if (loads >= 0).all():
+            return np.asarray(loads)
+        in_use &= loads > 0
 
 
 def final_loss(run: Run) -> float | None:

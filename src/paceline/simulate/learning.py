@@ -85,7 +85,9 @@ def learn(
     try:
         from paceline.learners.images import Images
     except ModuleNotFoundError as error:
-        raise PacelineError(f"{error.name} is not installed; install paceline[torch]") from error
+        raise PacelineError(
+            f"{error.name} is not installed; in Paceline's folder: pip install '.[torch]'"
+        ) from error
     samples = datasets.load(data)
     learner = Images(samples, model, scenario.seed)
     of = np.atleast_2d(scenario.classes())[0]  # each worker's class in the first realization

@@ -89,7 +89,7 @@ def figure(columns: int = 1, width: float = 6.0, height: float = 4.0) -> Figure:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise PacelineError("pictures need matplotlib: pip install 'paceline[plot]'") from error
+        raise PacelineError("pictures need matplotlib: pip install '.[plot]'") from error
     made = Figure(figsize=(width * columns, height), layout="constrained")
     FigureCanvasAgg(made)
     made.subplots(1, columns)

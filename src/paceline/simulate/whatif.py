@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline import costs
 from paceline.errors import PacelineError
 from paceline.rounds import Array
 from paceline.runs import Run
 from paceline.runs.causes import Causes, causes
 from paceline.runs.run import waiting_share, waits
-from paceline.runs.summary import carried, piece_figures
+from paceline.runs.summary import WORTHWHILE, paces, piece_figures
 from paceline.runs.words import listing, percent, plural, seconds, times
 from paceline.simulate.rounds import Outcome, run
 from paceline.simulate.scenario import PIECE_SECONDS, Scenario, WorkerClass
@@ -29,8 +28,6 @@ from paceline.simulate.timing import Replay
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-WORTHWHILE = 0.98  # portion of the recorded seconds below which another policy is worth a change
 
 
 class Predicted(NamedTuple):
@@ -54,6 +51,8 @@ class Answer(NamedTuple):
     blame: seconds that the others together waited for each worker, (n,), in the rounds in which it was slowest.
     policies: the prediction for each policy.
     notes: irregularities of the record. causes: what the waiting is due to, if the record shows it.
+    planned: whether the run's loop only divides batches between rounds, so that ``auto`` runs as ``level`` in it.
+    engine: what ran the rounds, "" for a script with ``Pace``.
     """
 
     recorded: str
@@ -64,11 +63,16 @@ class Answer(NamedTuple):
     policies: dict[str, Predicted]
     notes: list[str]
     causes: Causes | None = None
+    planned: bool = False
+    engine: str = ""
 
     @property
     def best(self) -> str:
-        """The fastest policy, or "" if none is worth a change."""
-        name = min(self.policies, key=lambda each: self.policies[each].seconds)
+        """The fastest policy that the run's program can run, or "" if none is worth a change."""
+        able = [name for name in self.policies if not (self.planned and name.split(":")[0] == "auto")]
+        if not able:
+            return ""
+        name = min(able, key=lambda each: self.policies[each].seconds)
         return name if self.policies[name].seconds < WORTHWHILE * self.seconds else ""
 
 
@@ -92,6 +96,8 @@ def of_run(record: Run, names: Sequence[str], progress: Callable[[int, int], Non
         predicted,
         list(record.notes),
         causes(record),
+        str(record.config.get("loop", "whole")) not in CLAIMING,
+        str(record.config.get("engine") or ""),
     )
 
 
@@ -133,9 +139,9 @@ def _blame(seconds: Array, compute: Array) -> Array:
     return np.bincount(slowest, waited, minlength=compute.shape[1]).astype(float)
 
 
-LEAST_PACE = 0.05  # least portion of a worker's seconds that is assumed to grow with its load
 PREFETCHED = 2  # batches that each process of a loader prefetches, torch's default
 EARLY = 1.05  # a worker that computed for more than this multiple of a round's seconds was not waited for
+CLAIMING = ("round", "pieces")  # kinds of loop in which work can move while a round runs
 # The settings of runs whose rounds all workers share.
 BULK = {"sync": "bsp", "mode": "push-wait", "backup": "everyone"}
 
@@ -220,25 +226,6 @@ def of_record(record: Run) -> Scenario:
         raise PacelineError(f"{record.path}: {error}") from None
 
 
-def paces(record: Run) -> tuple[Array, Array]:
-    """Seconds per sample and overhead of each worker in each round, (T, n); NaN if it was absent.
-
-    The overhead is the median recorded in the run's later half (0 if unknown); if a worker had no load, its pace is
-    the last known one.
-    """
-    overhead = np.nan_to_num(record.overhead)
-    settled = np.median(overhead[len(overhead) // 2 :], axis=0)
-    fixed = np.minimum(settled, (1 - LEAST_PACE) * record.compute)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        pace = np.where(record.loads > 0, (record.compute - fixed) / record.loads, np.nan)
-    known = carried(pace)
-    known = np.where(np.isnan(known), carried(pace[::-1])[::-1], known)  # before its first load
-    typical = np.nanmean(known) if not np.isnan(known).all() else 1.0
-    known = np.where(np.isnan(known), typical, known)
-    absent = np.isnan(record.compute)
-    return np.where(absent, np.nan, np.maximum(known, costs.LEAST)), np.where(absent, np.nan, fixed)
-
-
 def _limits(record: Run, batch: int) -> tuple[list[int], list[int | None]]:
     """The run's limits; by default at least one sample each if the batch has enough."""
     workers = record.loads.shape[1]
@@ -254,8 +241,7 @@ def _limits(record: Run, batch: int) -> tuple[list[int], list[int | None]]:
 
 
 def table(answer: Answer, counted: str = "loads") -> Table:
-    """A terminal table of all policies' figures, the fastest first. counted: what each rank's numbers count. Needs
-    ``paceline[cli]``."""
+    """A terminal table of all policies' figures, the fastest first. counted: what each rank's numbers count."""
     from paceline import tables
 
     shown = tables.begun("policy", figures=("time", "as fast", "waiting", f"{counted} in the last round"))

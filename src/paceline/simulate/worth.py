@@ -15,10 +15,11 @@ import numpy as np
 from paceline.costs import Linear
 from paceline.rounds import Array, Indices
 from paceline.runs import Run
+from paceline.runs.summary import paces
 from paceline.runs.words import listing, percent, times
 from paceline.shares import water_level
 from paceline.simulate.scenario import Scenario
-from paceline.simulate.whatif import BULK, paces
+from paceline.simulate.whatif import BULK
 
 CLEAR = 0.02  # least relative gain that is reported
 SURE = 2.0  # standard errors by which a gain must be significant

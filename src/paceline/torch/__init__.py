@@ -5,7 +5,7 @@ from paceline.errors import PacelineError
 try:
     import torch as _torch  # noqa: F401
 except ModuleNotFoundError as error:  # pragma: no cover - where the extra is not installed
-    raise PacelineError("PyTorch is not installed; install paceline[torch]") from error
+    raise PacelineError("PyTorch is not installed; in Paceline's folder: pip install '.[torch]'") from error
 
 from paceline.rounds import RoundResult
 from paceline.torch.elastic.member import Mended

@@ -144,9 +144,14 @@ class Pace:
         if self.terms.memory:
             self.loop.limited_by(MemoryLimit(self.loop.passes, self.terms, nested.part))
         self.host = Hosting(self.loop, self._reducer)  # for frameworks that run the loop
-        facts = {"policy": self.policy, "workers": self.ranks, "global_batch": self.global_batch}
+        facts = {
+            "policy": self.policy,
+            "workers": self.ranks,
+            "global_batch": self.global_batch,
+            "loop": loop,
+        }
         if loop == "local":
-            facts |= {"loop": loop, "every": every}
+            facts["every"] = every
         callback.start(callbacks, facts)
         self._callbacks = list(callbacks)
         # This comes last, since its threads run until the loop is closed.
