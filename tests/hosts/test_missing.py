@@ -21,4 +21,4 @@ def test_says_what_to_install(module: str, needs: str, extra: str) -> None:
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
     assert last.startswith("paceline.errors.PacelineError: ")
-    assert f"is not installed; install {extra}" in last
+    assert f"pip install '.{extra}'" in last
