@@ -74,4 +74,4 @@ def test_without_the_extra_it_says_which(tmp_path):
     )
     said = subprocess.run([sys.executable, "-c", hide], capture_output=True, text=True)
     assert (said.returncode, said.stdout) == (2, "")
-    assert said.stderr == "paceline: uvicorn is not installed; in Paceline's folder: pip install .\n"
+    assert said.stderr == "paceline: uvicorn is not installed; in Paceline's folder: pip install '.[cli]'\n"

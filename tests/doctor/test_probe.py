@@ -109,5 +109,5 @@ def test_what_prints_the_findings_is_missed_at_once() -> None:
     code = "import sys; sys.modules['rich'] = None; import paceline.doctor; paceline.doctor.watch(None)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stderr.splitlines()[-1].endswith(
-        "PacelineError: rich is not installed; in Paceline's folder: pip install ."
+        "PacelineError: rich is not installed; in Paceline's folder: pip install '.[cli]'"
     )

@@ -47,7 +47,7 @@ def run(arguments: list[str]) -> int:
             import typer
             from typer.exceptions import TyperException
     except ModuleNotFoundError:
-        return _complain("the command line needs typer and rich; in Paceline's folder: pip install .", 2)
+        return _complain("the command line needs typer and rich; in Paceline's folder: pip install '.[cli]'", 2)
     try:
         status = _app("".join(arguments[:1])).__call__(arguments, standalone_mode=False)
         return status if isinstance(status, int) else 0
@@ -62,8 +62,8 @@ def run(arguments: list[str]) -> int:
     except PacelineError as error:
         return _complain(str(error), 2)
     except ModuleNotFoundError as error:
-        wanted = "'.[torch]'" if error.name == "torch" else "."
-        return _complain(f"{error.name} is not installed; in Paceline's folder: pip install {wanted}", 2)
+        wanted = "torch" if error.name == "torch" else "cli"
+        return _complain(f"{error.name} is not installed; in Paceline's folder: pip install '.[{wanted}]'", 2)
     except BrokenPipeError:  # the reader of the output, such as head, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1

@@ -70,13 +70,8 @@ def verdict(answer: Answer) -> str:
     faster = times(answer.seconds / would.seconds)
     return (
         f"Take {best}: it would have needed {seconds(would.seconds)} instead of {was}, {faster} as fast. "
-        f"The line to change: {change(answer, best)}"
+        f"Write: {answer.option.format(best)}"
     )
-
-
-def change(answer: Answer, policy: str) -> str:
-    """The line to change in the program whose run is looked at."""
-    return f'Pace(..., policy="{policy}")' if not answer.engine and answer.recorded else f"--policy {policy}"
 
 
 def within(answer: Answer) -> list[str]:

@@ -42,7 +42,7 @@ try:
     from starlette.routing import Mount, Route
 except ModuleNotFoundError as error:
     raise PacelineError(
-        "the live page needs fastapi and uvicorn; in Paceline's folder: pip install ."
+        "the live page needs fastapi and uvicorn; in Paceline's folder: pip install '.[cli]'"
     ) from error
 
 FOLLOWED = 4  # runs whose records are kept in memory

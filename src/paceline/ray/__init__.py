@@ -1,4 +1,4 @@
-"""Paceline on Ray: the parameter server and the coded matrix product. Needs ``paceline[ray]``."""
+"""Paceline on Ray: the parameter server and the coded matrix product. Needs the extra ``ray``."""
 
 from __future__ import annotations
 

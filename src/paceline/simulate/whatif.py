@@ -52,7 +52,7 @@ class Answer(NamedTuple):
     policies: the prediction for each policy.
     notes: irregularities of the record. causes: what the waiting is due to, if the record shows it.
     planned: whether the run's loop only divides batches between rounds, so that ``auto`` runs as ``level`` in it.
-    engine: what ran the rounds, "" for a script with ``Pace``.
+    option: how the program at hand chooses a policy, with {} for its name.
     """
 
     recorded: str
@@ -64,7 +64,7 @@ class Answer(NamedTuple):
     notes: list[str]
     causes: Causes | None = None
     planned: bool = False
-    engine: str = ""
+    option: str = "--policy {}"
 
     @property
     def best(self) -> str:
@@ -97,8 +97,15 @@ def of_run(record: Run, names: Sequence[str], progress: Callable[[int, int], Non
         list(record.notes),
         causes(record),
         str(record.config.get("loop", "whole")) not in CLAIMING,
-        str(record.config.get("engine") or ""),
+        _option(record),
     )
+
+
+def _option(record: Run) -> str:
+    """How the program that wrote a record chooses a policy, with {} for its name."""
+    if record.config.get("engine") == "service":
+        return 'policy="{}" in the settings of the job'
+    return "--policy {}" if "model" in record.config else 'Pace(..., policy="{}")'
 
 
 def of_trace(
