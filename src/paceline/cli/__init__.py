@@ -47,7 +47,9 @@ def run(arguments: list[str]) -> int:
             import typer
             from typer.exceptions import TyperException
     except ModuleNotFoundError:
-        return _complain("the command line needs typer and rich; in Paceline's folder: pip install '.[cli]'", 2)
+        return _complain(
+            "the command line needs typer and rich; in Paceline's folder: pip install '.[cli]'", 2
+        )
     try:
         status = _app("".join(arguments[:1])).__call__(arguments, standalone_mode=False)
         return status if isinstance(status, int) else 0
