@@ -97,8 +97,8 @@ MUTATIONS = (
     # -- the loop's steps
     Mutation(
         "steps: each rank may have a learning rate of its own",
-        "self._meter.rate = self._steps.rate",
-        "pass",
+        "self._meter.rate, self._meter.described = self._steps.rate, self._steps.described",
+        "self._meter.described = self._steps.described",
         (
             "torch/test_silent_mistakes.py::"
             "test_learning_rates_that_go_by_a_ranks_own_samples_are_told_on_all_ranks",
@@ -148,8 +148,8 @@ MUTATIONS = (
     ),
     Mutation(
         "steps: a loss that is no number raises nothing",
-        'if self._on_nan == "raise":',
-        "if False:",
+        "for on_nan in self._on_nan:",
+        "for on_nan in ():",
         ("torch/test_silent_mistakes.py::test_what_to_do_about_a_loss_that_is_no_number",),
     ),
     Mutation(
@@ -231,7 +231,7 @@ MUTATIONS = (
         "waits: the time in a collective is the rank's own",
         "_waited += time.perf_counter() - began",
         "_waited += 0.0",
-        ("torch/test_waits.py::test_a_record_has_a_ranks_own_seconds",),
+        ("torch/test_waits.py::test_the_doctor_finds_the_slow_rank_wherever_the_loop_waits",),
     ),
     Mutation(
         "waits: a collective within unlike micro-steps is let through",

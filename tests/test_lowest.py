@@ -18,7 +18,6 @@ USERS = (
     "ray",
     "sca",
     "tensorboard",
-    "serve",
     "hosts",
 )
 
@@ -31,6 +30,7 @@ def bounds() -> dict[str, Version]:
         *project["dependencies"],
         *(line for extra in USERS for line in project["optional-dependencies"][extra]),
     ]
+    lines = [line for line in lines if not line.startswith("paceline[")]  # an extra that includes another
     found: dict[str, Version] = {}
     for each in map(Requirement, lines):
         (lowest,) = (Version(part.version) for part in each.specifier if part.operator == ">=")

@@ -17,5 +17,7 @@ def test_says_what_to_install(host: str, needs: str, monkeypatch: pytest.MonkeyP
     pytest.importorskip("torch")
     monkeypatch.setitem(sys.modules, needs, None)  # as if it were not there
     monkeypatch.delitem(sys.modules, f"paceline.hosts.{host}", raising=False)
-    with pytest.raises(PacelineError, match=r"not installed; install paceline\[hosts\]"):
+    with pytest.raises(
+        PacelineError, match=r"not installed; in Paceline's folder: pip install '\.\[hosts\]'"
+    ):
         importlib.import_module(f"paceline.hosts.{host}")

@@ -104,11 +104,11 @@ def test_an_optimizer_around_one_of_torch_is_stepped_and_what_it_steps_is_checke
     model, loss_of = fresh(torch.float64), nn.CrossEntropyLoss()
     model.second.bias.requires_grad_(False)
     optimizer = Wrapped(torch.optim.SGD(model.parameters(), lr=0.1))
-    pace = Pace(model, 8, "equal")
+    pace = Pace(model, 8, loop="round", deterministic=True)
 
     def loop() -> None:
-        for x, y, _ in pace.loader(Samples(24), seed=5):
-            pace.backward(loss_of(model(x), y))
+        for batch in pace.loader(Samples(24), seed=5):
+            pace.round(batch, lambda x, y, _: loss_of(model(x), y))
             pace.step(optimizer)  # type: ignore[arg-type]
             model.second.bias.requires_grad_(True)
 

@@ -64,7 +64,7 @@ def run(arguments: list[str]) -> int:
     except PacelineError as error:
         return _complain(str(error), 2)
     except ModuleNotFoundError as error:
-        wanted = "torch" if error.name == "torch" else "cli"
+        wanted = "torch" if arguments[0] in ("train", "verify") else "cli"
         return _complain(f"{error.name} is not installed; in Paceline's folder: pip install '.[{wanted}]'", 2)
     except BrokenPipeError:  # the reader of the output, such as head, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -251,7 +251,12 @@ def loss_kind(first: Run, other: Run) -> str:
     alike = {kind for kind in kinds if _near(totals[0][kind], totals[1][kind])}
     if not all(_near(each[1], losses[0][1]) for losses in known for each in losses) or len(known[0]) == 1:
         alike.discard("whole")
-    return next((kind for kind in ("whole", "mean", "sum") if kind in alike), "other")
+    if "whole" in alike or not alike:
+        return "whole" if alike else "other"
+    # By chance, the other total may be almost the same as well.
+    return min(
+        sorted(alike), key=lambda kind: abs(totals[0][kind] - totals[1][kind]) / abs(totals[0][kind] or 1.0)
+    )
 
 
 def _weight(loss: list[Any]) -> float:
