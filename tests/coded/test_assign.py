@@ -130,3 +130,16 @@ def test_exact_gives_the_best_it_has_when_time_is_up():
 def test_unknown_rule_is_refused():
     with pytest.raises(PacelineError, match="tie-safe"):
         iterated(np.ones((2, 3)), "other")
+
+
+@pytest.mark.parametrize("equal_rows", [False, True])
+def test_iterated_is_never_worse_than_simple_and_near_brute_force_on_small_clusters(equal_rows):
+    rng = np.random.default_rng(0)
+    over = []
+    for _ in range(40):
+        values = rng.uniform(0.3, 2, (3, 7))
+        values = np.tile(values[0], (3, 1)) if equal_rows else values
+        found = level(values, iterated(values))
+        assert found >= level(values, simple(values)) * (1 - 1e-12)
+        over.append(brute_force(values) / found)
+    assert np.mean(over) < 1.01

@@ -129,3 +129,15 @@ def test_too_few_products_and_bad_codes_are_refused():
     for bad in (lambda: MDS(3, 2), lambda: MDS(0, 2)):
         with pytest.raises(PacelineError, match="expected"):
             bad()
+
+
+def test_amplification_is_the_measured_growth_of_rounding_errors_and_falls_with_further_blocks():
+    code, rng = MDS(20, 30), np.random.default_rng(0)
+    order = rng.permutation(30).tolist()
+    few, more = order[:20], order[:23]
+    assert code.amplification(more) < code.amplification(few)
+    assert code.amplification(range(20)) == 1
+    for chosen in (few, more):
+        noise = rng.standard_normal((30, 1, 4000))
+        wrong = code.decode({i: noise[i] for i in chosen}, 20)
+        assert np.sqrt(np.square(wrong).mean()) == pytest.approx(code.amplification(chosen), rel=0.1)

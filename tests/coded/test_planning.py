@@ -1,14 +1,25 @@
 import dataclasses
+import itertools
 import json
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.optimize import minimize
+from scipy.optimize import brentq, minimize
 
 from paceline import PacelineError
-from paceline.coded import Problem, ShiftedExponential, Weibull, plan, random_problem
+from paceline.coded import (
+    Problem,
+    ShiftedExponential,
+    Weibull,
+    layout,
+    plan,
+    random_problem,
+    read_plan,
+    simulate,
+    stretched,
+)
 from paceline.coded.coded_plan import ASSIGNMENTS, completion
 
 
@@ -196,3 +207,59 @@ def test_a_coded_plan_that_cannot_be_is_refused_in_a_sentence(given, words):
         dataclasses.replace(made, **given)
     with pytest.raises(PacelineError, match="coded='no': expected True or False"):
         plan(made.problem, coded="no")
+
+
+@pytest.mark.parametrize("ua", [0.001, 0.01, 0.3])
+def test_capped_loads_equal_a_numerical_minimum_over_loads_of_at_most_l(ua):
+    u = np.array([[1.0, 2.0, 0.7]])
+    made = plan(problem_of(u, ua / u), "uniform")
+
+    grid = np.linspace(1e-3, 1000, 40_001)[:, None]  # loads of each worker
+
+    def shortage(t):
+        return (grid * made.problem.delay.cdf(t / grid)).max(0).sum() - 1000
+
+    assert made.t_star[0] == pytest.approx(brentq(shortage, 1.0, 1e5), rel=1e-5)
+    assert made.loads.max() <= 1000 * (1 + 1e-12)
+    assert expected_rows(made, 0, made.t_star[0]) == pytest.approx(1000, rel=1e-9)
+
+
+def test_printed_loads_exceed_l_and_take_longer_than_capped_ones():
+    problem = problem_of(np.ones((1, 3)), np.full((1, 3), 0.01))
+    printed, made = plan(problem, rule="printed"), plan(problem)
+    assert printed.loads.max() > 2 * 1000
+    assert printed.copies[0] > 7
+    assert made.copies[0] == 3
+    times = [simulate(each, 4000, np.random.default_rng(0)).mean().value for each in (printed, made)]
+    assert times[1] < 0.5 * times[0]
+
+
+@pytest.mark.parametrize("assign", ["exact", "probabilistic"])
+@pytest.mark.parametrize("late", [False, True])
+def test_plan_read_back_equals_the_plan_written(tmp_path, assign, late):
+    problem = random_problem(3, 7, 500, np.random.default_rng(2))
+    if late:
+        problem = dataclasses.replace(problem, latency=np.full((3, 7), 2.5))
+    made = plan(problem, assign)
+    (tmp_path / "plan.json").write_text(made.dumps())
+    read = read_plan(tmp_path / "plan.json")
+    assert read.dumps() == made.dumps()
+    np.testing.assert_array_equal(read.loads, made.loads)
+    (tmp_path / "plan.json").write_text("[1]")
+    with pytest.raises(PacelineError, match="is not a plan"):
+        read_plan(tmp_path / "plan.json")
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 3), st.integers(1, 2), st.integers(0, 99))
+def test_plan_that_survives_has_enough_rows_and_blocks_without_any_workers(masters, survive, seed):
+    rng = np.random.default_rng(seed)
+    u = rng.uniform(1, 30, (masters, 4 * masters))
+    made = stretched(plan(problem_of(u, 1 / u, rows=400.0), "uniform"), survive=survive)
+    assert (made.may_lose >= survive).all()
+    for m in range(masters):
+        for lost in itertools.combinations(made.workers_of(m), survive):
+            assert np.delete(made.rows_assigned[m], lost).sum() >= 400
+            assert layout(made, m).enough(n for n in made.workers_of(m) if n not in lost)
+    with pytest.raises(PacelineError, match="add workers"):
+        stretched(made, survive=4)

@@ -18,8 +18,8 @@ import ray
 from ray import cloudpickle
 
 from paceline import PacelineError
-from paceline.coded import Problem, ShiftedExponential, plan, random_problem, rearrange, stretched
-from paceline.ray import CodedMatrix, WorkerPool
+from paceline.coded import Problem, ShiftedExponential, plan, random_problem, read_times, rearrange, stretched
+from paceline.ray import CodedMatrix, WorkerPool, measure
 
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray-products")]
 
@@ -335,7 +335,7 @@ def test_following_a_plan_with_other_loads(pool):
         (np.full((300, 20), np.nan), {}, "not finite"),
         (matrix(299), {}, "299 rows for master 'x'"),
         (np.ones(300), {}, "two dimensions"),
-        (np.full((300, 2), "a"), {}, "real numbers"),
+        (np.full((300, 2), "a"), {}, "dimensions of numbers"),
         (matrix(), {"master": "q"}, "not in the plan"),
         (matrix(), {"on_loss": "cry"}, "on_loss"),
         (matrix(), {"messages": 0}, "messages=0"),
@@ -368,3 +368,76 @@ def test_bad_pools_are_refused(cluster, pool):
     strangers = dataclasses.replace(problem_of(), workers=("w0", "w1", "w2", "w3", "stranger"))
     with pytest.raises(PacelineError, match="'stranger' of the plan is not in the pool"):
         CodedMatrix(matrix(), plan(strangers), 0, pool)
+
+
+def test_complex_and_empty_products_equal_numpy(pool):
+    rng = np.random.default_rng(0)
+    a = matrix()
+    with CodedMatrix(a, plan(problem_of()), 0, pool) as coded:
+        x = rng.standard_normal(20) + 1j * rng.standard_normal(20)
+        assert close_to(coded @ x, a @ x)
+        assert (coded @ np.ones((20, 0))).shape == (300, 0)
+        assert close_to(coded @ np.arange(20), a @ np.arange(20))
+        with pytest.raises(PacelineError, match="expected numbers"):
+            coded @ np.array(["a"] * 20)
+    b = a + 1j * matrix(seed=1)
+    with CodedMatrix(b, plan(problem_of()), 0, pool) as coded:
+        assert coded.dtype == complex
+        assert close_to(coded @ x, b @ x)
+        assert close_to(coded @ np.ones((20, 2)), b @ np.ones((20, 2)))
+
+
+def test_rows_of_very_different_sizes_are_each_accurate(pool, slowed):
+    slowed(lambda name, master, turn, rows: 3600.0 if name == "w0" else 0.0)
+    a = matrix() * np.where(np.arange(300) % 2, 1.0, 1e12)[:, None]
+    with CodedMatrix(a, plan(problem_of()), 0, pool) as coded:
+        y = coded @ np.ones(20)
+    np.testing.assert_allclose(y, a.sum(1), rtol=1e-7)
+
+
+def test_float32_waits_for_blocks_until_the_answer_is_accurate(pool):
+    a = matrix().astype(np.float32)
+    with CodedMatrix(a, stretched(plan(problem_of()), 2.0), 0, pool, messages=6) as coded:
+        for seed in range(30):
+            x = np.random.default_rng(seed).standard_normal(20).astype(np.float32)
+            y, right = coded @ x, a.astype(float) @ x
+            assert np.linalg.norm(y - right) <= 3 * coded.last.error * np.linalg.norm(right)
+            assert coded.last.error < 1e-5
+
+
+def test_killed_worker_is_replaced_while_cg_solves(cluster):
+    sparse = pytest.importorskip("scipy.sparse.linalg")
+    b = matrix(120, 120)
+    a = b @ b.T / 120 + np.eye(120)
+    right = np.random.default_rng(1).standard_normal(120)
+    with (
+        WorkerPool(("w0", "w1", "w2"), cpus=0, options={"w1": {"resources": {}}}) as mortal,
+        CodedMatrix(
+            a, stretched(plan(problem_of(rows=120, names=("w0", "w1", "w2"))), 2.0, 1), 0, mortal, messages=6
+        ) as coded,
+    ):
+        first, steps = mortal.processes["w1"], []
+
+        def step(x):
+            steps.append(x)
+            if len(steps) == 3:
+                os.kill(first, signal.SIGKILL)
+            if len(steps) == 6:
+                mortal.replace("w1")
+
+        x, info = sparse.cg(sparse.aslinearoperator(coded), right, rtol=1e-10, maxiter=400, callback=step)
+        assert info == 0
+        assert len(steps) > 6
+        assert mortal.processes["w1"] != first
+        np.testing.assert_allclose(x, np.linalg.solve(a, right), rtol=1e-6, atol=1e-9)
+        assert ray.get(mortal.actors["w1"].__ray_call__.remote(held)) == [coded.key]
+        with pytest.raises(PacelineError, match="not in the pool"):
+            mortal.replace("w9")
+
+
+def test_measured_times_make_a_plan(pool, tmp_path):
+    measure(pool, {"x": matrix(), "y": matrix(seed=1)}, tmp_path / "times.csv", products=3)
+    problem, _ = read_times(tmp_path / "times.csv", 300)
+    assert problem.masters == ("x", "y")
+    assert problem.workers == NAMES
+    assert plan(problem).t_star.max() > 0

@@ -31,11 +31,15 @@ def command(
         "shifted-exponential", help="What to fit: shifted-exponential, weibull or empirical."
     ),
     deadline: float | None = Option(
-        None, help="Maximize the probability to be done by this many ms, instead of the least time."
+        None, help="Search for loads that are likely to be done by this many ms, instead of the least time."
+    ),
+    survive: int = Option(0, help="Workers of each master that may be lost, whichever they are."),
+    redundancy: float | None = Option(
+        None, help="Rows given out, divided by L; 2 with a delivery in 6 messages is a good choice."
     ),
 ) -> None:
     """Plan coded matrix products on uneven workers: who computes how many rows for whom."""
-    from paceline.coded import plan, read_problem, read_times
+    from paceline.coded import plan, read_problem, read_times, stretched
     from paceline.coded.deadline import by_deadline, never_done
     from paceline.files import write_whole
 
@@ -47,6 +51,10 @@ def command(
         wanted = "a file WORKERS.csv with columns master,worker,u,a or --fit TIMES.csv"
         raise PacelineError(f"expected either {wanted}")
     made = plan(problem, assign, coded=not uncoded)
+    if redundancy is not None or survive:
+        if deadline is not None:
+            raise PacelineError("--deadline chooses the rows itself: leave out --survive and --redundancy")
+        made = stretched(made, redundancy, survive)
     chances = None
     if deadline is not None:
         made, chances = by_deadline(made, deadline)
@@ -89,7 +97,13 @@ def explained(made: CodedPlan) -> str:
     else:
         what = "t* is the mean time until all workers of a master are done"
     text = f"{what}. L is the number of rows that a master needs."
-    return f"{text} The redundancy is the number of rows given out, divided by L." if made.coded else text
+    if not made.coded:
+        return text
+    lost = [f"{name} {most}" for name, most in zip(made.problem.masters, made.may_lose.tolist(), strict=True)]
+    return (
+        f"{text} The redundancy is the number of rows given out, divided by L. "
+        f"Workers that may be lost, whichever they are: {', '.join(lost)}."
+    )
 
 
 def _rows(given: list[str] | None) -> dict[str, float]:

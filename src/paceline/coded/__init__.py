@@ -3,7 +3,7 @@
 After Sun, Zhao, Zhou and Gunduz, "Heterogeneous Coded Computation across Heterogeneous Workers" (2019).
 """
 
-from paceline.coded.coded_plan import CodedPlan, Rearranged, plan, rearrange
+from paceline.coded.coded_plan import CodedPlan, Rearranged, plan, read_plan, rearrange
 from paceline.coded.deadline import by_deadline
 from paceline.coded.delay import Delay, Empirical, Fit, ShiftedExponential, Transmitted, Weibull, fit
 from paceline.coded.layout import Layout, layout, relayout
@@ -27,6 +27,7 @@ __all__ = [
     "layout",
     "plan",
     "random_problem",
+    "read_plan",
     "read_problem",
     "read_times",
     "rearrange",

@@ -61,10 +61,11 @@ def iterated(values: Array, rule: str = "tie-safe", rounds: int = 60) -> Array:
 
     With more than 100 workers it is fewer than 30, since a round takes long and is already close to the optimum.
 
-    rule: "printed" accepts an insertion if the smallest sum of all rises, as in the listing: with two
-        masters tied at the smallest sum it never does, and masters may stay without workers. "tie-safe"
-        compares the two masters concerned with the smaller one's sum before, which raises the sums
-        lexicographically.
+    rule: "printed" begins with each worker at its best master and accepts an insertion if the smallest sum of all
+        rises, as in the listing: with two masters tied at the smallest sum it never does, and masters may stay
+        without workers. "tie-safe" begins with ``simple`` if that is better, compares the two masters concerned
+        with the smaller one's sum before, which raises the sums lexicographically, and ends with the poorest
+        master's best moves and swaps.
     The best assignment found is returned; the listing returns the last, which exploration may have made worse.
     """
     choice("rule", rule, "printed", "tie-safe")
@@ -72,6 +73,9 @@ def iterated(values: Array, rule: str = "tie-safe", rounds: int = 60) -> Array:
     masters, workers = values.shape
     favourite = np.argmax(values, axis=0)
     owner = favourite.copy()
+    if rule == "tie-safe":
+        begun = np.argmax(simple(values), axis=0)
+        owner = max(owner, begun, key=lambda each: float(_sums(values, each).min())).copy()
     patience = min(30, max(3, 3000 // workers))
     best, best_level, since = owner, -np.inf, 0
     for _ in range(rounds):
@@ -89,6 +93,8 @@ def iterated(values: Array, rule: str = "tie-safe", rounds: int = 60) -> Array:
             break
         removed = rng.choice(workers, max(1, workers // masters), replace=False)
         owner[removed] = favourite[removed]  # the result of a reinsertion by the largest v
+    if rule == "tie-safe":
+        _climb(values, best)
     return dedicated(best, masters)
 
 

@@ -6,6 +6,9 @@ It extends Theorem 1 of Sun et al. (2019): the expected rows by time t are sum_n
 with d the latency. The loads are separate terms of that sum, so each can be maximized alone, at l_n = (t - d_n) /
 phi_n, with which a worker brings rate_n (t - d_n) rows in expectation. The paper's multiplier method requires that
 -l F(t / l) is convex; here no convexity is needed.
+
+A load of more than L rows is of no use to a master. Theorem 1 does not limit the loads; the plans here do, unless
+``rule="printed"`` asks for the theorem itself.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,9 +24,10 @@ from numpy.typing import NDArray
 
 from paceline.coded.assign import exact, iterated, probabilistic, simple, uniform
 from paceline.coded.delay import Array, Delay
-from paceline.coded.problem import Problem
+from paceline.coded.problem import Problem, problem_from_json
 from paceline.costs import Linear
-from paceline.errors import PacelineError, among, number, refuse, short, switches
+from paceline.errors import PacelineError, among, choice, number, refuse, short, switches
+from paceline.files import open_file
 from paceline.shares import water_level
 
 SECONDS = 20.0  # time limit of the search for the assignment that moves the fewest workers
@@ -42,6 +47,7 @@ class CodedPlan:
     probability: k, shape (M, N), 1 for a dedicated worker; loads: rows as planned, fractional, shape (M, N).
     t_star: milliseconds by which each master's rows are expected, shape (M,); for an uncoded plan the mean
         time until all its workers are done.
+    survive: workers of a master that may be lost, whichever they are; ``coded.stretched`` plans for them.
     """
 
     problem: Problem
@@ -50,6 +56,7 @@ class CodedPlan:
     probability: Array
     loads: Array
     t_star: Array
+    survive: int = 0
 
     def __post_init__(self) -> None:
         if not isinstance(self.problem, Problem):
@@ -80,6 +87,19 @@ class CodedPlan:
         """Planned rows over L, weighted by the probability of the workers, shape (M,); 1 for an uncoded plan."""
         return (self.probability * self.loads).sum(1) / self.problem.rows
 
+    @property
+    def copies(self) -> Array:
+        """Stored rows over L, whatever the probabilities are: copies of each master's matrix, shape (M,)."""
+        return self.rows_assigned.sum(1) / self.problem.rows
+
+    @property
+    def may_lose(self) -> NDArray[np.int64]:
+        """Workers of each master that may be lost, whichever they are, so that the others hold L rows, shape (M,)."""
+        left = np.cumsum(np.sort(self.rows_assigned, axis=1), axis=1)[
+            :, ::-1
+        ]  # without the 0, 1, ... largest loads
+        return np.asarray((left >= self.problem.rows[:, None]).sum(1) - 1 if self.coded else 0 * left[:, 0])
+
     def workers_of(self, master: int | str) -> NDArray[np.intp]:
         """Positions of the workers that may serve a master, given by position or name."""
         return np.flatnonzero(self.probability[self.master(master)] > 0)
@@ -95,13 +115,15 @@ class CodedPlan:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data: overall ``t_star`` and one entry for each master, in milliseconds and rows."""
-        whole, redundancy = self.rows_assigned, self.redundancy
+        whole, redundancy, copies, may_lose = self.rows_assigned, self.redundancy, self.copies, self.may_lose
         masters = [
             {
                 "master": name,
                 "t_star": float(self.t_star[m]),
                 "rows": int(self.problem.rows[m]),
                 "redundancy": float(redundancy[m]),
+                "copies": float(copies[m]),
+                "may_lose": int(may_lose[m]),
                 "workers": [
                     {
                         "worker": self.problem.workers[n],
@@ -118,7 +140,9 @@ class CodedPlan:
             "t_star": float(self.t_star.max()),
             "assign": self.assign,
             "coded": self.coded,
+            "survive": self.survive,
             "masters": masters,
+            "problem": self.problem.to_json(),
         }
 
     def dumps(self) -> str:
@@ -126,7 +150,36 @@ class CodedPlan:
         return json.dumps(self.to_json(), indent=2, allow_nan=False) + "\n"
 
 
-def finish(problem: Problem, assign: str, k: Array, coded: bool, phi: Array, rate: Array) -> CodedPlan:
+def read_plan(path: Path) -> CodedPlan:
+    """The plan in a file that ``paceline plan --json`` or ``dumps`` has written.
+
+    Raises PacelineError for a file that cannot be read, or is not a plan.
+    """
+    try:
+        with open_file(path) as file:
+            found = json.load(file)
+        problem = problem_from_json(found["problem"])
+        k, loads = np.zeros(problem.shape), np.zeros(problem.shape)
+        for m, master in enumerate(found["masters"]):
+            for each in master["workers"]:
+                n = problem.workers.index(each["worker"])
+                k[m, n], loads[m, n] = each["probability"], each["load"]
+        t_star = np.array([master["t_star"] for master in found["masters"]], float)
+        return CodedPlan(problem, found["assign"], found["coded"], k, loads, t_star, found["survive"])
+    except OSError as error:
+        raise PacelineError(f"cannot read {path}: {error.strerror}; give the file of plan --json") from error
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise PacelineError(
+            f"{path} is not a plan ({error!r}): expected the file that paceline plan --json writes"
+        ) from error
+
+
+RULES = ("capped", "printed")
+
+
+def finish(
+    problem: Problem, assign: str, k: Array, coded: bool, phi: Array, rate: Array, rule: str = "capped"
+) -> CodedPlan:
     """The plan for a given k: loads and times. Raises PacelineError if a master's rows are not covered.
 
     Without a code, L is divided among a master's workers: equally (Sun et al., benchmark 1), or else by mean speed.
@@ -143,6 +196,8 @@ def finish(problem: Problem, assign: str, k: Array, coded: bool, phi: Array, rat
             "another assignment or add workers"
         )
     loads = coded_loads(problem, k, t, phi)
+    if rule == "capped":
+        loads, t = capped(problem, k, t, phi)
     k = np.where(loads > 0, k, 0.0)  # a worker whose latency exceeds t* is not used
     return CodedPlan(problem, assign, coded, k, loads, t)
 
@@ -168,6 +223,48 @@ def coded_loads(problem: Problem, k: Array, t: Array, phi: Array) -> Array:
     return np.where(k > 0, spare / phi, 0.0)
 
 
+def capped(problem: Problem, k: Array, t: Array, phi: Array) -> tuple[Array, Array]:
+    """(loads of at most L rows, (M, N); t*, (M,)), from the t* of Theorem 1, which does not limit the loads.
+
+    For each t the best load of a worker is the smaller of L and (t - d) / phi, since l F((t - d) / l) rises up to
+    there; t* is the least t for which L rows are expected. If a master's probabilities sum to 1 or less, no t
+    suffices (a single worker brings L rows or none): its loads are cut to L, and t* stays that of the theorem.
+    """
+    loads, t = np.minimum(coded_loads(problem, k, t, phi), problem.rows[:, None]), t.copy()
+    for m, need in enumerate(problem.rows):
+        mine = np.flatnonzero(k[m] > 0)
+        if k[m].sum() <= 1 + 1e-9 or loads[m].max() < need:
+            continue
+        delay, chance, wait = problem.delay.take((m, mine)), k[m, mine], problem.wait[m, mine]
+
+        def missing(
+            at: float,
+            m: int = m,
+            mine: Array = mine,
+            delay: Delay = delay,
+            need: float = need,
+            chance: Array = chance,
+            wait: Array = wait,
+        ) -> float:
+            """Portion of L that is not expected by then."""
+            spare = np.maximum(at - wait, 0.0)
+            z = np.maximum(phi[m, mine], spare / need)
+            return 1 - float((chance * spare / z * delay.cdf(z)).sum()) / need
+
+        late = float(t[m])
+        while missing(late) > 0:
+            late *= 2
+        # Measured times have steps: the end of the interval at which the rows suffice is kept.
+        early = late / 2
+        for _ in range(100):
+            middle = 0.5 * (early + late)
+            early, late = (middle, late) if missing(middle) > 0 else (early, middle)
+        t[m] = late
+        spare = np.maximum(late - problem.wait[m], 0.0)
+        loads[m] = np.where(k[m] > 0, np.minimum(spare / phi[m], need), 0.0)
+    return loads, t
+
+
 def expected_completion(problem: Problem, loads: Array) -> Array:
     """E[time until all of a master's workers are done], (M,), the integral of P[T > t]: an uncoded plan's t*."""
     result = np.zeros(len(loads))
@@ -190,15 +287,17 @@ def expected_completion(problem: Problem, loads: Array) -> Array:
     return result
 
 
-def plan(problem: Problem, assign: str = "iterated", coded: bool = True) -> CodedPlan:
+def plan(problem: Problem, assign: str = "iterated", coded: bool = True, rule: str = "capped") -> CodedPlan:
     """Assign the workers and divide the rows so that the slowest master's t* is least (Sun et al., eq. (6)).
 
     assign: one of ``ASSIGNMENTS``. coded: False divides L without redundancy, so that a master waits for all its
     workers; equally for "uniform", as in the paper's benchmark, otherwise by mean speed.
+    rule: "capped" gives no worker more than L rows; "printed" has the loads of Theorem 1, which may be many times L.
 
     Raises PacelineError for an unknown name, an uncoded probabilistic plan, and a master that cannot be covered.
     """
     switches(coded=coded)
+    choice("rule", rule, *RULES)
     if not isinstance(assign, str) or assign not in ASSIGNMENTS:
         raise PacelineError(f"assign={assign!r}: expected one of {among(assign, ASSIGNMENTS)}")
     if not coded and assign == "probabilistic":
@@ -207,7 +306,7 @@ def plan(problem: Problem, assign: str = "iterated", coded: bool = True) -> Code
             "choose uniform, simple, iterated or exact"
         )
     phi, rate = problem.delay.peak()
-    return finish(problem, assign, assignment(problem, assign, rate), coded, phi, rate)
+    return finish(problem, assign, assignment(problem, assign, rate), coded, phi, rate, rule)
 
 
 def assignment(problem: Problem, assign: str, rate: Array) -> Array:

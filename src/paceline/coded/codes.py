@@ -7,11 +7,12 @@ parities: docs/coded.md shows why they are rows of random orthogonal matrices.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paceline.coded.delay import Array
 from paceline.errors import PacelineError
@@ -101,27 +102,42 @@ class MDS:
         """A x from the products of at least k coded blocks, by position, each of shape (block rows, ...).
 
         Only the missing blocks of A are computed, as one product with a small matrix. If more parities arrived
-        than blocks are missing, those with the better conditioned system are used. Raises PacelineError for fewer
-        than k products.
+        than blocks are missing, least squares uses all of them, which is more accurate. Raises PacelineError for
+        fewer than k products.
         """
         if len(blocks) < self.k:
             raise PacelineError(
                 f"{len(blocks)} coded products have arrived: expected {self.k} of {self.n} to decode"
             )
-        missing = np.array([i for i in range(self.k) if i not in blocks], np.intp)
-        parities = np.array(sorted(i for i in blocks if i >= self.k), np.intp)
-        if len(parities) > len(missing) > 0:
-            from scipy.linalg import qr
-
-            order = qr(self.parity[parities - self.k][:, missing].T, mode="r", pivoting=True)[1]
-            parities = np.sort(parities[order[: len(missing)]])
+        missing, parities, recover = _recovery(self, frozenset(blocks))
         standing = np.arange(self.k)
-        standing[missing] = parities[: len(missing)]  # the parities take the places of the missing blocks
-        filled = np.stack([blocks[i] for i in standing.tolist()])
-        if len(missing):  # parity = P_known known + P_missing missing
-            coefficients = self.parity[standing[missing] - self.k]
-            right = -coefficients
-            right[:, missing] = np.eye(len(missing))
-            recover = np.linalg.solve(coefficients[:, missing], right).astype(filled.dtype)
-            filled[missing] = (recover @ filled.reshape(self.k, -1)).reshape(-1, *filled.shape[1:])
+        standing[missing] = -1
+        known = np.flatnonzero(standing >= 0)
+        first = next(iter(blocks.values()))
+        filled = np.empty((self.k, *first.shape), first.dtype)
+        for i in known.tolist():
+            filled[i] = blocks[i]
+        if len(missing):
+            used = np.stack([blocks[i] for i in [*known.tolist(), *parities.tolist()]])
+            recovered = recover.astype(filled.dtype) @ used.reshape(len(used), -1)
+            filled[missing] = recovered.reshape(-1, *first.shape)
         return filled.reshape(-1, *filled.shape[2:])[:rows]
+
+    def amplification(self, blocks: Iterable[int]) -> float:
+        """How much decoding from these blocks enlarges rounding errors: the root mean square over the k blocks of A."""
+        missing, _, recover = _recovery(self, frozenset(blocks))
+        return float(np.sqrt((self.k - len(missing) + np.square(recover).sum()) / self.k))
+
+
+@lru_cache(maxsize=8)  # decoding and its amplification ask for the same blocks
+def _recovery(code: MDS, there: frozenset[int]) -> tuple[NDArray[np.intp], NDArray[np.intp], Array]:
+    """(missing blocks of A, the parities there, coefficients that give the missing ones from A's blocks that are
+    there, in order, followed by the parities), by least squares over all parities."""
+    missing = np.array([i for i in range(code.k) if i not in there], np.intp)
+    parities = np.array(sorted(i for i in there if i >= code.k), np.intp)
+    if not len(missing):
+        return missing, parities[:0], np.zeros((0, code.k))
+    coefficients = code.parity[parities - code.k]
+    inverse = np.linalg.pinv(coefficients[:, missing], rcond=1e-15)
+    known = np.delete(coefficients, missing, axis=1)  # parity = known blocks + missing blocks
+    return missing, parities, np.hstack([-inverse @ known, inverse])

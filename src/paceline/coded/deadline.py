@@ -1,4 +1,4 @@
-"""The deadline form: the loads, and then the assignment, that most probably bring L rows by a given time.
+"""The deadline form: loads, and then an assignment, that probably bring L rows by a given time.
 
 This is problem P1 of Sun et al. (2019) with t given. P[X(t) >= L] has no closed form; here it is computed exactly, by
 convolution over the workers, and increased by hill climbing from Theorem 1's loads.
@@ -59,12 +59,13 @@ def never_done(made: CodedPlan) -> Array:
 
 
 def by_deadline(made: CodedPlan, t: float) -> tuple[CodedPlan, Array]:
-    """(plan, P[done by t ms] of each master): the loads with the largest probability, then moves of workers.
+    """(plan, P[done by t ms] of each master): the most probable loads that a local search finds, then moves of workers.
 
     Sun et al., eq. (2). made: a dedicated, coded plan to start with. Up to ten workers are moved, each from one
     master to another, if that raises the probability that all masters are done.
 
-    Raises PacelineError for a deadline that is not positive, and plans that are uncoded or probabilistic.
+    Raises PacelineError for a deadline that is not positive or cannot be met, and plans that are uncoded or
+    probabilistic.
     """
     number("deadline", t, "a positive number of milliseconds", lambda t: 0 < t < np.inf)
     if not made.coded or not made.dedicated:
@@ -87,6 +88,12 @@ def by_deadline(made: CodedPlan, t: float) -> tuple[CodedPlan, Array]:
         mine[taker].append(worker)
         for m in (giver, taker):
             loads[m], chances[m] = _best_loads(problem, m, sorted(mine[m]), t)
+    for m in masters:
+        if chances[m] <= 0:
+            raise PacelineError(
+                f"no loads can be done by {t:g} ms for master {problem.masters[m]!r}: its expected time is "
+                f"{made.t_star[m]:.6g} ms; give a later deadline or add workers"
+            )
     k = (loads > 0).astype(float)
     assign, t_star = f"{made.assign}, by deadline", np.full(len(mine), t)
     planned = replace(made, assign=assign, probability=k, loads=loads, t_star=t_star)
@@ -115,6 +122,8 @@ def _scaled(problem: Problem, m: int, workers: list[int], t: float) -> list[tupl
     sums = share.sum(), share[:-1].sum(), share[1:].sum()
     just = [(1 + 1e-9) * problem.rows[m] / each for each in sums if each > 0]
     multiples = [scale * left / phi for scale in [*SCALES, *just]]
+    # Equal loads of which any j suffice.
+    multiples += [np.where(left > 0, problem.rows[m] / j * (1 + 1e-9), 0.0) for j in range(1, len(n) + 1)]
     found = [(_done(problem, m, n, loads, t), loads) for loads in multiples]
     return sorted(found, key=lambda each: -each[0])
 

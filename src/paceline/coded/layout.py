@@ -55,19 +55,25 @@ def layout(plan: CodedPlan, master: int | str, blocks: int | None = None) -> Lay
         blocks = int(wanted / max(float(loads.sum()) / rows, 1.0))
     whole("blocks", blocks)
     k = -(-rows // split(rows, min(blocks, rows)))  # so that no block consists of padding alone
-    counts = block_counts(loads, rows, k)
+    counts = block_counts(loads, rows, k, plan.survive)
     ends = np.cumsum(counts).tolist()
     owned = tuple(tuple(range(end - count, end)) for end, count in zip(ends, counts.tolist(), strict=True))
     return Layout(MDS(k, int(counts.sum())), rows, owned)
 
 
-def block_counts(loads: np.ndarray, rows: int, k: int) -> np.ndarray:
-    """Whole blocks of each worker near its load, k in all or more: largest remainders, ties to the lowest worker."""
+def block_counts(loads: np.ndarray, rows: int, k: int, survive: int = 0) -> np.ndarray:
+    """Whole blocks of each worker near its load, k in all or more: largest remainders, ties to the lowest worker.
+
+    survive: workers, whichever they are, without which the others still have k blocks, if there are that many."""
     total = max(k, int(np.ceil(max(float(loads.sum()) / rows, 1.0) * k - 1e-9)))
     shares = loads * (total / loads.sum())
     counts = np.floor(shares + 1e-9).astype(int)
     order = np.argsort(counts - shares, kind="stable")
     counts[order[: total - int(counts.sum())]] += 1
+    while survive < (counts > 0).sum() and np.sort(counts)[: len(counts) - survive].sum() < k:
+        # The largest may be lost: one of the others, which was rounded down most, gets a block.
+        others = np.argsort(-counts, kind="stable")[survive:]
+        counts[others[np.argmax((shares - counts)[others] - np.where(loads[others] > 0, 0.0, np.inf))]] += 1
     return counts
 
 
@@ -78,13 +84,13 @@ class Moves(NamedTuple):
     place: tuple[tuple[int, ...], ...]
 
 
-def relayout(old: Layout, loads: np.ndarray) -> tuple[Layout, Moves]:
+def relayout(old: Layout, loads: np.ndarray, survive: int = 0) -> tuple[Layout, Moves]:
     """The layout for new loads, shape (N,), that moves the fewest blocks: workers keep those that they still need.
 
     Dropped blocks are placed again before new ones are made; k stays, and if more coded blocks are needed, the code
     grows without changing the old ones.
     """
-    counts = block_counts(loads, old.rows, old.code.k)
+    counts = block_counts(loads, old.rows, old.code.k, survive)
     keep = [owned[:count] for owned, count in zip(old.owned, counts, strict=True)]
     drop = [owned[count:] for owned, count in zip(old.owned, counts, strict=True)]
     kept = {block for owned in keep for block in owned}

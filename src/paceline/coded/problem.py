@@ -8,13 +8,23 @@ import io
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from paceline.coded.delay import Delay, Fit, ShiftedExponential, Transmitted, fit, fit_shifted_exponential
+from paceline.coded.delay import (
+    Delay,
+    Empirical,
+    Fit,
+    ShiftedExponential,
+    Transmitted,
+    Weibull,
+    fit,
+    fit_shifted_exponential,
+)
 from paceline.costs import Array
 from paceline.errors import PacelineError
 from paceline.files import open_file
@@ -84,6 +94,36 @@ class Problem:
     def wait(self) -> Array:
         """The latency as an array, zeros if there is none, shape (M, N)."""
         return np.zeros(self.shape) if self.latency is None else self.latency
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, which ``problem_from_json`` reads."""
+        delay = self.delay
+        parameters = {
+            f.name: [[np.asarray(each).tolist() for each in row] for row in getattr(delay, f.name)]
+            for f in fields(delay)  # type: ignore[arg-type]
+        }
+        return {
+            "masters": list(self.masters),
+            "workers": list(self.workers),
+            "rows": self.rows.tolist(),
+            "delay": type(delay).__name__,
+            "parameters": parameters,
+            "latency": None if self.latency is None else self.latency.tolist(),
+        }
+
+
+def problem_from_json(found: Mapping[str, Any]) -> Problem:
+    """The problem of ``Problem.to_json``. Raises KeyError, TypeError or ValueError for anything else."""
+    masters, workers = tuple(found["masters"]), tuple(found["workers"])
+    if found["delay"] == "Empirical":
+        times = np.empty((len(masters), len(workers)), object)
+        for m, n in np.ndindex(times.shape):
+            times[m, n] = np.array(found["parameters"]["times"][m][n], float)
+        delay: Delay = Empirical(times)
+    else:
+        family = {each.__name__: each for each in (ShiftedExponential, Weibull, Transmitted)}[found["delay"]]
+        delay = family(**{name: np.array(values, float) for name, values in found["parameters"].items()})
+    return Problem(masters, workers, np.array(found["rows"], float), delay, found["latency"])
 
 
 def random_problem(

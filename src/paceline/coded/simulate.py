@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -10,7 +11,7 @@ from scipy.stats import binomtest
 
 from paceline.coded.coded_plan import CodedPlan
 from paceline.coded.delay import Array
-from paceline.errors import number, whole
+from paceline.errors import PacelineError, number, whole
 
 CHUNK = 2_000_000  # arrivals of a master that are drawn at once: 16 MB for each of a few arrays
 
@@ -143,11 +144,53 @@ def work_queue(plan: CodedPlan, runs: int, rng: np.random.Generator) -> Completi
     return Completion(times)
 
 
-def stretched(made: CodedPlan, redundancy: float) -> CodedPlan:
-    """The same plan with more rows for every worker: for delivery in several messages, which uses the finished part
-    of a straggler's rows, and for workers that may be lost.
+def stretched(made: CodedPlan, redundancy: float | None = None, survive: int = 0) -> CodedPlan:
+    """The same plan with more rows for its workers, in proportion, but at most L rows for each: for delivery in several
+    messages, which uses the finished part of a straggler's rows, and for workers that may be lost.
 
-    redundancy: coded rows over L. Raises PacelineError below 1.
+    redundancy: coded rows over L; None leaves the loads. survive: workers of each master, whichever they are, without
+    which the others still hold L rows. Raises PacelineError for less than 1 and for more than the workers can hold.
     """
-    number("redundancy", redundancy, "at least 1, the rows themselves", lambda times: 1 <= times < np.inf)
-    return replace(made, loads=made.loads * (redundancy / made.redundancy)[:, None])
+    if redundancy is not None:
+        number("redundancy", redundancy, "at least 1, the rows themselves", lambda times: 1 <= times < np.inf)
+    whole("survive", survive, 0)
+    if not made.coded or (survive and not made.dedicated):
+        raise PacelineError(
+            "only a coded plan can be stretched, and only dedicated workers may be lost; plan again"
+        )
+    loads = made.loads.copy()
+    for m, (k, need) in enumerate(zip(made.probability, made.problem.rows, strict=True)):
+
+        def grown(
+            enough: Callable[[Array], bool], most: float, wanted: str, m: int = m, need: float = need
+        ) -> Array:
+            start, factor = loads[m], 1.0
+            if not enough(np.where(start > 0, need, 0.0)):
+                raise PacelineError(
+                    f"{wanted}: master {made.problem.masters[m]!r} has {most:.4g} workers of at most L rows each; "
+                    "add workers"
+                )
+            while not enough(np.minimum(start * factor, need)):
+                factor *= 2
+            low = 0.0 if wanted.startswith("redundancy") else min(1.0, factor)
+            for _ in range(100):
+                middle = 0.5 * (low + factor)
+                low, factor = (low, middle) if enough(np.minimum(start * middle, need)) else (middle, factor)
+            return np.minimum(start * factor, need)
+
+        if redundancy is not None:
+            total = redundancy * need * (1 - 1e-12)
+            loads[m] = grown(
+                lambda each, k=k, total=total: float(k @ each) >= total,
+                float(k.sum()),
+                f"redundancy={redundancy:g}",
+            )
+        if survive:
+            loads[m] = grown(
+                lambda each, need=need: (
+                    float(np.sort(each)[: len(each) - survive].sum()) >= need * (1 - 1e-12)
+                ),
+                int((k > 0).sum()),
+                f"survive={survive}",
+            )
+    return replace(made, loads=loads, survive=max(survive, made.survive))

@@ -11,15 +11,20 @@ from paceline.errors import PacelineError
 if TYPE_CHECKING:
     from paceline.ray.api import torch_program, train
     from paceline.ray.matmul import CodedMatrix
-    from paceline.ray.pool import WorkerPool
+    from paceline.ray.pool import WorkerPool, measure
     from paceline.ray.server import Server
 
 if find_spec("ray") is None:  # without importing it
     raise PacelineError("the Ray engine needs ray: pip install '.[ray]'")
 
-__all__ = ["CodedMatrix", "Server", "WorkerPool", "torch_program", "train"]
+__all__ = ["CodedMatrix", "Server", "WorkerPool", "measure", "torch_program", "train"]
 
-_HOMES = {"CodedMatrix": "matmul", "Server": "server", "WorkerPool": "pool"}  # all others are in api
+_HOMES = {
+    "CodedMatrix": "matmul",
+    "Server": "server",
+    "WorkerPool": "pool",
+    "measure": "pool",
+}  # all others are in api
 
 
 def __getattr__(name: str) -> Any:

@@ -23,7 +23,7 @@ import numpy as np
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
-from paceline.coded.coded_plan import CodedPlan, coded_loads, completion
+from paceline.coded.coded_plan import CodedPlan, capped, completion
 from paceline.coded.delay import Array
 from paceline.coded.layout import Layout, Moves, layout, relayout
 from paceline.coded.problem import Observations, Problem
@@ -33,17 +33,28 @@ from paceline.ray.start import Closing
 
 _log = logging.getLogger(__name__)
 
+TOLERATED = (
+    64.0  # expected error, in units of the type's rounding, above which float32 waits for further blocks
+)
+UNEVEN = (
+    1e3  # ratio of the rows' largest entries from which rows are brought to one size before they are encoded
+)
 BEHIND = 2  # unanswered turns, from which a worker is asked only if the others are too few
 
 
 @dataclass(frozen=True)
 class Product:
-    """Figures of a product: seconds, workers and blocks that arrived in time, and ``asked``, the requested blocks."""
+    """Figures of a product.
+
+    seconds: until it was decoded. workers, blocks: that arrived in time. asked: the requested blocks.
+    error: the expected error of the answer, relative to its norm, from rounding in the blocks that were decoded.
+    """
 
     seconds: float
     workers: int
     blocks: int
     asked: int
+    error: float
 
 
 class CodedMatrix(Closing):
@@ -55,6 +66,14 @@ class CodedMatrix(Closing):
     blocks: the number of blocks into which the matrix is divided (``coded.layout``).
     patience: seconds after which workers that have not answered count as lost, if too few others are left.
     on_loss: "error" raises WorkerError if too few workers are left, "recode" first places the lost blocks on them.
+
+    A is real or complex, of single or double precision; other types become float64 or complex128. The product with a
+    complex x is complex. Decoding multiplies rounding errors: ``last.error`` is the expected relative error. float64 is
+    accurate to about 1e-10 with the blocks that suffice. float32 waits for further blocks until about 4e-6 is
+    expected, but at most as long again as the product has taken; with too little redundancy, errors of 1e-3 remain.
+
+    It serves as a ``scipy.sparse.linalg.LinearOperator`` (``aslinearoperator``), so that SciPy's solvers can use it.
+    After ``pool.replace(name)`` the next product first places the blocks of that worker on the new one.
 
     A probabilistic plan draws a master for each worker and product, from ``seed``; if the drawn workers hold too few
     rows, the others are asked as well.
@@ -80,6 +99,10 @@ class CodedMatrix(Closing):
         number("patience", patience, "a positive number of seconds", lambda seconds: seconds > 0)
         self.master = plan.master(master)
         self.a = _matrix(a, plan, self.master)
+        self.dtype = self.a.dtype
+        self.scale = _scale(self.a)
+        if self.scale is not None:
+            self.a = self.a / self.scale[:, None]
         self.plan, self.messages, self.seed = plan, messages, seed
         self.patience, self.on_loss = patience, on_loss
         found = layout(plan, self.master, blocks)
@@ -112,7 +135,9 @@ class CodedMatrix(Closing):
         Raises PacelineError for an x that does not fit, WorkerError if too few workers are left.
         """
         self._open()
-        x = np.asarray(x, self.a.dtype)
+        x = np.asarray(x)
+        if x.dtype.kind not in "fiubc":
+            raise PacelineError(f"x of type {x.dtype}: expected numbers, real or complex")
         if x.ndim not in (1, 2) or len(x) != self.a.shape[1]:
             raise PacelineError(
                 f"x of shape {x.shape}: expected {self.a.shape[1]} entries, a column of the matrix each"
@@ -121,6 +146,13 @@ class CodedMatrix(Closing):
             raise PacelineError(
                 "x has entries that are not finite: decoding would spread them; correct x first"
             )
+        # A real x takes the precision of the matrix; a complex one makes the product complex.
+        x = x.astype(
+            np.result_type(self.dtype, np.complex64) if x.dtype.kind == "c" else self.dtype, copy=False
+        )
+        if x.size == 0:  # no column to multiply
+            return np.zeros((len(self.a), *x.shape[1:]), x.dtype)
+        self._welcome()
         answer = self._product(x)
         if answer is None and self.on_loss == "recode":
             _log.info("%s lost: the blocks are placed on those left", self._lost())
@@ -131,17 +163,27 @@ class CodedMatrix(Closing):
                 f"too few workers are left for this product (lost: {self._lost()}): start others, or call recode() "
                 "to place the lost blocks on those left"
             )
-        return answer
+        return answer if self.scale is None else answer * self.scale.reshape(-1, *[1] * (answer.ndim - 1))
+
+    def matvec(self, x: Array) -> Array:
+        """The product A x for a vector x, shape (columns,) or (columns, 1)."""
+        return self @ x
+
+    def matmat(self, x: Array) -> Array:
+        """The product A X for a matrix X, shape (columns, any)."""
+        return self @ x
 
     def recode(self) -> int:
         """Place the blocks of lost workers on those left; returns the number of placed blocks. The loads are those of
         Theorem 1 for the workers left. Raises WorkerError if none is left."""
         self._open()
+        self._welcome()
         return self._follow_loads(self._reloaded(self.plan.problem))
 
     def replan(self) -> int:
         """Fit the observed delays, divide the rows again and move only blocks that change; returns their number."""
         self._open()
+        self._welcome()
         problem = self.observations.fitted(self.plan.problem, self.master)
         loads = self._reloaded(problem)
         self.plan = replace(self.plan, problem=problem)
@@ -150,6 +192,7 @@ class CodedMatrix(Closing):
     def follow(self, plan: CodedPlan) -> int:
         """Change to another plan for this matrix and these workers; returns the number of placed blocks."""
         self._open()
+        self._welcome()
         if plan.problem.workers != self.names:
             raise PacelineError("the new plan names other workers: expected the same, in the same order")
         self.master = plan.master(self.plan.problem.masters[self.master])
@@ -185,25 +228,34 @@ class CodedMatrix(Closing):
         asked = self._to_ask()
         pending = self._send(ray.put(x), asked)
         everything = sum(len(self.layout.owned[n]) for n in asked)
-        enough, blocks = self.layout.code.k, dict[int, Array]()  # the products that have arrived, by block
+        code = self.layout.code
+        enough, blocks = code.k, dict[int, Array]()  # the products that have arrived, by block
+        unit = float(np.finfo(self.dtype).eps)
+        sufficed = accurate = False
         # Rows and milliseconds of the workers that have answered.
         rows, took = Counter[int](), defaultdict[int, float](float)
-        while pending and len(blocks) < enough and left > 0:
-            left = begin + self.patience - time.perf_counter()
+        until = begin + self.patience
+        while pending and not accurate and left > 0:
+            left = until - time.perf_counter()
             # Fewer messages than these cannot suffice, so a single call waits for all of them.
             largest = max(len(indices) for _, indices in pending.values())
-            few = min(-(-(enough - len(blocks)) // largest), len(pending))
+            few = min(max(-(-(enough - len(blocks)) // largest), 1), len(pending))
             ready, _ = ray.wait(list(pending), num_returns=few, timeout=max(left, 0.0))
             for answer in ready:
                 n, indices = pending.pop(answer)
                 value = self._get(answer, n)
-                if value is None or len(blocks) >= enough:
+                if value is None or (len(blocks) >= enough and not sufficed):
                     continue
                 products, seconds = value
                 blocks |= zip(indices, products, strict=True)
                 rows[n] += len(indices) * self.layout.size
                 took[n] += 1000 * seconds
             pending = {answer: about for answer, about in pending.items() if about[0] not in self.dead}
+            if len(blocks) >= enough:
+                accurate = unit < 1e-10 or code.amplification(blocks) <= TOLERATED
+                if not sufficed:  # wait for accuracy, but not much longer than for the product itself
+                    sufficed, now = True, time.perf_counter()
+                    until = min(until, now + (now - begin))
         for n, answer in {about[0]: answer for answer, about in pending.items()}.items():
             self.actors[n].cancel.remote(self.key, self.turn)
             self.behind.setdefault(n, []).append(answer)
@@ -215,8 +267,9 @@ class CodedMatrix(Closing):
                 self.observations.add(n, 1000 * (time.perf_counter() - begin), first, False)
         if len(blocks) < enough:
             return None
-        result = self.layout.code.decode(blocks, len(self.a))
-        self.last = Product(time.perf_counter() - begin, len(rows), len(blocks), everything)
+        result = code.decode(blocks, len(self.a))
+        error = unit * code.amplification(blocks)
+        self.last = Product(time.perf_counter() - begin, len(rows), len(blocks), everything, error)
         return result
 
     def _get(self, answer: Any, n: int) -> tuple[Array, float] | None:
@@ -288,21 +341,34 @@ class CodedMatrix(Closing):
                 break
             time.sleep(0.01)
         if not (k[self.master] > 0).any():
-            raise WorkerError("none of the workers of this matrix is left: start others and make it again")
+            raise WorkerError("none of the workers of this matrix is left: replace one by pool.replace(name)")
         if not self.plan.coded:
             share = np.where(k[self.master] > 0, self.plan.loads[self.master], 0.0)
             return share * problem.rows[self.master] / share.sum()
         before = _theorem_1(self.plan.problem, self.plan.probability, self.master)
         stretch = self.plan.loads[self.master].sum() / before.sum()  # keeps rows beyond those of Theorem 1
-        return stretch * _theorem_1(problem, k, self.master)
+        return np.minimum(stretch * _theorem_1(problem, k, self.master), problem.rows[self.master])
 
     def _stuck(self, answers: list[Any]) -> bool:
         """Whether a worker is silent for a second after its work was cancelled."""
         _, left = ray.wait(answers, num_returns=len(answers), timeout=min(1.0, self.patience))
         return bool(left)
 
+    def _welcome(self) -> None:
+        """Place the blocks of workers that the pool has replaced."""
+        new = [n for n, name in enumerate(self.names) if self.pool.actors[name] is not self.actors[n]]
+        for n in new:
+            self.actors[n] = self.pool.actors[self.names[n]]
+            self.behind.pop(n, None)
+            self.dead.add(n)  # until its blocks are there
+            owned = self.layout.owned[n]
+            if owned:
+                blocks = ray.put(np.stack(self.layout.code.encode(self.a, owned)))
+                self._settle(n, self.actors[n].place.remote(self.key, owned, blocks))
+            self.dead.discard(n)
+
     def _follow_loads(self, loads: Array) -> int:
-        new, moves = relayout(self.layout, loads)
+        new, moves = relayout(self.layout, loads, self.plan.survive)
         self._move(new, moves)
         return sum(len(blocks) for blocks in moves.place)
 
@@ -334,7 +400,8 @@ class CodedMatrix(Closing):
         except (RayActorError, GetTimeoutError) as error:
             self.dead.add(n)
             raise WorkerError(
-                f"worker {self.names[n]!r} was lost while its blocks were placed: start it again or plan without it"
+                f"worker {self.names[n]!r} was lost while its blocks were placed: start another by pool.replace, "
+                "or plan without it"
             ) from error
 
     def _drop(self, workers: Iterable[int], blocks: tuple[tuple[int, ...], ...]) -> None:
@@ -345,9 +412,9 @@ class CodedMatrix(Closing):
 
 
 def _theorem_1(problem: Problem, k: Array, master: int) -> Array:
-    """The loads of one master's workers by Theorem 1, shape (N,)."""
+    """The loads of one master's workers, at most L, shape (N,)."""
     phi, rate = problem.delay.peak()
-    return np.asarray(coded_loads(problem, k, completion(problem, k, rate), phi)[master])
+    return np.asarray(capped(problem, k, completion(problem, k, rate), phi)[0][master])
 
 
 def _parts(blocks: tuple[int, ...], messages: int) -> list[tuple[int, ...]]:
@@ -359,11 +426,11 @@ def _parts(blocks: tuple[int, ...], messages: int) -> list[tuple[int, ...]]:
 
 
 def _matrix(a: Array, plan: CodedPlan, master: int) -> Array:
-    """The matrix as float32 or float64, checked against the plan."""
+    """The matrix in single or double precision, real or complex, checked against the plan."""
     a = np.asarray(a)
-    if a.ndim != 2 or a.dtype.kind not in "fiub":
+    if a.ndim != 2 or a.dtype.kind not in "fiubc":
         raise PacelineError(
-            f"a matrix of shape {a.shape} and type {a.dtype}: expected two dimensions of real numbers"
+            f"a matrix of shape {a.shape} and type {a.dtype}: expected two dimensions of numbers"
         )
     rows = int(plan.problem.rows[master])
     if len(a) != rows:
@@ -375,4 +442,20 @@ def _matrix(a: Array, plan: CodedPlan, master: int) -> Array:
         raise PacelineError(
             "the matrix has entries that are not finite, or no columns: correct it before it is encoded"
         )
-    return a if a.dtype in (np.float32, np.float64) else a.astype(float)
+    if a.dtype in (np.float32, np.float64, np.complex64, np.complex128):
+        return a
+    return a.astype(complex if a.dtype.kind == "c" else float)
+
+
+def _scale(a: Array) -> Array | None:
+    """Powers of two, shape (rows,), that bring rows of very different sizes to one size, which is exact; else None.
+
+    Decoding spreads the rounding errors of large rows to all others, also to those that are much smaller.
+    """
+    sizes = np.abs(a).max(axis=1)
+    there = sizes > 0
+    if not there.any() or sizes[there].max() <= UNEVEN * sizes[there].min():
+        return None
+    scale = np.ones(len(a), sizes.dtype)
+    scale[there] = np.exp2(np.floor(np.log2(sizes[there])))
+    return scale

@@ -7,14 +7,16 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import ray
 
 from paceline.costs import Array
-from paceline.errors import PacelineError, number
+from paceline.errors import PacelineError, number, whole
+from paceline.files import write_whole
 from paceline.ray.start import START_SECONDS, Closing, controlled, signals_as_they_are
 
 ProductDelay = Callable[[str, str, int, int], float]
@@ -79,6 +81,8 @@ class WorkerPool(Closing):
 
     workers: names as in the plan. cpus: CPUs that Ray reserves for each; 0 to start more workers than CPUs.
     delay: (worker, master, turn, rows) -> seconds that these rows take at least, to try out uneven speeds.
+    options: for some workers, by name, the options of their Ray actors, as ``resources={"node:10.0.0.5": 0.01}`` or
+        ``scheduling_strategy=NodeAffinitySchedulingStrategy(...)``: a plan's worker is a machine with its speed.
 
     Raises PacelineError for duplicate names, too few CPUs, and workers that do not start in time. Close it, or use it
     in a ``with`` statement, to end the actors.
@@ -89,12 +93,15 @@ class WorkerPool(Closing):
         workers: Sequence[str],
         cpus: float = 1.0,
         delay: ProductDelay | None = None,
+        options: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         number("cpus", cpus, "CPUs of each worker, 0 or more", lambda cpus: 0 <= cpus < math.inf)
         if len(set(workers)) < len(workers) or not workers:
             raise PacelineError(
                 f"{len(workers)} workers, {len(set(workers))} different names: expected one each"
             )
+        if unknown := [name for name in options or {} if name not in workers]:
+            raise PacelineError(f"options for worker {unknown[0]!r}: expected one of {', '.join(workers)}")
         if not ray.is_initialized():
             with signals_as_they_are():
                 ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
@@ -103,21 +110,71 @@ class WorkerPool(Closing):
             raise PacelineError(
                 f"{len(workers)} workers of {cpus:g} CPUs each, and Ray has {there:g}: add nodes, or give cpus=0"
             )
+        self.cpus, self.delay, self.options = cpus, delay, dict(options or {})
+        self.actors: dict[str, Any] = {}
+        self.processes: dict[str, int] = {}
+        self._start(workers)
+
+    def replace(self, name: str, options: Mapping[str, Any] | None = None) -> None:
+        """End a worker, if it still runs, and start another of this name; coded matrices place its blocks again.
+
+        options: of the new actor, as for the pool; None keeps those of the old one. Raises PacelineError for an
+        unknown name, and if the worker does not start in time.
+        """
+        if name not in self.actors:
+            raise PacelineError(
+                f"worker {name!r} is not in the pool: expected one of {', '.join(self.actors)}"
+            )
+        if options is not None:
+            self.options[name] = options
+        ray.kill(self.actors[name])
+        self._start([name])
+
+    def _start(self, names: Sequence[str]) -> None:
         actor = controlled(BlockWorker)
-        self.actors: dict[str, Any] = {
-            name: actor.options(num_cpus=cpus, max_restarts=0).remote(name, delay) for name in workers
-        }
-        started = [each.process.remote() for each in self.actors.values()]
+        for name in names:
+            options = {"num_cpus": self.cpus, "max_restarts": 0, **self.options.get(name, {})}
+            self.actors[name] = actor.options(**options).remote(name, self.delay)
+        started = [self.actors[name].process.remote() for name in names]
         _, waiting = ray.wait(started, num_returns=len(started), timeout=START_SECONDS)
         if waiting:
+            missing = ", ".join(name for name, each in zip(names, started, strict=True) if each in waiting)
             self.close()
             raise PacelineError(
-                f"{len(waiting)} of {len(workers)} workers did not start in {START_SECONDS:g} s; check Ray's cluster"
+                f"{missing} did not start in {START_SECONDS:g} s; check Ray's cluster, and the workers' options"
             )
-        self.processes: dict[str, int] = dict(zip(self.actors, ray.get(started), strict=True))
+        self.processes.update(zip(names, ray.get(started), strict=True))
 
     def close(self) -> None:
         """End the actors."""
         for each in self.actors.values():
             ray.kill(each)
         self.actors = {}
+
+
+def measure(
+    pool: WorkerPool, matrices: Mapping[str, Array], path: Path, portion: float = 0.1, products: int = 10
+) -> None:
+    """Write the times of products on the workers of a pool, as ``paceline plan --fit`` reads them.
+
+    Every worker multiplies a portion of each master's rows, all workers at the same time, as in a coded product.
+
+    matrices: by master, shape (L, columns). path: the CSV file. portion: of L, the rows of each product.
+    """
+    number("portion", portion, "a portion above 0, at most 1", lambda part: 0 < part <= 1)
+    whole("products", products, 2)
+    lines = ["master,worker,rows,milliseconds"]
+    for master, a in matrices.items():
+        rows = max(int(portion * len(a)), 1)
+        key, block, x = f"{master}/measure", ray.put(np.array(a[None, :rows])), np.ones(a.shape[1], a.dtype)
+        ray.get([actor.place.remote(key, [0], block) for actor in pool.actors.values()])
+        for turn in range(-1, products):  # the first product warms up
+            answers = [actor.multiply.remote(key, max(turn, 0), [0], x) for actor in pool.actors.values()]
+            if turn >= 0:
+                took = [1000 * seconds for _, seconds in ray.get(answers)]
+                lines += [f"{master},{n},{rows},{ms:.6g}" for n, ms in zip(pool.actors, took, strict=True)]
+            else:
+                ray.get(answers)
+        for actor in pool.actors.values():
+            actor.drop.remote(key)
+    write_whole(path, "\n".join(lines) + "\n")
