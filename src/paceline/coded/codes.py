@@ -124,7 +124,7 @@ class MDS:
         return filled.reshape(-1, *filled.shape[2:])[:rows]
 
     def amplification(self, blocks: Iterable[int]) -> float:
-        """How much decoding from these blocks enlarges rounding errors: the root mean square over the k blocks of A."""
+        """How much decoding from these blocks enlarges rounding errors: the mean square over the k blocks of A."""
         missing, _, recover = _recovery(self, frozenset(blocks))
         return float(np.sqrt((self.k - len(missing) + np.square(recover).sum()) / self.k))
 

@@ -59,7 +59,7 @@ def never_done(made: CodedPlan) -> Array:
 
 
 def by_deadline(made: CodedPlan, t: float) -> tuple[CodedPlan, Array]:
-    """(plan, P[done by t ms] of each master): the most probable loads that a local search finds, then moves of workers.
+    """(plan, P[done by t ms] of each master): probable loads by a local search, then moves of workers.
 
     Sun et al., eq. (2). made: a dedicated, coded plan to start with. Up to ten workers are moved, each from one
     master to another, if that raises the probability that all masters are done.

@@ -145,7 +145,7 @@ def work_queue(plan: CodedPlan, runs: int, rng: np.random.Generator) -> Completi
 
 
 def stretched(made: CodedPlan, redundancy: float | None = None, survive: int = 0) -> CodedPlan:
-    """The same plan with more rows for its workers, in proportion, but at most L rows for each: for delivery in several
+    """The same plan with more rows for its workers, in proportion, but at most L rows for each: to deliver in several
     messages, which uses the finished part of a straggler's rows, and for workers that may be lost.
 
     redundancy: coded rows over L; None leaves the loads. survive: workers of each master, whichever they are, without
