@@ -240,7 +240,7 @@ def capped(problem: Problem, k: Array, t: Array, phi: Array) -> tuple[Array, Arr
         def missing(
             at: float,
             m: int = m,
-            mine: Array = mine,
+            mine: NDArray[np.intp] = mine,
             delay: Delay = delay,
             need: float = need,
             chance: Array = chance,

@@ -180,17 +180,15 @@ def stretched(made: CodedPlan, redundancy: float | None = None, survive: int = 0
 
         if redundancy is not None:
             total = redundancy * need * (1 - 1e-12)
-            loads[m] = grown(
-                lambda each, k=k, total=total: float(k @ each) >= total,
-                float(k.sum()),
-                f"redundancy={redundancy:g}",
-            )
+
+            def holds(each: Array, k: Array = k, total: float = total) -> bool:
+                return float(k @ each) >= total
+
+            loads[m] = grown(holds, float(k.sum()), f"redundancy={redundancy:g}")
         if survive:
-            loads[m] = grown(
-                lambda each, need=need: (
-                    float(np.sort(each)[: len(each) - survive].sum()) >= need * (1 - 1e-12)
-                ),
-                int((k > 0).sum()),
-                f"survive={survive}",
-            )
+
+            def outlives(each: Array, need: float = need) -> bool:
+                return float(np.sort(each)[: len(each) - survive].sum()) >= need * (1 - 1e-12)
+
+            loads[m] = grown(outlives, int((k > 0).sum()), f"survive={survive}")
     return replace(made, loads=loads, survive=max(survive, made.survive))
