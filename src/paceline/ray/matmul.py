@@ -33,9 +33,7 @@ from paceline.ray.start import Closing
 
 _log = logging.getLogger(__name__)
 
-TOLERATED = (
-    64.0  # expected error, in units of the type's rounding, above which float32 waits for further blocks
-)
+TOLERATED = 64.0  # expected error, in units of the type's rounding, above which float32 waits for more blocks
 UNEVEN = (
     1e3  # ratio of the rows' largest entries from which rows are brought to one size before they are encoded
 )
@@ -68,7 +66,7 @@ class CodedMatrix(Closing):
     on_loss: "error" raises WorkerError if too few workers are left, "recode" first places the lost blocks on them.
 
     A is real or complex, of single or double precision; other types become float64 or complex128. The product with
-    a complex x is complex. Decoding multiplies rounding errors: ``last.error`` is the expected relative error. float64
+    a complex x is complex. Decoding multiplies rounding errors: ``last.error`` is the expected one, relative. float64
     is accurate to about 1e-10 with the blocks that suffice. float32 waits for further blocks until about 4e-6 is
     expected, but at most as long again as the product has taken; with too little redundancy, errors of 1e-3 remain.
 
