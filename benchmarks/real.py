@@ -117,13 +117,13 @@ def _peer(rank: int, steps: int, directory: str, told: Any) -> None:
         weights = (weights - 0.1 * whole[:-2].reshape(weights.shape) / whole[-2]).detach().requires_grad_()
         costs.append((slept / load if load > 0 else PACES[rank], overhead))
         shares.append(me.share)
-        # Alg. 2, line 4: to everybody, how long it took and the step that I allow
+        # Alg. 2, line 4: to everybody, how long it took and the steps that I allow
         mine = announce(me, costs[-1][0] * load + overhead)
         numbers = torch.tensor(mine[1:], dtype=torch.float64)
         posts = [dist.isend(numbers, other) for other in others]
         heard = [mine]
         for other in others:
-            got = torch.zeros(2, dtype=torch.float64)
+            got = torch.zeros(len(mine) - 1, dtype=torch.float64)
             dist.recv(got, other)
             heard.append(type(mine)(other, *got.tolist()))
         sent += len(posts)

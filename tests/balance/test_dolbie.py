@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from paceline import Cluster, PacelineError, Round, policies
 from paceline.balance import dolbie
 from paceline.costs import Increasing, Linear, Saturating
+from paceline.shares import water_level
 
 from .streams import constant, drifting, play
 
@@ -16,7 +17,7 @@ BATCH = 256
 
 def random_system(seed, rounds=60):
     rng = np.random.default_rng(seed)
-    n = int(rng.integers(3, 12))  # (two workers go to and fro, and magnify rounding)
+    n = int(rng.integers(2, 12))
     gamma = rng.choice([3000.0, 1000, 100, 40], n)
     return n, [
         Linear(np.exp(0.1 * rng.standard_normal(n)) / gamma, rng.uniform(0, 0.03, n)) for _ in range(rounds)
@@ -24,9 +25,10 @@ def random_system(seed, rounds=60):
 
 
 def algorithm_1(n, costs):
-    """The listing, line by line, with scalars."""
+    """The listing, line by line, with scalars; two workers have eq. (7) of three."""
     x = [1 / n] * n
-    alpha = min(x) / (n - 2 + min(x)) if n > 1 else 1.0
+    more = max(n - 2, 1)
+    alpha = min(x) / (more + min(x))
     path = [list(x)]
     for cost in costs:
         f = [
@@ -41,7 +43,7 @@ def algorithm_1(n, costs):
                 most = min(1.0, (level - cost.overhead[i]) / cost.seconds_per_sample[i] / BATCH)
                 x[i] = x[i] - alpha * (x[i] - most)
         x[s] = 1 - sum(x[:s] + x[s + 1 :])
-        alpha = min(alpha, x[s] / (n - 2 + x[s])) if n - 2 + x[s] > 0 else 0.0
+        alpha = min(alpha, x[s] / (more + x[s]))
         path.append(list(x))
     return np.array(path), alpha
 
@@ -57,18 +59,59 @@ def test_walks_the_path_of_the_listing(seed):
     assert state.alpha == pytest.approx(alpha, abs=1e-12)
 
 
+def known(text, costs):
+    """Shares of each round and after the last, if the costs of a finished round are known, as in the paper."""
+    policy = policies.create(text, Cluster(costs[0].overhead.size, BATCH))
+    plan, state = policy.init()
+    path = [plan.shares]
+    for cost in costs:
+        seconds = cost.seconds(plan.shares * BATCH)
+        plan, state = policy.step(state, Round(plan.shares, seconds, BATCH, cost.overhead, costs=cost))
+        path.append(plan.shares)
+    return np.array(path)
+
+
+def peers_path(costs, **options):
+    peers = dolbie.start_peers(costs[0].overhead.size, **options)
+    path = [[p.share for p in peers]]
+    for cost in costs:
+        peers, _ = dolbie.play_round(peers, cost, BATCH)
+        path.append([p.share for p in peers])
+    return np.array(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [("dolbie", {}), ("dolbie:floor=0", {"floor": 0.0}), ("dolbie:floor=0.5", {"floor": 0.5})],
+)
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
-def test_peers_walk_the_same_path_as_the_master_and_their_messages_are_counted(seed):
-    """DOLBIE, section IV-C."""
-    n, costs = random_system(seed)
-    _, played, plan, _ = play("dolbie:floor=0", costs, BATCH)
-    peers = dolbie.start_peers(n)
-    for cost, loads in zip(costs, played, strict=True):
-        np.testing.assert_allclose([p.share for p in peers], loads / BATCH, atol=1e-12)
-        peers, traffic = dolbie.play_round(peers, cost, BATCH)
-        assert traffic == (n * (n - 1) + n - 1, 2 * n * (n - 1) + n - 1)
-    np.testing.assert_allclose([p.share for p in peers], plan.shares, atol=1e-12)
+def test_peers_walk_the_same_path_as_the_master(text, options, seed):
+    _, costs = random_system(seed)
+    path = peers_path(costs, **options)
+    np.testing.assert_allclose(path.sum(-1), 1, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(path, known(text, costs), rtol=0, atol=1e-11)
+
+
+def test_peers_with_an_emptied_straggler_stay_with_the_master():
+    """One of three workers gives away nearly all it has, then another one is slow: only the floor moves them."""
+    costs = constant([1e-6, 1e-6, 1.0], 0.0, 1) + constant([1e-3, 4e-3, 1e-3], 0.0, 400)
+    path = peers_path(costs)
+    np.testing.assert_allclose(path, known("dolbie", costs), rtol=0, atol=1e-12)
+    assert np.abs(path[-1] - known("dolbie:floor=0", costs)[-1]).max() > 0.05
+
+
+def test_messages_of_a_round_are_those_of_a_delivery():
+    """DOLBIE, section IV-C: each list holds the numbers of one message to one receiver, as the listings send them."""
+    for n in (2, 3, 7):
+        others = n - 1  # workers that are not the straggler
+        first = [["l_i"]] * n + [["l", "alpha", "i != s"]] * n + [["x_i"]] * others + [["x_s"]]
+        assert dolbie.with_master(n) == (len(first), sum(map(len, first)))
+        second = [["l_i", "alpha_i", "safe_i"]] * (n * others) + [["x_i"]] * others
+        _, traffic = dolbie.play_round(
+            dolbie.start_peers(n), constant(np.arange(1.0, n + 1), 0.0, 1)[0], BATCH
+        )
+        assert traffic == (len(second), sum(map(len, second)))
 
 
 def test_peers_tell_their_shares_to_the_straggler_alone():
@@ -103,17 +146,37 @@ def test_the_first_step_is_safe():
     assert first("dolbie:alpha=0.001", 30) == 0.001
     # The paper's 0.001 would violate eq. (7) from 33 workers on.
     assert first("dolbie:alpha=0.001", 40) == pytest.approx(1 / 39**2)
-    assert first("dolbie", 2) == 1
-    assert first("dolbie", 1) == 1
+    assert first("dolbie", 2) == pytest.approx(0.5 / 1.5)  # that of three workers: eq. (7) is 1
+    assert first("dolbie:alpha=0.1", 2) == 0.1
 
 
-def test_two_workers_swing_by_the_printed_rule_and_settle_with_a_smaller_step():
-    costs = constant([1.0, 4.0], 0.0, 100)
-    _, played, _, _ = play("dolbie", costs, BATCH)
-    np.testing.assert_allclose(played[-2:], [[0.75 * BATCH, 0.25 * BATCH], [BATCH, 0]])
-    _, played, _, state = play("dolbie:alpha=0.1", costs, BATCH)
-    assert state.alpha <= 0.1
-    np.testing.assert_allclose(played[-1], [0.8 * BATCH, 0.2 * BATCH], rtol=0.05)
+@pytest.mark.parametrize("options", ["", ":monotone=no", ":tight=yes", ":monotone=no,tight=yes"])
+def test_two_workers_come_to_the_optimum(options):
+    """With a step of 1, eq. (7) for two, the shares alternate between two points of 2.56 s."""
+    costs = constant([0.01, 0.02], 0.0, 30)
+    _, played, _, _ = play("dolbie" + options, costs, BATCH)
+    seconds = [cost.seconds(loads).max() for cost, loads in zip(costs, played, strict=True)]
+    assert seconds[0] == pytest.approx(2.56)
+    np.testing.assert_allclose(seconds[5:], 256 / (100 + 50), rtol=1e-6)  # 100 and 50 samples a second
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    workers=st.lists(
+        st.tuples(st.floats(-3, 0).map(lambda power: 10**power), st.floats(0, 1)), min_size=2, max_size=6
+    )
+)
+def test_no_round_is_longer_than_the_one_before_or_than_equal_shares(workers):
+    """As long as costs stay as they are, with a master and without; equal shares are the first round."""
+    cost = Linear(*np.array(workers).T)
+    possible = max(water_level(cost, BATCH).seconds.item(), cost.overhead.max())  # without load, too
+    for path in (known("dolbie", [cost] * 120), peers_path([cost] * 120)):
+        np.testing.assert_allclose(path.sum(-1), 1, rtol=0, atol=1e-12)
+        seconds = cost.seconds(path * BATCH).max(-1)
+        assert np.all(np.diff(seconds) <= 1e-9 * seconds[:-1])
+        # The rounds get shorter by a part of what is possible: nearly all of it for two workers.
+        part = 0.97 if len(workers) == 2 else 0.3
+        assert seconds[0] - seconds[-1] >= part * (seconds[0] - possible) - 1e-9
 
 
 def test_monotone_steps_collapse_and_the_others_win():

@@ -24,6 +24,7 @@ from paceline.balance.wlbs import initial_weights
 from paceline.coded import Problem, ShiftedExponential, plan, random_problem, simulate
 from paceline.coded.assign import iterated, simple
 from paceline.costs import Linear
+from paceline.data.traces import Trace
 from paceline.forecast import series
 from paceline.forecast.ema import Ema
 from paceline.forecast.networks import Perceptron
@@ -32,8 +33,7 @@ from paceline.papers import coded, dbw, dolbie, lbbsp, lbbsp_clusters
 from paceline.paramserver import rates
 from paceline.paramserver.aggregate import Parameters, Part, aggregate
 from paceline.rounds import Array, Cluster, Machines, Round
-from paceline.simulate import Scenario, WorkerClass, measures, run
-from paceline.simulate.timing import Constant
+from paceline.simulate import from_trace, measures, run
 from paceline.sync.protocol import Apply, Release
 
 N, BATCH = 6, 256.0
@@ -755,31 +755,42 @@ def test_lsp_regret_keeps_to_its_bound(group: int, barrier: int) -> None:
     assert regret[-1] / steps < 0.02 < nodes * bound[0] < nodes * bound[-1]
 
 
-def test_dolbie_theorem_1_with_its_constants_put_right() -> None:
+@pytest.mark.parametrize("workers", [4, 6])  # (N - 1) / 4 below and above 1
+def test_dolbie_theorem_1_with_its_constants_put_right(workers: int) -> None:
     """DOLBIE, Theorem 1."""
-    rounds, pace, overhead = 60, (0.001, 0.002, 0.004, 0.01), 0.02
-    workers = tuple(WorkerClass(Constant(p), Constant(overhead)) for p in pace)
-    outcome = run(Scenario(workers, global_batch=200, rounds=rounds, fractional=True), ["dolbie:alpha=0.05"])
-    played = outcome.policies["dolbie:alpha=0.05"]
-    x, alpha, alphas, total = np.full(4, 0.25), 0.05, [], 0.0
-    for _ in range(rounds):
-        seconds = x * 200 * np.array(pace) + overhead
+    rounds, batch = 40, 200
+    rng = np.random.default_rng(workers)
+    pace = np.geomspace(0.001, 0.01, workers) * np.exp(0.1 * rng.standard_normal((rounds, workers)))
+    overhead = rng.uniform(0.01, 0.02, (rounds, workers))
+    drifting = from_trace(Trace(pace, overhead), global_batch=batch, fractional=True)
+    text = "dolbie:alpha=0.03,floor=0"
+    outcome = run(drifting, [text])
+    played = outcome.policies[text]
+    x, alpha, alphas, total, path = np.full(workers, 1 / workers), 0.03, [], 0.0, 0.0
+    before = None
+    for slope, comm in zip(pace, overhead, strict=True):
+        seconds = x * batch * slope + comm
+        best, level = best_division(BATCH / batch / slope, comm)
+        path += 0.0 if before is None else float(np.linalg.norm(best - before))
+        before = best
         alphas.append(alpha)
-        total += seconds.max()
+        total += seconds.max() - level
         s = int(np.argmax(seconds))
-        possible = np.minimum((seconds[s] - overhead) / (200 * np.array(pace)), 1.0)
+        possible = np.minimum((seconds[s] - comm) / (batch * slope), 1.0)
         new = x + alpha * (possible - x)
         new[s] = 1 - (new.sum() - new[s])
-        x, alpha = new, min(alpha, new[s] / (2 + new[s]))
-    best = 1 / (1 / (200 * np.array(pace))).sum() + overhead  # x* stands still: P_T = 0
-    regret = total - rounds * best
-    inside = 1 / alphas[-1] + rounds * min(3 / 4, 1) + 4 * 3 / 2 * sum(alphas)
-    bound = 200 * max(pace) * np.sqrt(rounds * inside)
-    assert measures.regret(played, outcome)[-1, 0] == pytest.approx(regret, rel=1e-9)
+        x, alpha = new, min(alpha, new[s] / (workers - 2 + new[s]))
+    inside = (1 + path) / alphas[-1] + rounds * min((workers - 1) / 4, 1)
+    inside += workers * (workers - 1) / 2 * sum(alphas)
+    bound = batch * pace.max() * np.sqrt(rounds * inside)
+    np.testing.assert_allclose(played.steps[:, 0], alphas, rtol=1e-9)  # type: ignore[index]
+    assert path > 0.1
+    assert outcome.path[0] == pytest.approx(path, rel=1e-6)
+    assert measures.regret(played, outcome)[-1, 0] == pytest.approx(total, rel=1e-6)
     found = measures.regret_bound(played, outcome)
     assert found is not None
-    assert found[0] == pytest.approx(bound, rel=1e-9)
-    assert 0 < regret < bound
+    assert found[0] == pytest.approx(bound, rel=1e-7)
+    assert 0 < total < bound
 
 
 def test_dbw_adasync_is_the_minimum_of_its_bound() -> None:

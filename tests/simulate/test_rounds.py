@@ -192,6 +192,24 @@ def test_the_regret_of_dolbie_keeps_to_its_bound():
     assert regret_bound(whole.policies["dolbie"], whole) is None
 
 
+@pytest.mark.parametrize("text", ["dolbie", "dolbie:tight=true", "dolbie:floor=1"])
+def test_the_steps_of_the_bound_are_those_that_were_taken(text):
+    """By the shares of a worker that gained: x' - x of section VI-A, and how much of it was added."""
+    pace = np.geomspace(0.001, 0.01, 4) * np.exp(0.2 * np.random.default_rng(0).standard_normal((30, 4)))
+    outcome = run(from_trace(Trace(pace, 0 * pace), global_batch=200, fractional=True), [text])
+    played = outcome.policies[text]
+    for t in range(29):
+        x, level = played.first_shares[t], played.first_seconds[t].max()
+        gain = np.minimum(level / (200 * pace[t]), 1) - x
+        most = int(np.argmax(np.where(played.first_seconds[t] < level, gain, 0)))
+        step = (played.first_shares[t + 1] - x)[most] / gain[most]
+        assert played.steps[t, 0] == pytest.approx(step, rel=1e-6)
+    bound = regret_bound(played, outcome)
+    grows = bool((np.diff(played.steps[:, 0]) > 0).any())
+    assert (bound is None) == grows
+    assert grows or regret(played, outcome)[-1] <= bound
+
+
 def test_the_bound_on_a_still_cluster_by_hand():
     outcome = run(Scenario(constant(0.1, 0.3), global_batch=10, rounds=3, fractional=True), ["dolbie"])
     steps = outcome.policies["dolbie"].steps[:, 0]

@@ -4,7 +4,11 @@ Each round, every worker except the straggler moves part of the way towards the 
 within the straggler's time (eq. 5); the straggler gives up what they took (eq. 6). The step is small enough
 never to take more than the straggler has (eq. 7).
 
-Without a master (Algorithm 2), every worker decides for itself from two numbers that each worker announces.
+Without a master (Algorithm 2), every worker decides for itself from the numbers that each worker announces: the
+paper's two, and the step that its own share allows, which the floor needs.
+
+For two workers eq. (7) is 1 whatever the share (and 0/0 for none), and with a step of 1 the shares alternate.
+So two workers count as three: the third one never has any work. The step then shrinks with the straggler's share.
 
 In a round, each worker calls ``announce`` to all others, and ``decide`` once all announcements have arrived; the
 straggler calls ``settle`` once all others have sent it their new shares. Only the straggler receives the others'
@@ -25,10 +29,13 @@ from paceline.costs import Cost, Linear, line_through
 from paceline.errors import number, whole
 from paceline.rounds import Array, Cluster, Plan, Round
 
+FLOOR = 1e-3  # of an equal share: a straggler with less no longer shrinks the step
+
 
 class DolbieState(NamedTuple):
     shares: Array  # x_t, (..., n): fractions, not the whole samples that ran
-    alpha: Array  # the step alpha_t, (..., 1)
+    alpha: Array  # the largest step of the next round, alpha_t, (..., 1)
+    step: Array  # the step of the last round, (..., 1); NaN before
     seconds_per_sample: Array  # (..., n), as last measured; NaN before
 
 
@@ -37,20 +44,19 @@ class Dolbie(Policy[DolbieState]):
     """Shares move towards what the straggler's time allows (DOLBIE, eqs. (5), (6), section IV-B, Algorithm 1).
 
     alpha: the first step alpha_1. By default eq. (7) of the initial shares; a larger one is cut to that, since the
-        paper's proof of feasibility starts there. For two workers eq. (7) is 1, with which the shares oscillate
-        for ever; give a smaller one.
+        paper's proof of feasibility starts there. Two workers have the step of three.
     monotone: steps never grow, as printed. False computes each step again, min(alpha_1, eq. (7)) of the round's
         straggler, so that steps do not fall to 0.
     tight: in place of eq. (7), the exact limit x_s / sum (x'_i - x_i), of which (7) is the worst case.
-    floor: part of an equal share below which a straggler no longer shrinks the step. With 0, as printed, a
-        straggler that gives away its whole share ends all movement for good.
+    floor: part of an equal share below which a straggler no longer shrinks the step of later rounds. With 0, as
+        printed, a straggler that gives away its whole share ends all movement.
     """
 
     cluster: Cluster
     alpha: float | None = None
     monotone: bool = True
     tight: bool = False
-    floor: float = 1e-3
+    floor: float = FLOOR
 
     def __post_init__(self) -> None:
         if self.alpha is not None:
@@ -60,7 +66,8 @@ class Dolbie(Policy[DolbieState]):
     def init(self) -> tuple[Plan, DolbieState]:
         shares = even(self.cluster)
         alpha = np.full((*self.cluster.realizations, 1), self._first_alpha())
-        return Plan(shares), DolbieState(shares, alpha, np.full_like(shares, np.nan))
+        unknown = np.full_like(shares, np.nan)
+        return Plan(shares), DolbieState(shares, alpha, unknown[..., :1], unknown)
 
     def step(self, state: DolbieState, round: Round) -> tuple[Plan, DolbieState]:
         cluster, present = self.cluster, round.present
@@ -81,11 +88,14 @@ class Dolbie(Policy[DolbieState]):
             exact = np.where(demand > 0, spare / demand, 1.0)
 
         members = present.sum(-1, keepdims=True)
+        safe = feasible_step(held, members)
+        if self.tight:  # for two workers the exact limit is 1 or more, whatever they hold
+            safe = np.where(members > 2, 1.0, safe)
         alpha = state.alpha
         if not self.monotone:
             alpha = np.minimum(self._first_alpha(), exact if self.tight else self._limit(held, members))
-        # With limits, or after a worker has left, eq. (7) is not enough; otherwise this changes nothing.
-        used = np.clip(np.minimum(alpha, exact), 0.0, 1.0)
+        # With limits, a floor, or after a worker has left, alpha may exceed what this straggler has.
+        used = np.clip(np.minimum(alpha, np.minimum(exact, safe)), 0.0, 1.0)
         gain *= used
         gain += shares
         rest = held + (1.0 - gain.sum(-1, keepdims=True))
@@ -94,7 +104,7 @@ class Dolbie(Policy[DolbieState]):
             least_step = self._limit(np.zeros_like(rest), members)
             limit = np.maximum(used, least_step) if self.tight else self._limit(rest, members)
             alpha = np.minimum(alpha, limit)
-        return Plan(gain), DolbieState(remembered(present, gain, state.shares), alpha, slope)
+        return Plan(gain), DolbieState(remembered(present, gain, state.shares), alpha, used, slope)
 
     def _first_alpha(self) -> float:
         if self.tight:
@@ -109,9 +119,9 @@ class Dolbie(Policy[DolbieState]):
 
 
 def feasible_step(share: Array | float, members: NDArray[np.int64] | int) -> Array:
-    """x / (N - 2 + x), the step that is always feasible; 0 for a share of 0 (DOLBIE, eq. (7))."""
+    """x / (N - 2 + x), the step that is always feasible; two workers count as three (DOLBIE, eq. (7))."""
     share = np.asarray(share, float)
-    return share / np.maximum(np.maximum(members - 2, 0) + share, np.finfo(float).tiny)
+    return share / (np.maximum(members - 2, 1) + share)
 
 
 def slowest(seconds: Array) -> NDArray[np.int64]:
@@ -141,14 +151,18 @@ class Peer(NamedTuple):
     rank: int
     share: float  # x_i
     alpha: float  # its own limit on the step, alpha-bar_i
+    workers: int  # N
+    floor: float  # as the policy's: a part of an equal share
 
 
 class Announcement(NamedTuple):
-    """A message to all: the seconds of the sender's round, and the step it allows (DOLBIE, Alg. 2, line 4)."""
+    """A message to all: the seconds of the sender's round, its alpha-bar (DOLBIE, Alg. 2, line 4), and the step that
+    its share allows if it is the straggler. The last one is less than alpha-bar only below the floor."""
 
     sender: int
     seconds: float
     alpha: float
+    safe: float
 
 
 class Handover(NamedTuple):
@@ -166,15 +180,22 @@ class Traffic(NamedTuple):
     numbers: int
 
 
-def start_peers(workers: int, alpha: float | None = None) -> list[Peer]:
-    """Workers with equal shares, and the step of eq. (7) or a given smaller one."""
+def with_master(workers: int) -> Traffic:
+    """The messages of a round of Algorithm 1: each worker sends its seconds, and receives the level, the step and
+    whether it is the straggler; all but the straggler send their new shares, and the straggler receives its own."""
+    return Traffic(3 * workers, workers + 3 * workers + (workers - 1) + 1)
+
+
+def start_peers(workers: int, alpha: float | None = None, floor: float = FLOOR) -> list[Peer]:
+    """Workers with equal shares, and the step of eq. (7) or a given smaller one; floor: as the policy's."""
     whole("workers", workers)
     safe = float(feasible_step(1 / workers, workers))
-    return [Peer(rank, 1 / workers, safe if alpha is None else min(alpha, safe)) for rank in range(workers)]
+    alpha = safe if alpha is None else min(alpha, safe)
+    return [Peer(rank, 1 / workers, alpha, workers, floor) for rank in range(workers)]
 
 
 def announce(peer: Peer, seconds: float) -> Announcement:
-    return Announcement(peer.rank, seconds, peer.alpha)
+    return Announcement(peer.rank, seconds, peer.alpha, float(feasible_step(peer.share, peer.workers)))
 
 
 def decide(peer: Peer, possible: float, announced: list[Announcement]) -> tuple[Peer, Handover | None]:
@@ -186,7 +207,8 @@ def decide(peer: Peer, possible: float, announced: list[Announcement]) -> tuple[
     straggler = announced_straggler(announced)
     if peer.rank == straggler:
         return peer, None
-    alpha = min(a.alpha for a in announced)
+    safe = next(a.safe for a in announced if a.sender == straggler)
+    alpha = min(safe, *(a.alpha for a in announced))
     share = peer.share - alpha * (peer.share - max(min(possible, 1.0), peer.share))
     return peer._replace(share=share), Handover(peer.rank, straggler, share)
 
@@ -194,7 +216,8 @@ def decide(peer: Peer, possible: float, announced: list[Announcement]) -> tuple[
 def settle(peer: Peer, received: list[Handover]) -> Peer:
     """The straggler's next share, and the step it allows from now on (DOLBIE, eq. (8), Alg. 2, lines 11 to 13)."""
     share = max(1.0 - sum(h.share for h in sorted(received)), 0.0)
-    return peer._replace(share=share, alpha=min(peer.alpha, float(feasible_step(share, len(received) + 1))))
+    limit = feasible_step(max(share, peer.floor / peer.workers), peer.workers)
+    return peer._replace(share=share, alpha=min(peer.alpha, float(limit)))
 
 
 def announced_straggler(announced: list[Announcement]) -> int:
@@ -214,4 +237,4 @@ def play_round(peers: list[Peer], costs: Cost, batch: int) -> tuple[list[Peer], 
     after = [settle(p, handovers) if p.rank == straggler else p for p, _ in decided]
     n = len(peers)
     sent = n * (n - 1)
-    return after, Traffic(sent + len(handovers), 2 * sent + len(handovers))
+    return after, Traffic(sent + len(handovers), 3 * sent + len(handovers))

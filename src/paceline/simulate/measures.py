@@ -49,8 +49,9 @@ def regret(played: Played, outcome: Outcome) -> Array:
 def regret_bound(played: Played, outcome: Outcome) -> Array | None:
     """The bound of DOLBIE, Theorem 1, on these rounds, (R,); None if the theorem does not apply.
 
-    It holds for DOLBIE as printed, on fractions, with all workers present and plans that take effect at once. The
-    paper's constants are corrected: L sqrt(T [(1 + P_T) / alpha_T + T min((N-1)/4, 1) + N(N-1)/2 sum_t alpha_t]).
+    It holds for DOLBIE with steps that never grow, on fractions, with all workers present and plans that take effect
+    at once. The paper's constants are corrected:
+    L sqrt(T [(1 + P_T) / alpha_T + T min((N-1)/4, 1) + N(N-1)/2 sum_t alpha_t]).
     """
     scenario = outcome.scenario
     applies = (

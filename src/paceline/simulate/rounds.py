@@ -103,7 +103,7 @@ class Played(NamedTuple):
     shares: mean over the realizations, (T, n). first_shares, first_seconds: of the first realization, (T, n),
         NaN if a worker was absent.
     decide_seconds: seconds spent in the policy, over all realizations.
-    steps: DOLBIE's alpha_t, (T, R); None for other policies.
+    steps: the steps that DOLBIE took after each round, alpha_t, (T, R); None for other policies.
     """
 
     latency: Array
@@ -242,8 +242,6 @@ class _Player:
             shares, seconds, further, times = self._in_pieces(plan.piece_plan, moment, shares, batch)
             overhead, costs = further if self._fit is not None else overhead + further, None
         self._record(t, moment, shares, seconds)
-        if self.played.steps is not None:
-            self.played.steps[t] = self._state.alpha[..., 0]
         if coming is not None:
             # A policy that knows the coming costs also knows the coming workers.
             here, upcoming = (coming.here, coming.costs) if self._policy.needs_upcoming else (None, None)
@@ -252,6 +250,8 @@ class _Player:
             plan, self._state = self._policy.step(self._state, happened)
             self.decide_seconds += time.perf_counter() - began
             self._plans.append(plan)
+        if self.played.steps is not None:  # after the last round, the largest step that may be taken
+            self.played.steps[t] = (self._state.alpha if coming is None else self._state.step)[..., 0]
 
     def _ran(self, plan: Plan, moment: Moment, batch: int) -> Array:
         """The shares to run: among the present workers, and in whole samples unless the scenario has fractions."""
