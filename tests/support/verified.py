@@ -10,9 +10,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from paceline.verify.command import plans, recorded
+from paceline.verify.command import in_turn, plans, recorded
 from paceline.verify.compare import Run
-from paceline.verify.inside import PLAN
+from paceline.verify.record import PLAN
 from paceline.verify.verdict import Verdict, judged
 from support.launched import as_torchrun, run_forked
 
@@ -27,13 +27,15 @@ def verified(
     batch_norm: bool = False,
 ) -> Verdict:
     """The verdict on a program. loaded: modules to have loaded before."""
-    runs: list[Run] = []
     with tempfile.TemporaryDirectory() as place:
-        for plan in plans(Path(place), steps, loads, batch_norm):
-            told = [each | {PLAN: json.dumps(plan)} for each in as_torchrun(ranks)]
+        every = plans(Path(place), steps, loads, batch_norm)
+
+        def run(number: int) -> Run:
+            told = [each | {PLAN: json.dumps(every[number])} for each in as_torchrun(ranks)]
             run_forked(told, Path(__file__), ["paceline.verify.inside", *loaded], [str(program), *arguments])
-            runs.append(recorded(plan))
-    return judged(runs)
+            return recorded(every[number])
+
+        return judged(in_turn(every, run))
 
 
 def _enter() -> None:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
 import paceline.torch
 
@@ -59,6 +59,10 @@ class Injected(torch.autograd.Function):
         return gradient, torch.tensor(0.5)
 
 
+class Teacher(nn.Linear):
+    """An average that the loop itself moves, in each micro-step."""
+
+
 class Net(nn.Module):
     """A network with the layers that a form needs."""
 
@@ -66,14 +70,18 @@ class Net(nn.Module):
         super().__init__()
         self.first, self.last = nn.Linear(FEATURES, 16), nn.Linear(16, KINDS)
         self.head = nn.Linear(16, KINDS)
-        self.drop = nn.Dropout(0.5 if FORM in ("draws", "round", "pieces") else 0.0)
+        self.drop = nn.Dropout(0.5 if FORM in ("draws", "round", "pieces", "square") else 0.0)
         self.norm = nn.BatchNorm1d(16) if FORM == "norm" else nn.Identity()
         self.memory = nn.LSTM(1, 4, 2, dropout=0.5) if FORM == "recurrent" else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.memory is not None:
             x = x + self.memory(x.T[..., None])[0].mean(2).T
-        hidden = self.drop(torch.relu(self.norm(self.first(x))))
+        hidden = torch.relu(self.norm(self.first(x)))
+        if FORM == "square":  # time first, with as many instants as samples
+            hidden = self.drop(hidden.expand(BATCH // 2, *hidden.shape)).mean(0)
+        else:
+            hidden = self.drop(hidden)
         out = self.last(hidden)
         if FORM == "injected":
             return Injected.apply(out, self.head(hidden).pow(2).mean())
@@ -102,6 +110,22 @@ def loss_of(ddp: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(out, y, reduction="sum" if FORM == "sum" else "mean")
 
 
+def unported() -> None:
+    """The program before its port: its loader draws each rank's part, and the gradients are averaged."""
+    paceline.torch.join("gloo")
+    data = Augmented()
+    loader = DataLoader(data, BATCH // dist.get_world_size(), sampler=DistributedSampler(data))
+    ddp = DistributedDataParallel(Net(), find_unused_parameters=True)
+    optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-2, weight_decay=0.1)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    for _ in range(2):
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss_of(ddp, x, y).backward()
+            optimizer.step()
+            scheduler.step()
+
+
 def main() -> None:
     paceline.torch.join("gloo")
     torch.manual_seed(0)
@@ -114,7 +138,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-2, weight_decay=0.1)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
     scaler = torch.amp.GradScaler("cpu") if FORM == "scaler" else None
-    average = torch.optim.swa_utils.AveragedModel(nn.Linear(2, 2)) if FORM == "average" else None
+    teacher = Teacher(2, 2) if FORM == "average" else None
     center = torch.zeros(FEATURES)
     if FORM == "broken" and dist.get_rank() == 1:
         raise RuntimeError("the data are not there")
@@ -147,12 +171,13 @@ def main() -> None:
                 if scaler is not None:
                     scaler.unscale_(optimizer)
                 nn.utils.clip_grad_norm_(ddp.parameters(), 100.0)
-            if average is not None:
-                average.update_parameters(nn.Linear(2, 2))
+            if teacher is not None:
+                teacher.weight.data.lerp_(torch.ones(2, 2), 0.1)
             if pace.step(optimizer, scaler):
-                scheduler.step()
+                for _ in range(2 if FORM == "hurried" else 1):
+                    scheduler.step()
     pace.close()
 
 
 if __name__ == "__main__":
-    main()
+    unported() if FORM == "unported" else main()

@@ -27,10 +27,10 @@ def test_a_script_under_torchrun_is_verified(tmp_path: Path) -> None:
     said = paceline("verify", *given)
     assert said.status == 0, said.stderr
     assert said.stdout.startswith("exact to ")
-    assert "run 4 of 4: idle" in said.stderr
+    assert "run 5 of 5: one rank" in said.stderr
     found = json.loads((tmp_path / "v.json").read_text())
     assert found["exact"] is True
-    assert [run["loads"] for run in found["runs"]] == [[8, 16], [0, 24]]
+    assert [run["loads"] for run in found["runs"]] == [[8, 16], [0, 24], [24, 0]]
 
 
 @pytest.mark.nightly  # test_programs.py finds this program, too
@@ -60,6 +60,9 @@ def test_commands_that_are_mistaken_get_a_sentence(tmp_path: Path) -> None:
     assert_refused(paceline("verify", "--", "no-such-command"), "no-such-command: no such command")
     assert_refused(paceline("verify", "--steps", 0, *run), "--steps=0: expected a whole number")
     assert_refused(paceline("verify", "--tolerance", 0, *run), "--tolerance=0.0: expected a number above 0")
+    assert_refused(
+        paceline("verify", "--against", "no-such-command", *run), "no-such-command: no such command"
+    )
     assert_refused(paceline("verify", "--loads", "8", *run), "--loads 8: expected samples of each rank")
     assert_refused(paceline("verify", "--json", tmp_path, *run), "it is a directory")
     assert_refused_at_last(
@@ -68,6 +71,17 @@ def test_commands_that_are_mistaken_get_a_sentence(tmp_path: Path) -> None:
     missing = paceline("verify", "--", sys.executable, tmp_path / "train.py")
     assert_refused_at_last(missing, "the program ended with status 2")
     assert "No such file" in missing.stderr
+
+
+@pytest.mark.processes
+@pytest.mark.xdist_group("verify")
+def test_a_schedule_that_is_not_the_unported_programs_is_found() -> None:
+    before = f"{sys.executable} {forks.__file__} 2 {PROGRAM} unported"
+    said = paceline("verify", "--steps", 2, "--against", before, "--", *FORKS, 2, PROGRAM, "hurried")
+    assert said.status == 1, said.stderr
+    assert said.stdout.startswith(
+        "another schedule than the unported program's: lr of parameter group 0 at step 2 is 0.00333333, and 0.005 in"
+    )
 
 
 @pytest.mark.nightly
@@ -84,7 +98,7 @@ def test_a_killed_command_leaves_no_ranks() -> None:
         start_new_session=True,
     )
     assert verify.stderr is not None
-    assert any("run 1 of 4" in line for line in verify.stderr)
+    assert any("run 1 of 5" in line for line in verify.stderr)
     below = psutil.Process(verify.pid).children(recursive=True)
     assert len(below) >= 3, "the launcher and its ranks"
     verify.kill()
@@ -102,6 +116,8 @@ def test_the_programs_own_error_is_found_in_its_output() -> None:
         "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\n",
     ]
     assert failure(lines, 1) == "the program failed: ValueError: no data (/home/me/train.py, line 12)"
+    missing = "/usr/bin/python3: can't open file '/home/me/trian.py': [Errno 2] No such file or directory"
+    assert failure([missing, "=" * 20], 1) == f"the program ended with status 1: {missing[18:]}"
     assert failure(["usage: train.py\n", "\n"], 2) == "the program ended with status 2: usage: train.py"
     assert failure([], 9) == "the program ended with status 9"
 

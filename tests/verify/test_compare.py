@@ -10,7 +10,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from paceline.verify.compare import Run, difference, far, loss_kind, tolerance
+from paceline.verify.compare import Run, difference, far, loss_kind, settled, tolerance
 from paceline.verify.record import sketch
 from paceline.verify.verdict import judged, to_json
 
@@ -113,6 +113,30 @@ def test_numbers_of_steps_that_differ_are_named() -> None:
     assert judged([EQUAL, AGAIN, short]).sentence == (
         "not exact with loads 2/6: optimizer 1 takes 2 steps with equal loads, now 1"
     )
+
+
+def test_a_schedule_is_compared_with_that_of_the_unported_program() -> None:
+    epoch = {"kind": "epoch", "batches": 10, "between": 1}
+    ours = run("equal", [step(), step(1), epoch], [step(), step(1)])
+    halves = run("unported", [step(), epoch | {"batches": 40, "between": 4}])
+    verdict = judged([ours, AGAIN, uneven()], unported=halves)
+    assert verdict.exact is True
+    (note,) = verdict.notes
+    assert note.endswith("those of the unported program over 1 step, and an epoch has 10 steps there")
+    longer = run("unported", [step(options=[{"lr": 0.2}]), epoch | {"batches": 30}])
+    verdict = judged([ours, AGAIN, uneven()], unported=longer)
+    assert verdict.exact is False
+    assert verdict.schedule == [
+        "lr of parameter group 0 at step 1 is 0.1, and 0.2 in the unported program",
+        "an epoch has 10 steps, and 30 in the unported program",
+    ]
+
+
+def test_the_dimension_of_samples_is_settled_where_all_shapes_agree() -> None:
+    rows = {"kind": "rows", "name": "bernoulli_", "file": "a.py", "line": 3, "elements": 1}
+    other = rows | {"line": 4}
+    found = [run("uneven", [rows, other]), run("idle", [rows, other | {"elements": 0}])]
+    assert settled(found) == {"bernoulli_ a.py:3": 1}
 
 
 def test_nan_agrees_with_nan_only() -> None:

@@ -10,7 +10,7 @@ import pytest
 from support.verified import verified
 
 PROGRAM = Path(__file__).with_name("program.py")
-EXACT = ["draws", "round", "pieces", "stream", "scaler", "short", "recurrent", "norm"]
+EXACT = ["draws", "square", "round", "pieces", "stream", "scaler", "short", "recurrent", "norm"]
 OFTEN = "draws"  # with every change; the others once a day
 # A form of program.py: the sentence, and a suspect.
 WRONG = {
@@ -21,7 +21,7 @@ WRONG = {
     "sum": ("not exact", r"the loss grows with the samples of its rank"),
     "compared": ("not exact", r"the loss is neither a mean nor a sum"),
     "absent": ("not exact", r"the gradient of head.weight is None in one run only"),
-    "average": ("not exact with loads .*ranks differ by .* in Averaged", r"AveragedModel.* differs between ranks"),
+    "average": ("not exact with loads .*ranks differ by .* in Teacher", r"Teacher.* differs between ranks"),
 }  # fmt: skip
 
 
@@ -36,7 +36,7 @@ def test_a_program_that_is_exact_is_called_exact(name: str) -> None:
     verdict = verified(PROGRAM, name, ranks=2)
     assert verdict.exact, verdict
     steps = 2 if name == "short" else 5
-    assert re.match(rf"exact to \S+ over {steps} steps with loads 8/16 and 0/24$", verdict.sentence), (
+    assert re.match(rf"exact to \S+ over {steps} steps with loads 8/16, 0/24 and 24/0$", verdict.sentence), (
         verdict.sentence
     )
     assert verdict.suspects == []

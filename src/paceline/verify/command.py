@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import tempfile
 import time
 from collections import deque
@@ -13,13 +14,17 @@ from typing import Any
 
 from paceline.attach.command import check_command, entering, started
 from paceline.errors import PacelineError
-from paceline.verify.compare import Run
-from paceline.verify.inside import FIRST, PLAN, WRONG
-from paceline.verify.loads import EQUAL, IDLE, UNEVEN
-from paceline.verify.record import read
+from paceline.verify.compare import Run, settled, site
+from paceline.verify.inside import FIRST, WRONG
+from paceline.verify.loads import EQUAL, IDLE, ONE, UNEVEN
+from paceline.verify.record import PLAN, read
 
 KEPT = 400  # lines of the program's output that are kept to find its error in
 LOOK_SECONDS = 0.05  # between two looks at the running program
+# Where the program is entered: module, class, function.
+PORTED = ("paceline.torch.pace", "Pace", "paceline.verify.inside:enter")
+BEFORE = ("torch.optim.optimizer", "Optimizer", "paceline.verify.unported:enter")
+UNPORTED = "unported"  # name of the run of the program before its port
 SILENT_SECONDS = 900.0  # without a step, after which a run is ended
 # Variables that keep what the program writes out of the user's folders and accounts. Compiled kernels are left out:
 # random numbers are made by sample only where torch runs operation by operation.
@@ -35,6 +40,8 @@ QUIET = {
 }
 _ERROR = re.compile(r"^(?:\[rank\d+\]:\s*)?((?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt)\b(?:: .*)?)$")
 _PLACE = re.compile(r'^(?:\[rank\d+\]:)?\s*File "(.+)", line (\d+)')
+_PYTHON = re.compile(r"^\S*python\S*: (.+)$")  # what the interpreter says before it runs anything
+_MEMORY = re.compile(r"out of memory|can.t allocate memory|MemoryError|status -9")
 _NOT_ITS_OWN = ("ChildFailedError", "torch.distributed.elastic")
 
 
@@ -51,26 +58,42 @@ def run_all(
     Raises PacelineError if the program cannot be run, or makes no step with a Pace.
     """
     check_command(command)
-    runs = []
     with tempfile.TemporaryDirectory(prefix="paceline-verify-") as place:
         every = plans(Path(place), steps, loads, batch_norm)
-        for number, plan in enumerate(every):
 
-            def note(done: int, number: int = number, name: str = plan["name"]) -> None:
-                progress(
-                    number * steps + done, len(every) * steps, f"run {number + 1} of {len(every)}: {name}"
-                )
+        def run(number: int) -> Run:
+            plan = every[number]
+            words = f"run {number + 1} of {len(every)}: {plan['name']}"
+            ahead = number * steps
+            try:
+                return _run(command, plan, lambda done: progress(ahead + done, len(every) * steps, words))
+            except PacelineError as error:
+                if plan["name"] == ONE and _MEMORY.search(str(error)):
+                    return Run(ONE, {})  # a round need not fit into one rank
+                raise
 
-            runs.append(_run(command, plan, note))
+        return in_turn(every, run)
+
+
+def in_turn(every: list[dict[str, Any]], run: Callable[[int], Run]) -> list[Run]:
+    """All runs, and once more those whose random draws had several dimensions that could hold the samples, if other
+    runs have shown which one it is."""
+    runs = [run(number) for number in range(len(every))]
+    known = settled(runs)
+    for number, each in enumerate(runs):
+        if any(known.get(site(line)) for line in each.lines("square draw")):
+            every[number]["known"] = known
+            shutil.rmtree(Path(every[number]["place"]) / every[number]["name"])
+            runs[number] = run(number)
     return runs
 
 
 def plans(place: Path, steps: int, loads: list[list[int]] | None, batch_norm: bool) -> list[dict[str, Any]]:
     """What ``inside`` does in each run. place: where the records go."""
-    others: list[Any] = [UNEVEN, IDLE] if loads is None else list(loads)
+    others: list[Any] = [UNEVEN, IDLE, ONE] if loads is None else list(loads)
     named = {FIRST: EQUAL, "equal again": EQUAL}
     named |= {each if isinstance(each, str) else "-".join(map(str, each)): each for each in others}
-    shared = {"place": str(place), "steps": steps, "batch_norm": batch_norm}
+    shared = {"place": str(place), "steps": steps, "batch_norm": batch_norm, "known": {}, "entry": PORTED}
     return [shared | {"name": name, "loads": each} for name, each in named.items()]
 
 
@@ -81,6 +104,8 @@ def recorded(plan: dict[str, Any]) -> Run:
         raise PacelineError((place / WRONG).read_text(encoding="utf-8"))
     files = sorted((place / plan["name"]).glob("*.jsonl"))
     run = Run(plan["name"], {int(path.stem): read(path) for path in files})
+    if not run.steps and plan["name"] == UNPORTED:
+        raise PacelineError("--against: the program made no step of a torch.optim optimizer on this machine")
     if not run.ranks:
         raise PacelineError(
             "the program made no Pace on this machine; expected a ported script, see docs/porting.md"
@@ -96,9 +121,9 @@ def _run(command: Sequence[str], plan: dict[str, Any], progress: Callable[[int],
     """The record of one run. Raises PacelineError if the program fails, or leaves no record."""
     place, name = Path(plan["place"]), plan["name"]
     (folder := place / name).mkdir()
-    (tmp := place / f"tmp-{name}").mkdir()
+    (tmp := place / f"tmp-{name}").mkdir(exist_ok=True)
     added = {key: value.format(tmp=tmp) for key, value in QUIET.items()} | {PLAN: json.dumps(plan)}
-    entry = entering("paceline.torch.pace", "Pace", "paceline.verify.inside:enter")
+    entry = entering(*plan["entry"])
     lines: deque[str] = deque(maxlen=KEPT)
     last, since = -1, time.monotonic()
     with started(command, entry | added, lines.append) as process:
@@ -118,6 +143,17 @@ def _run(command: Sequence[str], plan: dict[str, Any], progress: Callable[[int],
     return recorded(plan)
 
 
+def run_unported(command: Sequence[str], steps: int) -> Run:
+    """The record of the program as it was before the port: the options of each optimizer step.
+
+    Raises PacelineError if it cannot be run, or makes no step.
+    """
+    with tempfile.TemporaryDirectory(prefix="paceline-verify-") as place:
+        return _run(
+            command, {"place": place, "name": UNPORTED, "steps": steps, "entry": BEFORE}, lambda _: None
+        )
+
+
 def _done(folder: Path) -> int:
     """Steps of rank 0 so far."""
     path = folder / "0.jsonl"
@@ -132,5 +168,6 @@ def failure(lines: Sequence[str], status: int) -> str:
             where = f" ({found[1]}, line {found[2]})"
         elif (error := _ERROR.match(line.rstrip())) and not any(part in line for part in _NOT_ITS_OWN):
             return f"the program failed: {error[1][:300]}{where}"
-    said = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    said = next((found[1] for line in lines if (found := _PYTHON.match(line.strip()))), "")
+    said = said or next((line.strip() for line in reversed(lines) if re.search(r"\w", line)), "")
     return f"the program ended with status {status}" + (f": {said[:200]}" if said else "")

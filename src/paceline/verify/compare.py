@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -82,6 +83,21 @@ class Difference:
     def alike(self, tolerance: float) -> bool:
         """Whether nothing differs between the ranks of the other run beyond rounding."""
         return not (self.unlike or any(each.size > tolerance for each in self.apart))
+
+
+def site(line: Line) -> str:
+    """The name of a place where the program draws random numbers."""
+    return f"{line['name']} {line['file']}:{line['line']}"
+
+
+def settled(runs: list[Run]) -> dict[str, int]:
+    """Of each place of the program that draws random numbers for samples, the dimension of the samples, if it is the
+    same whenever a tensor's shape says it."""
+    found: dict[str, set[int]] = {}
+    for run in runs:
+        for line in run.lines("rows"):
+            found.setdefault(site(line), set()).add(line["elements"])
+    return {place: min(at) for place, at in found.items() if len(at) == 1}
 
 
 def tolerance(runs: list[Run]) -> float:
@@ -175,16 +191,32 @@ def _between_ranks(lines: Mapping[int, Line], step: int) -> Distance:
     return _worst(pairs, step, own=True)
 
 
-def _options(first: Run, other: Run, both: list[Key]) -> list[str]:
+def schedule(first: Run, unported: Run) -> list[str]:
+    """Sentences on what the ported program does with its optimizers' options, and the unported one does not."""
+    both = [key for key in first.steps if key in unported.steps]
+    found = _options(unported, first, both, "in the unported program")
+    lengths = [epoch_steps(run) for run in (first, unported)]
+    if None not in lengths and abs(lengths[0] - lengths[1]) > 1:  # type: ignore[operator] # a short last round
+        found.append(f"an epoch has {lengths[0]} steps, and {lengths[1]} in the unported program")
+    return found
+
+
+def epoch_steps(run: Run) -> int | None:
+    """Optimizer steps of an epoch of rank 0, as the length of its loader says; None if it says nothing."""
+    lines = [line for line in run.ranks[min(run.ranks)] if line["kind"] == "epoch"]
+    if not lines:
+        return None
+    return math.ceil(lines[-1]["batches"] / statistics.median_low(line["between"] for line in lines))
+
+
+def _options(first: Run, other: Run, both: list[Key], where: str = "with equal loads") -> list[str]:
     """Sentences on options of parameter groups that differ from those of the first run, on rank 0."""
     found: dict[str, str] = {}
     for key in both:
         ours, theirs = first.steps[key], other.steps[key]
         rank = min(ours.keys() & theirs.keys())
         for name, (value, expected) in _unequal(theirs[rank], ours[rank]).items():
-            found.setdefault(
-                name, f"{name} at step {key[0] + 1} is {value:.6g}, and {expected:.6g} with equal loads"
-            )
+            found.setdefault(name, f"{name} at step {key[0] + 1} is {value:.6g}, and {expected:.6g} {where}")
     return list(found.values())
 
 

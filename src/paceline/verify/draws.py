@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,11 +36,14 @@ def seeded(*numbers: int) -> int:
 
 
 class Draws(TorchDispatchMode):
-    """Makes random draws row by row, and reports collectives and draws that belong to no sample to ``found``."""
+    """Makes random draws row by row, and reports collectives and draws that belong to no sample to ``found``.
 
-    def __init__(self, found: Found) -> None:
+    known: of places (``compare.site``), the dimension that holds the samples, where a shape alone does not say it.
+    """
+
+    def __init__(self, found: Found, known: Mapping[str, int]) -> None:
         super().__init__()
-        self._found = found
+        self._found, self._known = found, known
         self.rows: Sequence[int] | None = None  # the samples of the micro-step, None outside of one
         self.counts = False  # the micro-step's samples count
         self.watched = False  # a micro-step is running: from its batch to the optimizer's step
@@ -49,7 +52,7 @@ class Draws(TorchDispatchMode):
         self._within = False  # a sample is being made
 
     def __reduce__(self) -> Any:  # a loader's process that is not a fork
-        return Draws, (_unheard,)
+        return Draws, (_unheard, self._known)
 
     def begin(self, step: int, rows: Sequence[int], counts: bool) -> None:
         """A micro-step begins, which runs these samples."""
@@ -116,12 +119,28 @@ class Draws(TorchDispatchMode):
         finally:
             torch.set_rng_state(after)
 
+    def _rows_in(self, outs: list[Any], rows: int, name: str) -> tuple[int, int]:
+        """The dimension in which these results have the same number of entries for each of so many samples, and that
+        number; 0 if there is none."""
+        if not rows or not all(isinstance(out, torch.Tensor) and out.dim() for out in outs):
+            return 0, 0
+        shapes = [out.shape for out in outs]
+        fits = [at for at in range(min(map(len, shapes))) if all(shape[at] == rows for shape in shapes)]
+        if not fits:
+            many = rows > 1 and all(shape[0] and shape[0] % rows == 0 for shape in shapes)
+            return 0, shapes[0][0] // rows if many else 0
+        if rows > 1 and self.watched and self.counts and (where := _line()) is not None:
+            if len(fits) > 1 and (known := self._known.get(f"{name} {where[0]}:{where[1]}")) in fits:
+                return known, 1
+            self._found("square draw" if len(fits) > 1 else "rows", name, fits[0], where)
+        return fits[0], 1
+
     def _by_row(self, f: Any, args: Any, kwargs: dict[str, Any], number: int) -> Any:
         rows, in_place = self.rows or (), f._schema.is_mutable
         before = [each.clone() if in_place and isinstance(each, torch.Tensor) else each for each in args]
         result = f(*args, **kwargs)
         outs = list(result) if isinstance(result, (tuple, list)) else [result]
-        at, each = _rows_in(outs, len(rows))
+        at, each = self._rows_in(outs, len(rows), f.name())
         if each == 0:
             if self.watched and self.counts and (where := _line()) is not None:
                 size = sum(out.numel() for out in outs if isinstance(out, torch.Tensor))
@@ -140,22 +159,6 @@ class Draws(TorchDispatchMode):
 
 def _unheard(*_: Any) -> None:
     """A loader's process reports nothing."""
-
-
-def _rows_in(outs: list[Any], rows: int) -> tuple[int, int]:
-    """The dimension in which these results have the same number of entries for each of so many samples, and that
-    number; 0 if there is none."""
-    if not rows or not all(isinstance(out, torch.Tensor) and out.dim() for out in outs):
-        return 0, 0
-    shapes = [out.shape for out in outs]
-    if all(shape[0] == rows for shape in shapes):
-        return 0, 1
-    for at in range(1, min(map(len, shapes))):
-        if all(shape[at] == rows for shape in shapes):
-            return at, 1
-    if rows > 1 and all(shape[0] and shape[0] % rows == 0 for shape in shapes):
-        return 0, shapes[0][0] // rows
-    return 0, 0
 
 
 def _row(value: Any, shape: list[int], at: int, first: int, many: int) -> Any:

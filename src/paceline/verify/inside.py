@@ -13,7 +13,6 @@ import inspect
 import json
 import os
 import random
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -34,21 +33,18 @@ from paceline.verify.loads import divided
 from paceline.verify.streams import Replayed
 from paceline.verify.suspects import injecting
 
-PLAN = "PACELINE_VERIFY"  # variable of the environment: what to do in this run, as JSON
 WRONG = "wrong"  # file that says why a program cannot be verified
 FIRST = "equal"  # name of the run that all others are compared with
 # Options of Pace that say where figures go, or leave out samples; and options of its loader that divide by cost.
 DROPPED = ("callbacks", "drop")
 OF_STREAM = ("drop_last", "collate_fn")  # options of ``Pace.stream`` that are not those of a DataLoader
 COSTS = ("cost", "padded", "micro_batch_cost")
-OTHERS_SECONDS = 60.0  # for the other ranks' last steps
 GENERATORS = ("Python's random", "NumPy")  # those that ``_generator_states`` reads
-DONE = "done"  # kind of a rank's last line
 
 
 def enter(make: Callable[..., None], pace: Pace, *arguments: Any, **named: Any) -> None:
     """Make the program's first Pace, and watch it and all that follow."""
-    inside = Inside(make, json.loads(os.environ[PLAN]))
+    inside = Inside(make, json.loads(os.environ[record.PLAN]))
     inside.watch()
     inside.made(pace, *arguments, **named)
 
@@ -63,7 +59,7 @@ class Inside:
         self._folder.mkdir(exist_ok=True)
         self._rank, self._ranks = 0, 1
         self._record: Any = None  # a ``record.Writer``, once the rank is known
-        self._draws = Draws(self._found)
+        self._draws = Draws(self._found, plan["known"])
         self._draws.__enter__()
         self._paces: list[Any] = []
         self._models: list[torch.nn.Module] = []
@@ -177,6 +173,10 @@ class Inside:
     def _loader(self, plain: Any, pace: Any, dataset: Any, *arguments: Any, **options: Any) -> Any:
         for name in COSTS:
             options.pop(name, None)
+        if hasattr(dataset, "__len__"):
+            batch = int(pace.global_batch)
+            short = 0 if options.get("drop_last") else batch - 1
+            self._record.line("epoch", batches=(len(dataset) + short) // batch, between=1)
         if not isinstance(dataset, IterableDataset) and hasattr(dataset, "__len__"):  # else Pace refuses it
             dataset = Seeded(dataset, self._draws)
             if options.get("collate_fn") is not None:
@@ -273,7 +273,7 @@ class Inside:
     def _found(self, kind: str, name: str, elements: int, where: tuple[str, int] | None) -> None:
         file, line = where or ("", 0)
         # The number of elements may go by the samples, so that only the first one is kept.
-        key = f"{kind} {name} {file} {line}"
+        key = f"{kind} {name} {file} {line} {elements if kind == 'rows' else ''}"
         if self._record is not None and key not in self._seen:
             self._seen.add(key)
             self._record.note(kind, name=name, elements=elements, file=file, line=line)
@@ -330,7 +330,7 @@ class Inside:
         )
         self._losses, self._draws.rows = [], rows
         if number + 1 >= self._plan["steps"]:
-            self._end()
+            record.leave(self._record, self._folder, self._rank, self._ranks)
 
     def _state(self) -> dict[str, record.Sketch]:
         """Buffers of the models, and the tensors of other modules, such as averages and teachers, by name."""
@@ -358,15 +358,6 @@ class Inside:
         return found
 
     # -- the end -------------------------------------------------------------------------------------------------
-
-    def _end(self) -> NoReturn:
-        """All steps are recorded: end when the other ranks have recorded theirs."""
-        self._record.line(DONE)
-        (self._folder / f"{self._rank}.{DONE}").touch()
-        until = time.monotonic() + OTHERS_SECONDS
-        while time.monotonic() < until and len(list(self._folder.glob(f"*.{DONE}"))) < self._ranks:
-            time.sleep(0.01)
-        os._exit(0)
 
     def _skip(self) -> NoReturn:
         """The limits of this Pace leave no room for such loads."""

@@ -1,4 +1,4 @@
-"""The loads of each run: equal, as unlike as 1 to 4, or with a rank that has nothing to do."""
+"""The loads of each run: equal, as unlike as 1 to 4, with a rank that has nothing to do, or all on one rank."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from paceline.errors import PacelineError
 from paceline.rounds import Plan
 from paceline.shares import whole_samples
 
-EQUAL, UNEVEN, IDLE = "equal", "uneven", "idle"
+EQUAL, UNEVEN, IDLE, ONE = "equal", "uneven", "idle", "one rank"
 UNLIKE = (1.0, 2.0, 4.0)  # shares of successive ranks under uneven loads
 
 
@@ -16,8 +16,8 @@ def divided(kind: str, batch: int, least: list[int], most: list[int], unit: int 
     """The samples of each rank; None if the limits leave no room for this kind of loads.
 
     least, most: samples of each rank, as its limits say. unit: loads are multiples of this many samples. An idle rank
-    has no samples whatever ``least`` says: short rounds leave such ranks. Limits that fix all
-    loads do not count, since nothing could be compared.
+    has no samples whatever ``least`` says: short rounds leave such ranks. With all samples on one rank, the program
+    does what one process does. Limits that fix all loads do not count, since nothing could be compared.
     """
     ranks = len(most)
     if least == most:
@@ -28,6 +28,8 @@ def divided(kind: str, batch: int, least: list[int], most: list[int], unit: int 
         shares = np.resize(UNLIKE, ranks)
     elif kind == IDLE:
         shares[0] = low[0] = high[0] = 0.0
+    elif kind == ONE:
+        shares[1:] = low[1:] = high[1:] = 0.0
     if high.sum() < batch:
         return None
     found: list[int] = whole_samples(Plan(shares / shares.sum()), batch, low, high, unit).tolist()

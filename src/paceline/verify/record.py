@@ -9,13 +9,18 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import time
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
+PLAN = "PACELINE_VERIFY"  # variable of the environment: what to do in this run, as JSON
+DONE = "done"  # kind of a rank's last line
+OTHERS_SECONDS = 60.0  # for the other ranks' last steps
 PROJECTIONS = 16
 """Numbers that are kept of each tensor, besides its norm."""
 
@@ -81,6 +86,16 @@ class Writer:
         if (text := json.dumps([kind, facts])) not in self._noted:
             self._noted.add(text)
             self.line(kind, **facts)
+
+
+def leave(writer: Writer, folder: Path, rank: int, ranks: int) -> NoReturn:
+    """All steps are recorded: end when the other ranks have recorded theirs."""
+    writer.line(DONE)
+    (folder / f"{rank}.{DONE}").touch()
+    until = time.monotonic() + OTHERS_SECONDS
+    while time.monotonic() < until and len(list(folder.glob(f"*.{DONE}"))) < ranks:
+        time.sleep(0.01)
+    os._exit(0)
 
 
 def read(path: Path) -> list[dict[str, Any]]:

@@ -9,7 +9,17 @@ from typing import Any
 
 from rich.console import Console
 
-from paceline.verify.compare import Difference, Distance, Run, difference, tolerance
+from paceline.verify.compare import (
+    Difference,
+    Distance,
+    Run,
+    difference,
+    epoch_steps,
+    schedule,
+    settled,
+    site,
+    tolerance,
+)
 
 AGAIN = "again"
 NOT_SAMPLES = "and belongs to no sample, so all ranks drew alike here"
@@ -27,17 +37,19 @@ class Verdict:
     suspects: list[str]
     notes: list[str]
     skipped: list[str]
+    schedule: list[str]  # what differs in the options of the optimizers from the unported program
 
 
-def judged(runs: list[Run], allowed: float | None = None) -> Verdict:
+def judged(runs: list[Run], allowed: float | None = None, unported: Run | None = None) -> Verdict:
     """The verdict on the runs of a program: the first two have equal loads. allowed: the largest relative
-    difference; by default what rounding explains."""
+    difference; by default what rounding explains. unported: the program as it was before."""
     first, *others = runs
     limit = tolerance(runs) if allowed is None else allowed
     differences = [difference(first, run) for run in others if run.steps]
     noise, *found = differences
     apart = next((each for each in differences if not each.alike(limit)), None)
     other = next((each for each in found if not each.same(limit)), None)
+    unlike = [] if unported is None else schedule(first, unported)
     exact: bool | None = False
     if apart is not None:
         sentence = f"not exact with loads {_loads(apart.loads)}: {_between_ranks(apart, limit)}"
@@ -47,18 +59,35 @@ def judged(runs: list[Run], allowed: float | None = None) -> Verdict:
         sentence = f"not exact with loads {_loads(other.loads)}: {_between_runs(other, limit)}"
     elif not found:
         exact, sentence = None, "cannot tell: the limits of Pace leave no room for other loads; give --loads"
+    elif unlike:
+        sentence = f"another schedule than the unported program's: {unlike[0]}"
     else:
         exact, sentence = True, _exact(found)
-    suspects = [] if exact else _suspects(first, differences, limit)
+    suspects = [] if exact else list(dict.fromkeys([*_suspects(runs, differences, limit), *unlike]))
+    notes = _notes(first, exact)
+    if unported is not None and not unlike:
+        notes.append(_same_schedule(first, unported))
     skipped = [run.name for run in others if not run.steps]
-    return Verdict(exact, sentence, limit, noise.worst.size, found, suspects, _notes(first, exact), skipped)
+    return Verdict(exact, sentence, limit, noise.worst.size, found, suspects, notes, skipped, unlike)
+
+
+def _same_schedule(first: Run, unported: Run) -> str:
+    both = len({number for number, _ in first.steps.keys() & unported.steps.keys()})
+    epoch = epoch_steps(unported)
+    steps = "" if epoch is None else f", and an epoch has {epoch} steps there"
+    return f"learning rates and other options are those of the unported program over {_steps(both)}{steps}"
 
 
 def _exact(found: list[Difference]) -> str:
     worst = max(each.worst.size for each in found)
-    loads = " and ".join(_loads(each.loads) for each in found)
+    *most, last = [_loads(each.loads) for each in found]
+    loads = " and ".join(filter(None, (", ".join(most), last)))
     steps = min(each.steps for each in found)
-    return f"exact to {worst:.1g} over {steps} {'step' if steps == 1 else 'steps'} with loads {loads}"
+    return f"exact to {worst:.1g} over {_steps(steps)} with loads {loads}"
+
+
+def _steps(number: int) -> str:
+    return f"{number} {'step' if number == 1 else 'steps'}"
 
 
 def _unknown(noise: Difference, limit: float) -> str:
@@ -97,9 +126,9 @@ def _loads(loads: list[int]) -> str:
     return "/".join(map(str, loads))
 
 
-def _suspects(first: Run, found: list[Difference], limit: float) -> list[str]:
+def _suspects(runs: list[Run], found: list[Difference], limit: float) -> list[str]:
     """What may have caused it, the likely first."""
-    suspects = []
+    first, suspects = runs[0], []
     passed = {each[2] for line in first.lines("step") for each in line["losses"]}
     kinds = {each.loss for each in found[1:] if each.loss}
     for line in _lines(first, "injected"):
@@ -139,6 +168,13 @@ def _suspects(first: Run, found: list[Difference], limit: float) -> list[str]:
     suspects += _first(_beyond(each.apart, limit, "differs between ranks") for each in found)
     suspects += _first(_beyond(each.states, limit, "differs between runs") for each in found)
     suspects += _draws(first)
+    known = settled(runs)
+    suspects += [
+        f"{_at(line)}: the random draw {line['name']} has as many entries as samples in several dimensions; "
+        "give another global batch, so that one alone fits"
+        for line in _lines(first, "square draw")
+        if site(line) not in known
+    ]
     return list(dict.fromkeys(suspects))
 
 
@@ -199,7 +235,7 @@ def show(verdict: Verdict, console: Console) -> None:
         for suspect in verdict.suspects:
             console.print(f"  - {suspect}", markup=False)
     for name in verdict.skipped:
-        console.print(f"Note: the limits of Pace leave no room for {name} loads.", markup=False)
+        console.print(f"Note: the limits of Pace or the memory left no room for {name} loads.", markup=False)
     for note in verdict.notes:
         console.print(f"Note: {note}.", markup=False)
 
@@ -226,6 +262,7 @@ def to_json(verdict: Verdict) -> dict[str, Any]:
             for each in verdict.runs
         ],
         "skipped": verdict.skipped,  # loads for which the limits of Pace leave no room
+        "schedule": verdict.schedule,
         "suspects": verdict.suspects,
         "notes": verdict.notes,
     }
