@@ -291,7 +291,9 @@ class Balancer:
         """A round as policies see it, with the overheads fitted so far; moved: work moved within it."""
         # If work moves within the round, all workers end together: their seconds stay the same while their loads
         # vary, which looks like overhead. For these rounds only the overhead that the engine measured counts.
-        fit = self._fit if moved else overheads.update(self._fit, ran, seconds, known)
+        gradients = more.get("gradients")
+        newly = seconds if gradients is None else np.where(gradients.late, np.nan, seconds)
+        fit = self._fit if moved else overheads.update(self._fit, ran, newly, known)
         overhead, batch = known + overheads.certain(fit), float(ran.sum())
         # The first round includes warm-up. Compared with it, a later round with more samples in fewer seconds would
         # look like overhead alone; a worker whose load seems to cost nothing would get all samples from then on.

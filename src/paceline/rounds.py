@@ -132,7 +132,7 @@ class Round:
     cpu, memory: portions in [0, 1] that each worker can have in the NEXT round, shape (..., n); for forecasts
         that use them, if the engine measures them.
     pieces: the figures of its pieces, if the round ran in pieces.
-    gradients: what is known of them, if the engine can leave some of them out as a plan says.
+    gradients: what is known of them, if the engine does not wait for all of them.
     """
 
     shares: Array
@@ -163,6 +163,12 @@ class Round:
         """Samples each worker ran, shape (..., n)."""
         return self.shares * self.batch
 
+    @property
+    def fresh(self) -> NDArray[np.bool_]:
+        """Whose seconds are of this round, (..., n): not NaN, and not reported once before (``Gradients.late``)."""
+        reported = np.isfinite(self.seconds)
+        return reported if self.gradients is None else reported & ~self.gradients.late
+
 
 def measurable(seconds: Array) -> Array:
     """Seconds cut to a range whose squares and reciprocals are finite; 0 and NaN stay as they are."""
@@ -171,10 +177,10 @@ def measurable(seconds: Array) -> Array:
 
 
 class Gradients(NamedTuple):
-    """What an engine that can leave gradients out knows of a round's gradients.
+    """What an engine that does not wait for all gradients knows of a round's gradients.
 
     noise_scale: samples whose mean gradient's variance is the gradient's squared norm; NaN if unknown. late: workers
-    whose gradient was left out, so that their seconds and load are those of an earlier round, (..., n)."""
+    of which nothing came since the last round: their seconds and load are those of an earlier one, (..., n)."""
 
     noise_scale: float
     late: NDArray[np.bool_]

@@ -2,9 +2,12 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from paceline import Cluster, Machines, Round, policies
 from paceline.balance.wlbs import initial_weights, largest_remainder
+from paceline.rounds import Gradients
 
 from .streams import constant, play
 
@@ -72,3 +75,41 @@ def test_limits_bound_what_changes_hands():
     _, played, _, _ = play("wlbs:micro=8,epoch=10", costs, 256, most=[150, 256])
     assert played[:, 0].max() <= 150
     assert played[-1, 0] == pytest.approx(150, abs=1)
+
+
+@given(st.integers(0, 2**32 - 1))
+@settings(max_examples=30)
+def test_the_pair_is_the_best_and_the_worst_since_the_last_adjustment(seed: int):
+    """WLBS, section 3.2: small and major adjustments alike, with speeds that change in mid-epoch."""
+    rng = np.random.default_rng(seed)
+    period, epoch, batch = 3, 7, 400
+    policy = policies.create(f"wlbs:micro=1,period={period},epoch={epoch},theta=0", Cluster(4, batch))
+    plan, state = policy.init()
+    since: list[np.ndarray] = []  # seconds of each sample in the rounds since the last adjustment
+    for number in range(1, 29):
+        slopes = rng.uniform(1.0, 4.0, 4)
+        since.append(slopes)
+        before, (plan, state) = (
+            state,
+            policy.step(state, Round(plan.shares, slopes * plan.shares * batch, batch)),
+        )
+        moved = state.loads - before.loads
+        if len(since) == period or number % epoch == 0:
+            expected = np.mean(since, axis=0) * before.loads  # the load was the same in all of them
+            assert set(np.flatnonzero(moved)) <= {np.argmin(expected), np.argmax(expected)}
+            assert moved[np.argmin(expected)] >= 0
+            since.clear()
+        else:
+            assert not moved.any()
+
+
+def test_seconds_that_were_reported_before_count_once():
+    """A worker of which nothing came since the last round, as under limited synchronous parallel."""
+    policy = policies.create("wlbs:micro=8,period=4,epoch=0", Cluster(2, 240))
+    plan, state = policy.init()
+    seconds = np.array([1.0, 3.0])
+    late = np.array([False, True])
+    for again in (np.zeros(2, bool), late, late):
+        _, state = policy.step(state, Round(plan.shares, seconds, 240, gradients=Gradients(np.nan, again)))
+    assert state.cycle.reports.tolist() == [3, 1]
+    assert state.cycle.loads.tolist() == [360, 120]

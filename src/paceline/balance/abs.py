@@ -47,7 +47,7 @@ class Abs(Policy[AbsState]):
         return Plan(shares), AbsState(shares, nothing, nothing, nothing, np.asarray(0))
 
     def step(self, state: AbsState, round: Round) -> tuple[Plan, AbsState]:
-        ran = (round.loads > 0) & np.isfinite(round.seconds)
+        ran = (round.loads > 0) & round.fresh
         seconds = state.seconds + np.where(ran, round.seconds, 0.0)
         loads = state.loads + np.where(ran, round.loads, 0.0)
         reports = state.reports + ran

@@ -59,7 +59,7 @@ class Ata(Policy[AtaState]):
         return Plan(even(self.cluster)), AtaState(nothing, nothing, np.asarray(0))
 
     def step(self, state: AtaState, round: Round) -> tuple[Plan, AtaState]:
-        ran = round.present & (round.loads > 0) & np.isfinite(round.seconds)
+        ran = round.present & (round.loads > 0) & round.fresh
         pace = np.divide(round.seconds, round.loads, out=np.zeros(self.cluster.shape), where=ran)
         state = AtaState(state.seconds + pace, state.observed + ran, state.rounds + 1)
         # As long as some workers are unknown, they divide the batch equally among themselves.

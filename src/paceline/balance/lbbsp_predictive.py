@@ -46,7 +46,7 @@ class LbbspCpu(Forecasting, Policy[PredictiveState]):
         cluster, present = self.cluster, round.present
         unknown = np.full_like(round.seconds, np.nan)
         measured = line_through(round.loads, round.seconds, round.overhead, unknown)
-        reading = Reading(1.0 / measured, round.cpu, round.memory)
+        reading = Reading(np.where(round.fresh, 1.0 / measured, np.nan), round.cpu, round.memory)
         speed, after = self.forecaster().step(state.forecast, reading)
         overhead = self._communication(state.overhead, round)
         slope = fill_unknown(1.0 / speed)
@@ -85,7 +85,7 @@ class LbbspGpu(LbbspCpu):
             )
 
     def _communication(self, overhead: Array, round: Round) -> Array:
-        return smoothed(overhead, round.overhead, COMMUNICATION_GAIN, round.present)
+        return smoothed(overhead, round.overhead, COMMUNICATION_GAIN, round.present & round.fresh)
 
     def _within(self, least: Array, most: Array) -> tuple[Array, Array]:
         return np.minimum(np.maximum(least, self.knee), most), most

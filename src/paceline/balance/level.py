@@ -96,8 +96,9 @@ class Level(Forecasting, Policy[LevelState]):
         measured = line_through(round.loads, round.seconds, round.overhead, np.nan)
         few, idle = round.loads <= self.few, state.idle
         lowest = few | (round.loads == self.lowest)
-        if few.any():
-            measured = np.where(few, np.nan, measured)
+        unknown = few if round.gradients is None else few | round.gradients.late
+        if unknown.any():
+            measured = np.where(unknown, np.nan, measured)
         if self.forecast == "tracking":
             expected, gain, pace = tracking.follow(state.pace, measured)
         else:

@@ -1,8 +1,8 @@
 """``wlbs``: a first division by the sizes of the machines, then pairwise adjustment (WLBS, of Zhu et al. 2022).
 
 Every few rounds the quickest worker takes over so much from the slowest that both take equally long:
-whole micro-batches within an epoch (small adjustment), single samples at its end (major adjustment). The
-paper leaves the amounts open; these are the ones that equalise the pair.
+whole micro-batches within an epoch (small adjustment), single samples at its end (major adjustment). Both go by the
+rounds since the last adjustment of either kind. The paper leaves the amounts open; these equalise the pair.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from paceline.rounds import Array, Cluster, Machines, Plan, Round
 
 
 class Cycle(NamedTuple):
-    """Sums of the measurements since the last adjustment of its kind, (..., n), and its age in rounds, ()."""
+    """Sums of the measurements since the last adjustment of either kind, (..., n), and its age in rounds, ()."""
 
     seconds: Array
     loads: Array
@@ -31,8 +31,8 @@ class Cycle(NamedTuple):
 
 class WlbsState(NamedTuple):
     loads: Array  # samples of a full batch, (..., n)
-    batches: Cycle
-    epoch: Cycle
+    cycle: Cycle
+    epoch: NDArray[np.int64]  # rounds since the last major adjustment, ()
 
 
 @dataclass(frozen=True)
@@ -66,20 +66,19 @@ class Wlbs(Policy[WlbsState]):
             loads = largest_remainder(wanted * cluster.global_batch, self._micro)
             # Whole micro-batches may exceed a limit; the excess goes to the others.
             shares = np.broadcast_to(among_present(cluster, everybody, loads), cluster.shape)
-        cycle = _begun(cluster)
-        return Plan(np.array(shares)), WlbsState(shares * cluster.global_batch, cycle, cycle)
+        loads = shares * cluster.global_batch
+        return Plan(np.array(shares)), WlbsState(loads, _begun(cluster), np.asarray(0))
 
     def step(self, state: WlbsState, round: Round) -> tuple[Plan, WlbsState]:
-        batches, epoch = _measured(state.batches, round), _measured(state.epoch, round)
-        loads = state.loads
-        if self.epoch and epoch.age >= self.epoch:
-            loads = self._adjusted(loads, epoch, 1)
-            epoch = batches = _begun(self.cluster)
-        elif batches.age >= self.period:
-            loads = self._adjusted(loads, batches, self._micro)
-            batches = _begun(self.cluster)
+        cycle, epoch = _measured(state.cycle, round, round.fresh), state.epoch + 1
+        loads, major = state.loads, bool(self.epoch) and epoch >= self.epoch
+        if major or cycle.age >= self.period:
+            # A worker that is present and had no round of its own in this cycle counts by its newest one.
+            silent = (cycle.reports == 0) & np.isfinite(round.seconds)
+            loads = self._adjusted(loads, _measured(cycle, round, silent), 1 if major else self._micro)
+            cycle, epoch = _begun(self.cluster), np.where(major, 0, epoch)
         shares = loads / self.cluster.global_batch
-        return Plan(carried(self.cluster, round.present, shares)), WlbsState(loads, batches, epoch)
+        return Plan(carried(self.cluster, round.present, shares)), WlbsState(loads, cycle, epoch)
 
     @property
     def _micro(self) -> int:
@@ -93,6 +92,8 @@ class Wlbs(Policy[WlbsState]):
         seconds = np.where(reported, cycle.seconds / np.maximum(cycle.reports, 1), np.nan)
         with np.errstate(invalid="ignore", divide="ignore"):
             rates = np.where(cycle.loads > 0, cycle.loads / cycle.seconds, np.nan)
+            # Of the present load: a round may have been short, or begun before the last adjustment.
+            seconds = np.where(rates > 0, loads / rates, seconds)
         best = slowest(np.where(reported, -seconds, -np.inf))
         dead = ~reported & (loads > self.cluster.least) & reported.any(-1, keepdims=True)
         # A worker that did not report for a whole cycle is the worst, and gives up its whole load.
@@ -138,8 +139,8 @@ def _begun(cluster: Cluster) -> Cycle:
     return Cycle(nothing, nothing, nothing, np.asarray(0))
 
 
-def _measured(cycle: Cycle, round: Round) -> Cycle:
-    ran = np.isfinite(round.seconds)
+def _measured(cycle: Cycle, round: Round, ran: NDArray[np.bool_]) -> Cycle:
+    """The sums with the seconds of those that ``ran``, and one round more."""
     return Cycle(
         cycle.seconds + np.where(ran, round.seconds, 0.0),
         cycle.loads + np.where(ran, round.loads, 0.0),

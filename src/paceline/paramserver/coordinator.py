@@ -329,7 +329,7 @@ class Loads:
             [worker in newest and newest[worker] is self._seen.get(worker) for worker in range(len(loads))]
         )
         self._seen = newest
-        noise = None if noise_scale is None else Gradients(noise_scale, late)
+        noise = Gradients(np.nan if noise_scale is None else noise_scale, late)
         return self._balancer.report(version - 1, loads, seconds, overhead, pieces=known, gradients=noise)[1]
 
     def _planned(self, version: int, present: Collection[int]) -> NDArray[np.int64]:
