@@ -80,7 +80,7 @@ def test_limits_bound_what_changes_hands():
 @given(st.integers(0, 2**32 - 1))
 @settings(max_examples=30)
 def test_the_pair_is_the_best_and_the_worst_since_the_last_adjustment(seed: int):
-    """WLBS, section 3.2: small and major adjustments alike, with speeds that change in mid-epoch."""
+    """WLBS, section 3.2 (adjustments): both kinds, with speeds that change within an epoch."""
     rng = np.random.default_rng(seed)
     period, epoch, batch = 3, 7, 400
     policy = policies.create(f"wlbs:micro=1,period={period},epoch={epoch},theta=0", Cluster(4, batch))
