@@ -19,7 +19,7 @@ from paceline import PacelineError
 from paceline.runs import sinks
 from paceline.runs.sinks import Sink
 from paceline.torch import Pace, RoundResult
-from paceline.torch.callbacks import Callback, Prometheus, Record, TensorBoard, Training
+from paceline.torch.callbacks import Callback, Prometheus, Record, TensorBoard, Training, Wandb
 
 
 def trained(*callbacks: Callback) -> Pace:
@@ -33,6 +33,14 @@ def trained(*callbacks: Callback) -> Pace:
         pace.step(optimizer)
     pace.flush()
     return pace
+
+
+def test_options_of_trackers_that_are_no_texts_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(PacelineError, match=r"^Wandb\(project=3\): expected a text$"):
+        Wandb(project=3)  # type: ignore[arg-type]
+    with pytest.raises(PacelineError, match=r"^TensorBoard\(folder=7\): expected a text$"):
+        TensorBoard(7)  # type: ignore[arg-type]
+    assert TensorBoard(tmp_path)._options == {"folder": str(tmp_path)}
 
 
 def test_prometheus_reads_a_training_run(tmp_path: Path) -> None:

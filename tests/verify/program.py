@@ -63,6 +63,10 @@ class Teacher(nn.Linear):
     """An average that the loop itself moves, in each micro-step."""
 
 
+class Generator(nn.Linear):
+    """A second model that no Pace gets."""
+
+
 class Net(nn.Module):
     """A network with the layers that a form needs."""
 
@@ -139,6 +143,14 @@ def main() -> None:
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
     scaler = torch.amp.GradScaler("cpu") if FORM == "scaler" else None
     teacher = Teacher(2, 2) if FORM == "average" else None
+    if FORM == "unseeded":
+        torch.seed()
+        broadcast = [Generator(FEATURES, FEATURES).state_dict()]
+        dist.broadcast_object_list(broadcast)
+        torch.manual_seed(0)
+    second = Generator(FEATURES, FEATURES) if FORM == "unseeded" else None
+    if second is not None:
+        second.load_state_dict(broadcast[0])
     center = torch.zeros(FEATURES)
     if FORM == "broken" and dist.get_rank() == 1:
         raise RuntimeError("the data are not there")
@@ -155,6 +167,8 @@ def main() -> None:
                 pace.step(optimizer)
                 continue
             x, y = batch
+            if second is not None:
+                x = second(x)
             if FORM == "center":
                 total = x.sum(0)
                 dist.all_reduce(total)

@@ -139,6 +139,24 @@ def test_the_dimension_of_samples_is_settled_where_all_shapes_agree() -> None:
     assert settled(found) == {"bernoulli_ a.py:3": 1}
 
 
+def test_draws_that_grow_with_the_samples_without_rows_leave_the_verdict_open() -> None:
+    gradients = {"a": sketch("a", torch.ones(40)), "b": sketch("b", 1.5 * torch.ones(3))}
+    draw = {"kind": "draw", "name": "bernoulli_", "file": "a.py", "line": 3, "elements": 40}
+    ours = run("equal", [draw, step(), step(1)], [draw, step(), step(1)])
+
+    def other(**changed: Any) -> Run:
+        lines = [draw | changed, step(), step(1, gradients=gradients)]
+        return run("uneven", lines, lines, loads=(2, 6))
+
+    verdict = judged([ours, AGAIN, other(elements=24)])
+    assert verdict.exact is None
+    assert verdict.sentence.startswith("cannot tell: a.py:3 draws bernoulli_ numbers whose count follows")
+    assert judged([ours, AGAIN, other()]).exact is False, (
+        "the same number of draws for any loads: all ranks draw alike"
+    )
+    assert judged([ours, AGAIN, uneven()]).exact is True
+
+
 def test_nan_agrees_with_nan_only() -> None:
     nan = sketch("a", torch.full((4,), math.nan))
     assert far(nan, nan) == 0

@@ -154,6 +154,9 @@ class Tracker(Callback):
     only_rank_0 = True
 
     def __init__(self, kind: type[sinks.Sink], **options: Any) -> None:
+        for name, value in options.items():
+            if name != "port" and not isinstance(value, str):
+                raise PacelineError(f"{type(self).__name__}({name}={short(value)}): expected a text")
         self._kind, self._options = kind, options
         self._sink: sinks.Sink | None = None
 
@@ -230,8 +233,9 @@ class TensorBoard(Tracker):
         folder: The folder of the files; "" for ``tensorboard`` in the run's directory.
     """
 
-    def __init__(self, folder: str = "") -> None:
-        super().__init__(sinks.TensorBoard, folder=folder)
+    def __init__(self, folder: str | Path = "") -> None:
+        text = str(folder) if isinstance(folder, Path) else folder
+        super().__init__(sinks.TensorBoard, folder=text)
 
 
 class Prometheus(Tracker):

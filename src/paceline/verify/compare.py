@@ -100,6 +100,18 @@ def settled(runs: list[Run]) -> dict[str, int]:
     return {place: min(at) for place, at in found.items() if len(at) == 1}
 
 
+def unowned(runs: list[Run]) -> list[Line]:
+    """A line of each place of the program whose random draws belong to no sample, and yet grow with the samples, such
+    as dropout on the nodes of graphs: what is drawn for a sample then follows from the loads."""
+    sizes: dict[str, set[int]] = {}
+    lines: dict[str, Line] = {}
+    for run in runs:
+        for line in run.lines("draw"):
+            sizes.setdefault(site(line), set()).add(line["elements"])
+            lines.setdefault(site(line), line)
+    return [lines[place] for place, found in sizes.items() if len(found) > 1]
+
+
 def tolerance(runs: list[Run]) -> float:
     """The largest relative difference that rounding explains, by the coarsest floating type in any step."""
     eps = max((line["eps"] for run in runs for line in run.lines("step")), default=0.0)

@@ -70,6 +70,7 @@ class Inside:
         self._states: Any = None  # of Python's and NumPy's generators, when the micro-step began
         self._tried = plan["name"] != FIRST  # whether injected gradients have been looked for
         self._noted = False  # whether this micro-step's loss is known
+        self._begun = False  # whether the modules that no Pace gets have their initial tensors
         self._seen: set[str] = set()  # what was found before
 
     # -- a Pace, and what it makes -------------------------------------------------------------------------------
@@ -149,6 +150,24 @@ class Inside:
             elif isinstance(module, torch.nn.RNNBase) and module.dropout:
                 module.dropout = 0.0
                 self._record.note("recurrent", name=_short(name))
+
+    def _begin_others(self) -> None:
+        """The same initial tensors in all runs for modules that no Pace gets, such as a generator. Each rank has its
+        own, so that ranks that begin differently still differ."""
+        path = self._place / f"others-{self._rank}.pt"
+        found = {
+            label: [record.local(each).detach() for each in tensors.values()]
+            for label, tensors in self._others()
+        }
+        if self._plan["name"] == FIRST:
+            torch.save(found, path)
+            return
+        first = torch.load(path, weights_only=True)
+        for label, tensors in found.items():
+            starts = first.get(label, [])
+            if [each.shape for each in tensors] == [each.shape for each in starts]:
+                for own, start in zip(tensors, starts, strict=True):
+                    own.copy_(start)
 
     def _divided(self, model: torch.nn.Module, given: dict[str, Any]) -> list[int]:
         """The loads of this run."""
@@ -236,6 +255,9 @@ class Inside:
         first = piece.start + (sum(self._loads[: self._rank]) if alone else 0)
         self._draws.begin(pace.rounds, range(first, first + max(piece.samples, 1)), piece.samples > 0)
         self._noted = False
+        if not self._begun:
+            self._begun = True
+            self._begin_others()
         self._states = _generator_states()
 
     def _backward(self, plain: Any, pace: Any, loss: Any, *arguments: Any, **named: Any) -> Any:
@@ -339,6 +361,12 @@ class Inside:
             for model in self._models
             for name, each in model.named_buffers()
         }
+        for label, tensors in self._others():
+            found |= {f"{label}.{name}": record.sketch(name, each) for name, each in tensors.items()}
+        return found
+
+    def _others(self) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
+        """Modules that no Pace gets, by kind, each with its tensors by name."""
         ours = {id(each) for model in self._models for each in model.modules()}
         others = [
             each
@@ -353,9 +381,7 @@ class Inside:
             if tensors and not all(id(each) in self._names for each in tensors.values()):
                 kind = type(root).__name__
                 kinds[kind] = kinds.get(kind, 0) + 1
-                label = kind if kinds[kind] == 1 else f"{kind} {kinds[kind]}"
-                found |= {f"{label}.{name}": record.sketch(name, each) for name, each in tensors.items()}
-        return found
+                yield kind if kinds[kind] == 1 else f"{kind} {kinds[kind]}", tensors
 
     # -- the end -------------------------------------------------------------------------------------------------
 

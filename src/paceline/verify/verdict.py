@@ -19,6 +19,7 @@ from paceline.verify.compare import (
     settled,
     site,
     tolerance,
+    unowned,
 )
 
 AGAIN = "again"
@@ -27,7 +28,7 @@ NOT_SAMPLES = "and belongs to no sample, so all ranks drew alike here"
 
 @dataclass(frozen=True)
 class Verdict:
-    """exact: whether the program trains the same model for any loads; None if its own runs differ already."""
+    """exact: whether the program trains the same model for any loads; None if that cannot be told."""
 
     exact: bool | None
     sentence: str
@@ -55,6 +56,8 @@ def judged(runs: list[Run], allowed: float | None = None, unported: Run | None =
         sentence = f"not exact with loads {_loads(apart.loads)}: {_between_ranks(apart, limit)}"
     elif not noise.same(limit):
         exact, sentence = None, _unknown(noise, limit)
+    elif other is not None and (loose := unowned(runs)):
+        exact, sentence = None, _loose(loose[0], other, limit)
     elif other is not None:
         sentence = f"not exact with loads {_loads(other.loads)}: {_between_runs(other, limit)}"
     elif not found:
@@ -94,6 +97,14 @@ def _unknown(noise: Difference, limit: float) -> str:
     return (
         f"cannot tell: two runs with equal loads differ already: {_between_runs(noise, limit)}; let the program draw "
         "its random numbers with a fixed seed, and read the same data in each run"
+    )
+
+
+def _loose(line: dict[str, Any], found: Difference, limit: float) -> str:
+    return (
+        f"cannot tell: {_at(line)} draws {line['name']} numbers whose count follows from the samples, without a row "
+        f"for each of them, so runs with other loads draw others ({_between_runs(found, limit)}); switch it off, for "
+        "example with dropout 0, and verify again"
     )
 
 
