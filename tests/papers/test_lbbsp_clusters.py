@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from paceline.papers import data_folder, experiments
-from paceline.papers.lbbsp_clusters import ABUNDANT, DEFICIENT, MEGABYTES, cluster_a, cluster_c
+from paceline.papers.lbbsp_clusters import ABUNDANT, DEFICIENT, MEGABYTES, cluster_a, cluster_c, converged
 from paceline.simulate import run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -96,6 +96,21 @@ def test_three_workers_on_real_links() -> None:
         each = [int(load) for load in loads.split("/")]
         assert sum(each) == 96
         assert each[2] < (20 if policy == "level" else 33)
+
+
+def test_training_converges_with_ten_losses_in_a_row_below_the_target() -> None:
+    """LB-BSP, setting."""
+    rng = np.random.default_rng(3)
+    for _ in range(200):
+        losses = list(rng.choice([0.1, 0.599, 0.6, 3.0], 60, p=[0.5, 0.4, 0.05, 0.05]))
+        below = "".join("b" if loss < 0.6 else "-" for loss in losses)
+        first = below.find("b" * 10)  # -1 if there is none
+        stops = [len(each) for each in (losses[:i] for i in range(61)) if converged(each)]
+        assert (stops[0] if stops else -1) == (first + 10 if first >= 0 else -1)
+    # nine small losses after a large one do not suffice, however small their mean
+    assert not converged([0.61] + [0.0] * 9)
+    assert converged([9.0] + [0.59] * 10)
+    assert converged([1.4] * 10, 1.5)
 
 
 @pytest.mark.skipif(not (data_folder() / "mnist").is_dir(), reason="the shared MNIST is not here")
