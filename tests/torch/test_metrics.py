@@ -70,6 +70,43 @@ def gathered_in_a_loss(rank: int, ranks: int) -> str:
     return ""
 
 
+def gathered_by_the_program(rank: int, ranks: int, loop: str) -> list[str]:
+    """What happens to a gather of one number, and of each sample's row, after the step."""
+    model = DistributedDataParallel(nn.Linear(1, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    said: list[str] = []
+    with Pace(
+        model, 32, "level", loop=loop, limits=LIMITS, micro_batch=None if loop == "whole" else 4
+    ) as pace:
+        for batch in pace.loader(torch.utils.data.TensorDataset(torch.ones(96, 1))):
+            if loop == "whole":
+                (x,) = batch
+                pace.backward(model(x).mean())
+            else:
+                pace.round(batch, lambda x: model(x).mean())
+                x = torch.ones(LIMITS[rank][0], 1)
+            pace.step(optimizer)
+            try:
+                for rows in (x.sum()[None], x):
+                    parts = [torch.empty_like(rows) for _ in range(ranks)]
+                    torch.distributed.all_gather(parts, rows)
+                    said.append(str(sum(len(part) for part in parts)))
+            except PacelineError as error:
+                return [*said, str(error)]
+    return said
+
+
+@pytest.mark.parametrize("loop", ["whole", "round"])
+def test_a_gather_of_uneven_tensors_raises_on_every_rank(loop: str) -> None:
+    for one, error in run_ranks(3, gathered_by_the_program, loop):
+        assert one == "3"
+        assert error.startswith(f"round 0: {__file__}:")
+        assert (
+            "elements, and all ranks must give as many; loads differ under Paceline, so write pace.gather"
+            in error
+        )
+
+
 def test_mean_in_a_loop_whose_ranks_take_other_numbers_of_steps_raises() -> None:
     for words in run_ranks(2, gathered_in_a_loss):
         assert words.startswith("pace.mean() with loop='pieces': ranks run different numbers of micro-steps")

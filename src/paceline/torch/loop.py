@@ -26,6 +26,7 @@ from paceline.torch.memory_limits import MemoryLimit, explain
 from paceline.torch.passes import NO_ROUND, MicroStep, Passes
 from paceline.torch.plan import Piece, Source
 from paceline.torch.progress import Progress
+from paceline.torch.suspects import GatherSizes
 from paceline.torch.terms import Terms
 from paceline.torch.work import Work
 
@@ -78,6 +79,7 @@ class Loop:
         # The last micro-step of a loop that draws its own samples is over, and its optimizer step is still to come.
         self._own_end = self._failed = False
         self._closing = ExitStack()
+        self._gathers: GatherSizes | None = None
         self._left: MicroStep | None = None  # the micro-step in whose middle the newest iteration was left
         self._carry = 0.0  # seconds of the last optimizer step, part of the next round's overhead
 
@@ -94,6 +96,9 @@ class Loop:
             self._closing.callback(waits.refuse(self._within, self.terms.loop))
         if not (alike or self.terms.loop == "local"):  # there each micro-step is a step
             self._closing.callback(refuse_averages(self._unstepped))
+        if self.ranks > 1 and not (self.changes or self.terms.loop == "local"):
+            self._gathers = GatherSizes(self._newest)
+            self._closing.callback(self._gathers.close)
         self._reducer.begin(self)
 
     def limited_by(self, memory: MemoryLimit) -> None:
@@ -359,6 +364,8 @@ class Loop:
         self._counts_epochs = source.number is not None
         self._running, self._left = object(), None
         self.passes.watch.again()
+        if self._gathers is not None:
+            self._gathers.again(self.progress.rounds)
         source.open()
         return self._running
 
@@ -395,6 +402,10 @@ class Loop:
             if self._counts_epochs and not self.in_round:
                 self._meter.report_rest()
         self.host.iteration_over()
+
+    def _newest(self) -> Piece | None:
+        """A piece of the running round, or of the newest one; None before the first."""
+        return self.passes.piece if self.in_round else self.passes.over
 
     def _within(self) -> int | None:
         """The round that this rank is still running; None between rounds and after its last gradient."""

@@ -7,6 +7,8 @@ and costs nothing afterwards. What it finds it reports once, and it changes noth
   another weight.
 - A statistic that was summed over the ranks is divided by this rank's own number of samples.
 - A custom autograd function adds a gradient of its own, which no weight of the loss reaches.
+
+``GatherSizes`` refuses a gather to which ranks give tensors of other sizes, since it would end the processes.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from paceline.errors import PacelineError
 from paceline.torch import waits
 from paceline.torch.gradients.reducers import LOOKS
 from paceline.torch.plan import Piece
@@ -39,6 +42,7 @@ CALLS = 64  # collectives of an epoch that are looked at
 LATER = 2  # losses of each later epoch that are looked at
 GRAPHS = 4  # graphs without a collective that are looked at, in a run
 DEEP = 20_000  # nodes of a graph that are looked at
+ROUNDS = 2  # of an epoch, in which the sizes that ranks give to a gather are compared
 TWICE = 2  # micro-steps in which a number is found, as one may be equal by chance
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _PACELINE = os.path.dirname(os.path.dirname(__file__)) + os.sep
@@ -267,6 +271,60 @@ class LossWatch:
         if what not in self._said:
             self._said.add(what)
             warnings.warn(words, RuntimeWarning, stacklevel=_level())
+
+
+class GatherSizes:
+    """Compares the sizes of the tensors that ranks give to the program's gathers, in the first rounds of an epoch and
+    while loads differ. gloo ends the process if they differ, NCCL returns wrong values.
+
+    All ranks make these comparisons in the same calls: which ones follows from the plan and the calls' order alone.
+    newest: the piece of the running or the newest round, None before the first.
+    """
+
+    def __init__(self, newest: Callable[[], Piece | None]) -> None:
+        self._newest = newest
+        self._until = 0  # the first round in which nothing is compared
+        self._stop: Callable[[], None] | None = None
+
+    def again(self, step: int) -> None:
+        """An epoch begins with round ``step``."""
+        self._until = step + ROUNDS
+        if self._stop is None:
+            self._stop = waits.listen(self._called, lambda: None)
+
+    def close(self) -> None:
+        """Compare nothing more."""
+        if self._stop is not None:
+            self._stop()
+            self._stop = None
+
+    def _called(self, name: str) -> None:
+        if (piece := self._newest()) is None:
+            return
+        if piece.step >= self._until:
+            self.close()
+            return
+        group, *tensors = (*waits.arguments(), None, None)[:3]
+        loads = piece.plan.loads
+        if name not in GATHERS or not isinstance(group, dist.ProcessGroup) or not (loads != loads[0]).any():
+            return
+        if (found := _program()) is None:
+            return
+        taken, given = ([one.numel() for one in _tensors(each)] for each in tensors)
+        sizes: list[Any] = [None] * group.size()
+        dist.all_gather_object(sizes, given, group)
+        fits = name == "allgather" and taken == [size for (size, *_) in sizes]
+        if all(size == sizes[0] for size in sizes) or (fits and dist.get_backend(group) != "gloo"):
+            return
+        raise PacelineError(
+            f"round {piece.step}: {_at(found[1])} gathers tensors of {_listed(sizes)} elements, and all ranks must "
+            "give as many; loads differ under Paceline, so write pace.gather(tensor), which takes any number of rows"
+        )
+
+
+def _listed(sizes: list[list[int]]) -> str:
+    *most, last = [str(sum(size)) for size in sizes]
+    return f"{', '.join(most)} and {last}"
 
 
 def _at(where: tuple[str, int]) -> str:
