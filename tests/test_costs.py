@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.costs import Increasing, Linear, Only, Saturating, halfway, line_through
+from paceline.costs import Increasing, Linear, Only, Saturating, derivative, halfway, line_through
 
 N = 3
 LINEAR = Linear(np.array([1.0, 2.0, 0.5]), np.array([0.0, 1.0, 4.0]))
@@ -47,6 +47,18 @@ def test_only_leaves_the_others_out():
     np.testing.assert_array_equal(part.seconds(np.array([1.0, 1.0, 2.0])), [1, np.inf, 5])
     np.testing.assert_array_equal(part.seconds(np.zeros(3)), [0, 1, 4])
     np.testing.assert_array_equal(part.load_at(np.array([5.0])), [5, 0, 2])
+
+
+def test_derivative_is_that_of_calculus():
+    loads = np.array([2.0, 5.0, 7.0])
+    np.testing.assert_array_equal(derivative(LINEAR, loads), [1, 2, 0.5])
+    np.testing.assert_array_equal(derivative(GPU, loads), [0, 2, 0.5])
+    np.testing.assert_array_equal(derivative(GPU, np.full(N, 3.0)), [1, 2, 0.5])  # the knee: the slope above
+    np.testing.assert_allclose(derivative(CURVED, loads), np.array([2.0, 4.0, 6.0]) * loads, rtol=1e-9)
+    np.testing.assert_array_equal(derivative(Only(GPU, np.array([True, True, False])), loads), [0, 2, 0.5])
+    np.testing.assert_allclose(derivative(STAIRS, np.array([2.5, 3.2, 0.0])), 0)
+    ended = Increasing(lambda load: np.where(load <= 7, 3 * load, np.inf), np.full(N, 7.0))
+    np.testing.assert_allclose(derivative(ended, np.array([0.0, 1.0, 7.0])), 3)  # more than 7 is impossible
 
 
 @given(low=st.floats(0, 1e300), high=st.floats(0, np.inf))

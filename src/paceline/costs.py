@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 
 from paceline.errors import PacelineError, short
 
-__all__ = ["Array", "Cost", "Increasing", "Linear", "Only", "Saturating", "line_through"]
+__all__ = ["Array", "Cost", "Increasing", "Linear", "Only", "Saturating", "derivative", "line_through"]
 
 Array = NDArray[np.float64]
 """Numbers of shape (..., n): the last axis is the worker, the leading axes are realizations."""
 
 RESOLUTION = 1e-9  # part of a round's seconds below which growth with the load is taken for noise
+DIFFERENCE = 1e-5  # of a load, to each side: the difference quotient that stands for an unknown derivative
 # The numbers that are accepted as seconds: from what a clock can measure to what a person could wait for. A float
 # also holds numbers outside of this range, but their sums and quotients overflow to infinities, and every figure
 # computed from them would be wrong without an error. So they are refused at the input.
@@ -138,6 +139,24 @@ class Only:
 
     def load_at(self, seconds: Array) -> Array:
         return np.where(self.present, self.cost.load_at(seconds), 0.0)
+
+
+def derivative(cost: Cost, load: Array) -> Array:
+    """Seconds by which a further sample lengthens each worker's time at a load, (..., n): a subgradient of its cost.
+
+    At the knee of a ``Saturating`` cost it is the slope above it. Other costs than this module's lines are
+    differentiated numerically.
+    """
+    if isinstance(cost, Only):
+        return derivative(cost.cost, load)
+    if isinstance(cost, Linear):
+        return np.array(np.broadcast_to(cost.seconds_per_sample, np.shape(load)))
+    if isinstance(cost, Saturating):
+        return np.where(load >= cost.knee, cost.seconds_per_sample, 0.0)
+    side = DIFFERENCE * np.maximum(load, 1.0)
+    low, high = np.maximum(load - side, 0.0), load + side
+    high = np.where(np.isfinite(cost.seconds(high)), high, load)  # the load is the largest possible one
+    return (cost.seconds(high) - cost.seconds(low)) / (high - low)
 
 
 def halfway(low: Array, high: Array) -> Array:

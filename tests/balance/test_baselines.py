@@ -7,7 +7,7 @@ from paceline import Cluster, Round, policies
 from paceline.balance.abs import Abs
 from paceline.balance.factoring import Factoring
 from paceline.balance.lbbsp import Lbbsp
-from paceline.costs import Linear
+from paceline.costs import Increasing, Linear
 from paceline.errors import PacelineError
 from paceline.forecast.ema import Ema
 from paceline.forecast.learned import Narx, Recurrent
@@ -24,6 +24,29 @@ def test_ogd_takes_a_step_along_the_stragglers_slope_and_projects():
     plan, state = policy.step(state, Round(plan.shares, slopes * 40, BATCH))
     taken = 0.1 * 3e-3 * BATCH  # beta times the seconds of the whole batch
     np.testing.assert_allclose(plan.shares, [1 / 3 + taken / 3, 1 / 3 - taken * 2 / 3, 1 / 3 + taken / 3])
+
+
+def test_ogd_takes_the_derivative_of_a_curved_cost():
+    """Of 40 samples, b^2 c takes 1600 c seconds: the secant is 40 c a sample, the derivative 80 c."""
+    c = np.array([1e-4, 3e-4, 1e-4])
+    cost = Increasing(lambda b: c * b**2, np.full(3, float(BATCH)))
+    policy = policies.create("ogd:rate=0.05", Cluster(3, BATCH))
+    plan, state = policy.init()
+    plan, _ = policy.step(state, Round(plan.shares, 1600 * c, BATCH, costs=cost))
+    taken = 0.05 * 80 * 3e-4 * BATCH
+    np.testing.assert_allclose(plan.shares, [1 / 3 + taken / 3, 1 / 3 - taken * 2 / 3, 1 / 3 + taken / 3])
+    assert plan.shares[1] == pytest.approx(0.3333 - 0.096, abs=1e-4)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_ogd_stays_if_the_straggler_takes_only_its_overhead(known):
+    cost = Linear(np.array([1e-3, 0.0, 2e-3]), np.array([0.0, 1.0, 0.0]))
+    policy = policies.create("ogd:rate=0.1", Cluster(3, BATCH))
+    plan, state = policy.init()
+    seconds = cost.seconds(plan.shares * BATCH)
+    told = Round(plan.shares, seconds, BATCH, cost.overhead, costs=cost if known else None)
+    plan, _ = policy.step(state, told)
+    np.testing.assert_allclose(plan.shares, 1 / 3)
 
 
 def test_ogd_never_leaves_the_simplex_even_with_a_huge_step():

@@ -229,6 +229,37 @@ def test_any_non_decreasing_cost_will_do(cost):
     assert np.all(np.diff(times) <= 1e-9)
 
 
+def test_worker_whose_load_takes_only_its_overhead_could_take_everything():
+    """Eq. (4): its cost is flat, x' = 1, whether costs are known or only seconds are measured."""
+    costs = constant([0.0, 1e-3, 4e-3], [0.02, 0.01, 0.01], 6)
+    path, alpha = [np.full(3, 1 / 3)], (1 / 3) / (1 + 1 / 3)
+    for cost in costs:  # the slowest is always worker 2
+        x = path[-1]
+        level = cost.seconds(x * BATCH)[2]
+        more = np.array([1.0, min(1.0, (level - 0.01) / 1e-3 / BATCH)])
+        new = x[:2] + alpha * (more - x[:2])
+        path.append(np.append(new, 1 - new.sum()))
+        alpha = min(alpha, path[-1][2] / (1 + path[-1][2]))
+    _, played, plan, _ = play("dolbie:floor=0", costs, BATCH)
+    np.testing.assert_allclose([*(played / BATCH), plan.shares], path, atol=1e-12)
+    np.testing.assert_allclose(known("dolbie:floor=0", costs), path, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "start", ["3/1", "3/1/1/1", "3/x/1", "3/-1/1", "0/0/0", "nan/1/1", "inf/1/1", "3;1;1"]
+)
+def test_start_that_is_no_partition_raises(start):
+    with pytest.raises(PacelineError, match=r"policy 'dolbie': start=.*expected 3 numbers with '/' between"):
+        policies.create(f"dolbie:start={start}", Cluster(3, BATCH))
+    with pytest.raises(PacelineError, match="expected 3 numbers"):
+        dolbie.start_peers(3, start=start)
+
+
+def test_start_keeps_to_limits():
+    policy = policies.create("dolbie:start=3/1/0", Cluster(3, 100, most=[50, 100, 100], least=[0, 0, 10]))
+    np.testing.assert_allclose(policy.init()[0].shares, [0.5, 0.4, 0.1])
+
+
 def test_equal_times_are_a_fixed_point():
     shares = np.array([0.5, 0.3, 0.2])
     policy = policies.create("dolbie", Cluster(3, 100))

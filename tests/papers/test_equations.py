@@ -23,7 +23,7 @@ from paceline.balance.dolbie import play_round, start_peers
 from paceline.balance.wlbs import initial_weights
 from paceline.coded import Problem, ShiftedExponential, plan, random_problem, simulate
 from paceline.coded.assign import iterated, simple
-from paceline.costs import Linear
+from paceline.costs import Increasing, Linear
 from paceline.data.traces import Trace
 from paceline.forecast import series
 from paceline.forecast.ema import Ema
@@ -71,6 +71,25 @@ def listing(x: Array, alpha: float, gamma: Array, comm: Array) -> tuple[Array, f
     new = x - alpha * (x - possible)
     new[s] = 1 - (new.sum() - new[s])
     return new, min(alpha, new[s] / (len(x) - 2 + new[s]))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_dolbie_starts_from_any_partition(seed: int) -> None:
+    """DOLBIE, Alg. 1, line 1, Alg. 2, line 1, section IV-B."""
+    x = np.random.default_rng(seed).dirichlet(np.ones(N))
+    start = "/".join(f"{7 * each!r}" for each in x.tolist())
+    policy = policies.create(f"dolbie:floor=0,start={start}", Cluster(N, int(BATCH)))
+    made, state = policy.init()
+    peers = start_peers(N, floor=0.0, start=start)
+    alpha = x.min() / (N - 2 + x.min())
+    assert alpha < 0.9 / (N - 1) ** 2  # below that of equal shares
+    for gamma, comm in systems(40, seed):
+        np.testing.assert_allclose(made.shares, x, rtol=0, atol=1e-12)
+        np.testing.assert_allclose([peer.share for peer in peers], x, rtol=0, atol=1e-12)
+        made, state = policy.step(state, told(np.asarray(made.shares), gamma, comm))
+        peers, _ = play_round(peers, Linear(1 / gamma, comm), int(BATCH))
+        x, alpha = listing(x, alpha, gamma, comm)
+    assert x.min() >= 0
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -180,18 +199,27 @@ def test_dolbie_equ_divides_equally() -> None:
         made, state = policy.step(state, told(np.asarray(made.shares), gamma, comm))
 
 
-def test_dolbie_ogd_steps_down_the_subgradient_and_projects() -> None:
+@pytest.mark.parametrize("power", [1.0, 1.7, 3.0])
+def test_dolbie_ogd_steps_down_the_subgradient_and_projects(power: float) -> None:
     """DOLBIE, baseline OGD."""
     policy = policies.create("ogd:rate=0.001", Cluster(N, int(BATCH)))
     made, state = policy.init()
     for gamma, comm in systems(20, 3):
+
+        def seconds(x: Array, gamma: Array = gamma, comm: Array = comm) -> Array:
+            return comm + BATCH / gamma * x**power
+
         x = np.asarray(made.shares)
-        made, state = policy.step(state, told(x, gamma, comm))
+        cost = Linear(1 / gamma, comm)
+        if power > 1:
+            cost = Increasing(lambda b, seconds=seconds: seconds(b / BATCH), np.full(N, BATCH))  # type: ignore[assignment]
+        made, state = policy.step(state, Round(x, seconds(x), int(BATCH), comm, costs=cost))
         slope = np.zeros(N)
         for i in range(N):  # the subgradient by finite differences
-            moved = x.copy()
-            moved[i] += 1e-9
-            slope[i] = ((moved * BATCH / gamma + comm).max() - (x * BATCH / gamma + comm).max()) / 1e-9
+            moved, back = x.copy(), x.copy()
+            moved[i] += 1e-6
+            back[i] -= 1e-6
+            slope[i] = (seconds(moved).max() - seconds(back).max()) / 2e-6
         aim = x - 0.001 * slope
         near = optimize.minimize(
             lambda y, aim=aim: ((y - aim) ** 2).sum(), x, jac=lambda y, aim=aim: 2 * (y - aim), method="SLSQP",

@@ -23,11 +23,19 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.balance.members import among_present, bounds, carried, even, fill_unknown, remembered
+from paceline.balance.members import (
+    among_present,
+    bounds,
+    carried,
+    fill_unknown,
+    measured_slopes,
+    remembered,
+)
 from paceline.balance.protocol import Policy
-from paceline.costs import Cost, Linear, line_through
-from paceline.errors import number, whole
+from paceline.costs import Cost, Linear
+from paceline.errors import PacelineError, number, short, whole
 from paceline.rounds import Array, Cluster, Plan, Round
+from paceline.shares import proportional
 
 FLOOR = 1e-3  # of an equal share: a straggler with less no longer shrinks the step
 
@@ -50,6 +58,8 @@ class Dolbie(Policy[DolbieState]):
     tight: in place of eq. (7), the exact limit x_s / sum (x'_i - x_i), of which (7) is the worst case.
     floor: part of an equal share below which a straggler no longer shrinks the step of later rounds. With 0, as
         printed, a straggler that gives away its whole share ends all movement.
+    start: the first partition x_1, as one number for each worker with "/" between them ("3/1/1"), of any sum.
+        Shares are in proportion to them, within the workers' limits. By default all shares are equal.
     """
 
     cluster: Cluster
@@ -57,14 +67,16 @@ class Dolbie(Policy[DolbieState]):
     monotone: bool = True
     tight: bool = False
     floor: float = FLOOR
+    start: str = ""
 
     def __post_init__(self) -> None:
         if self.alpha is not None:
             number("policy 'dolbie': alpha", self.alpha, "0 < alpha <= 1", lambda alpha: 0 < alpha <= 1)
         number("policy 'dolbie': floor", self.floor, "0 <= floor <= 1", lambda floor: 0 <= floor <= 1)
+        self._first()
 
     def init(self) -> tuple[Plan, DolbieState]:
-        shares = even(self.cluster)
+        shares = np.array(np.broadcast_to(self._first(), self.cluster.shape))
         alpha = np.full((*self.cluster.realizations, 1), self._first_alpha())
         unknown = np.full_like(shares, np.nan)
         return Plan(shares), DolbieState(shares, alpha, unknown[..., :1], unknown)
@@ -74,7 +86,7 @@ class Dolbie(Policy[DolbieState]):
         least, most = bounds(cluster, present)
         within = among_present if cluster.limited else carried
         shares = within(cluster, present, state.shares)
-        slope = line_through(round.loads, round.seconds, round.overhead, state.seconds_per_sample)
+        slope = measured_slopes(round, state.seconds_per_sample)
         cost = round.costs or Linear(fill_unknown(slope), round.overhead)
 
         seconds = np.where(present, round.seconds, -np.inf)
@@ -106,16 +118,36 @@ class Dolbie(Policy[DolbieState]):
             alpha = np.minimum(alpha, limit)
         return Plan(gain), DolbieState(remembered(present, gain, state.shares), alpha, used, slope)
 
+    def _first(self) -> Array:
+        """x_1, shape (n,)."""
+        cluster = self.cluster
+        weights = _weights(self.start, cluster.workers) if self.start else np.ones(cluster.workers)
+        return proportional(weights, cluster.least_shares, cluster.most_shares)
+
     def _first_alpha(self) -> float:
         if self.tight:
             return 1.0 if self.alpha is None else self.alpha
-        shares = even(self.cluster)
+        shares = self._first()
         safe = float(self._limit(shares[shares > 0].min(), np.asarray(self.cluster.workers)))
         return safe if self.alpha is None else min(self.alpha, safe)
 
     def _limit(self, share: Array, members: NDArray[np.int64]) -> Array:
         """The step at which the straggler keeps a share even if all others could take everything."""
         return feasible_step(np.maximum(share, self.floor / self.cluster.workers), members)
+
+
+def _weights(start: str, workers: int) -> Array:
+    """The numbers of ``start``. Raises PacelineError if they are no partition of this many workers."""
+    try:
+        weights = np.array([float(part) for part in start.split("/")])
+    except (AttributeError, ValueError):
+        weights = np.zeros(0)
+    if not (len(weights) == workers and np.all(weights >= 0) and 0 < weights.sum() < np.inf):
+        raise PacelineError(
+            f"policy 'dolbie': start={short(start)}: expected {workers} numbers with '/' between them, one for each "
+            "worker, none below 0 and not all 0"
+        )
+    return weights
 
 
 def feasible_step(share: Array | float, members: NDArray[np.int64] | int) -> Array:
@@ -186,12 +218,18 @@ def with_master(workers: int) -> Traffic:
     return Traffic(3 * workers, workers + 3 * workers + (workers - 1) + 1)
 
 
-def start_peers(workers: int, alpha: float | None = None, floor: float = FLOOR) -> list[Peer]:
-    """Workers with equal shares, and the step of eq. (7) or a given smaller one; floor: as the policy's."""
+def start_peers(
+    workers: int, alpha: float | None = None, floor: float = FLOOR, start: str = ""
+) -> list[Peer]:
+    """Workers with their first shares, and the step of eq. (7) or a given smaller one.
+
+    floor, start: as the policy's.
+    """
     whole("workers", workers)
-    safe = float(feasible_step(1 / workers, workers))
+    shares = proportional(_weights(start, workers) if start else np.ones(workers))
+    safe = float(feasible_step(max(shares[shares > 0].min(), floor / workers), workers))
     alpha = safe if alpha is None else min(alpha, safe)
-    return [Peer(rank, 1 / workers, alpha, workers, floor) for rank in range(workers)]
+    return [Peer(rank, share, alpha, workers, floor) for rank, share in enumerate(shares.tolist())]
 
 
 def announce(peer: Peer, seconds: float) -> Announcement:

@@ -10,10 +10,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.rounds import Array, Cluster
+from paceline.costs import RESOLUTION, line_through
+from paceline.rounds import Array, Cluster, Round
 from paceline.shares import proportional
 
-__all__ = ["among_present", "bounds", "carried", "even", "fill_unknown", "remembered"]
+__all__ = ["among_present", "bounds", "carried", "even", "fill_unknown", "measured_slopes", "remembered"]
+
+NOTICED = 1e-3  # of an equal load: with less, a load that takes no time beyond the overhead says nothing
 
 
 def bounds(cluster: Cluster, present: NDArray[np.bool_]) -> tuple[Array, Array]:
@@ -59,6 +62,20 @@ def fill_unknown(seconds_per_sample: Array) -> Array:
     known = np.where(unknown, 0.0, seconds_per_sample)
     mean = known.sum(-1, keepdims=True) / np.maximum((~unknown).sum(-1, keepdims=True), 1)
     return np.where(unknown, np.where(mean > 0, mean, 1.0), seconds_per_sample)
+
+
+def measured_slopes(round: Round, before: Array) -> Array:
+    """Seconds per sample of each worker as the round shows them, (..., n); as before if it does not show them.
+
+    0 for a worker whose load took its overhead and nothing beyond: its cost is flat.
+    """
+    loads, beyond = round.loads, round.seconds - round.overhead
+    slopes = line_through(loads, round.seconds, round.overhead, before)
+    flat = np.abs(beyond) <= RESOLUTION * round.seconds
+    if flat.any():
+        flat &= loads >= NOTICED * round.batch / loads.shape[-1]
+        slopes = np.where(flat, 0.0, slopes)
+    return slopes
 
 
 def remembered(present: NDArray[np.bool_], shares: Array, before: Array) -> Array:

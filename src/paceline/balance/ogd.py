@@ -8,9 +8,9 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from paceline.balance.dolbie import slowest
-from paceline.balance.members import bounds, carried, even, fill_unknown, remembered
+from paceline.balance.members import bounds, carried, even, fill_unknown, measured_slopes, remembered
 from paceline.balance.protocol import Policy
-from paceline.costs import line_through
+from paceline.costs import derivative
 from paceline.errors import number
 from paceline.rounds import Array, Cluster, Plan, Round
 from paceline.shares import project
@@ -25,8 +25,9 @@ class OgdState(NamedTuple):
 class Ogd(Policy[OgdState]):
     """Online gradient descent: the straggler gives up a step times its slope, and all workers share it.
 
-    The round's time is a maximum, so that its subgradient is the straggler's own slope, in seconds for the
-    whole batch, and 0 for all others.
+    The round's time is a maximum, so that its subgradient is the derivative of the straggler's own cost, in seconds
+    for the whole batch, and 0 for all others. If only seconds were measured, its cost is the line through them and
+    the overhead.
 
     rate: beta, the step. It depends on the unit of time: for seconds the paper has 0.001. DOLBIE, baseline OGD.
     """
@@ -45,9 +46,10 @@ class Ogd(Policy[OgdState]):
     def step(self, state: OgdState, round: Round) -> tuple[Plan, OgdState]:
         present = round.present
         shares = carried(self.cluster, present, state.shares)
-        slope = line_through(round.loads, round.seconds, round.overhead, state.seconds_per_sample)
+        slope = measured_slopes(round, state.seconds_per_sample)
+        known = fill_unknown(slope) if round.costs is None else derivative(round.costs, round.loads)
         straggler = slowest(np.where(present, round.seconds, -np.inf))
-        steepness = np.take_along_axis(fill_unknown(slope), straggler, -1) * round.batch
+        steepness = np.take_along_axis(known, straggler, -1) * round.batch
         moved, held = np.array(shares), np.take_along_axis(shares, straggler, -1)
         np.put_along_axis(moved, straggler, held - self.rate * steepness, -1)
         shares = project(moved, *bounds(self.cluster, present))
