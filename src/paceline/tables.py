@@ -1,11 +1,13 @@
-"""Sentences and tables of figures for a terminal."""
+"""Sentences, lines to paste, and tables of figures for a terminal."""
 
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.segment import Segment, Segments
 from rich.table import Table
 
 UNBOUNDED = 10_000  # columns, more than any table needs
@@ -27,6 +29,11 @@ def say(console: Console, sentence: str) -> None:
         lines = textwrap.wrap(sentence, console.width, break_on_hyphens=False, break_long_words=False)
         sentence = "\n".join(lines)
     console.print(sentence, markup=False, highlight=False)
+
+
+def show_lines(lines: Sequence[str], console: Console) -> None:
+    """Print the lines unchanged: rich would replace tabs by blanks, and words between colons by emoji."""
+    console.print(Segments(Segment(f"  {line}\n") for line in lines), end="", soft_wrap=True)
 
 
 def print_whole(console: Console, table: Table) -> None:

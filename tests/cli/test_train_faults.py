@@ -194,11 +194,11 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(
     # Checkpoints after 3, 6 and 8 steps.
     out, _ = train([*SHORT, "--policy", "equal", "--seed", "3", "--out", "run"], tmp_path)
     lines = out.splitlines()
-    assert lines[0] == "Watch this run in a browser: paceline watch run"
-    assert lines[-2:] == [
-        "Report: run/report.html (open it in a browser)",
-        "Next: paceline whatif run shows how long this run would have taken under other policies",
-    ]
+    assert lines[-5:-3] == ["Report: run/report.html (open it in a browser)", "Next, each a line to paste:"]
+    started = lines[0].removeprefix("Watch this run in a browser: ").removesuffix(" watch run")
+    assert lines[-3] == f"  {started} watch run  # look at the run in a browser"
+    assert lines[-2].startswith(f"  {started} whatif run  # ")
+    assert lines[-1].startswith(f"  {started} doctor -- ")
     newest, older = Path("run/checkpoint.pt"), Path("run/checkpoint-previous.pt")
     good = newest.read_bytes()
     for at in range(0, len(good), len(good) // 20):

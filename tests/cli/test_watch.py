@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import urllib.request
 
 import pytest
 
-from support.commands import assert_refused, paceline
+from support.commands import assert_refused, installs, paceline
 from support.growing import go_on, start
 
 
@@ -74,4 +75,4 @@ def test_without_the_extra_it_says_which(tmp_path):
     )
     said = subprocess.run([sys.executable, "-c", hide], capture_output=True, text=True)
     assert (said.returncode, said.stdout) == (2, "")
-    assert said.stderr == "paceline: uvicorn is not installed; in Paceline's folder: pip install '.[cli]'\n"
+    assert re.fullmatch(f"paceline: uvicorn is not installed; {installs('cli')}\n", said.stderr)

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from paceline.doctor.findings import show_lines
 from paceline.doctor.patch import UnknownForm, patched
 from paceline.doctor.phases import Loop
+from paceline.tables import show_lines
 
 SCRIPT = '''"""Trains."""
 

@@ -10,6 +10,11 @@ from typing import NamedTuple
 from paceline import cli
 
 
+def installs(extra: str) -> str:
+    """A pattern for the advice to install an optional part of Paceline."""
+    return rf"run: (\S*python\S* -m )?pip install '?\S*\[{extra}\]'?"
+
+
 class Said(NamedTuple):
     """What a command left: its exit status, what it printed, its complaint."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import errno
 import importlib
+import inspect
 import io
 import os
 import signal
@@ -16,6 +17,7 @@ from typing import Any
 
 from paceline.cli import startup
 from paceline.cli.startup import Ended
+from paceline.commands import NAME, installation, program
 from paceline.errors import PacelineError, WorkerError, meant, short
 
 COMMANDS = (
@@ -47,9 +49,7 @@ def run(arguments: list[str]) -> int:
             import typer
             from typer.exceptions import TyperException
     except ModuleNotFoundError:
-        return _complain(
-            "the command line needs typer and rich; in Paceline's folder: pip install '.[cli]'", 2
-        )
+        return _complain(f"the command line needs typer and rich; {installation('cli')}", 2)
     try:
         status = _app("".join(arguments[:1])).__call__(arguments, standalone_mode=False)
         return status if isinstance(status, int) else 0
@@ -65,7 +65,7 @@ def run(arguments: list[str]) -> int:
         return _complain(str(error), 2)
     except ModuleNotFoundError as error:
         wanted = "torch" if arguments[0] in ("train", "verify") else "cli"
-        return _complain(f"{error.name} is not installed; in Paceline's folder: pip install '.[{wanted}]'", 2)
+        return _complain(f"{error.name} is not installed; {installation(wanted)}", 2)
     except BrokenPipeError:  # the reader of the output, such as head, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
@@ -99,7 +99,7 @@ def _app(command: str = ""):  # type: ignore[no-untyped-def]
     if command in COMMANDS:
         with startup.loading("Loading ..."):
             module = importlib.import_module(f"paceline.cli.{command}")
-        app.command(command)(module.command)
+        app.command(command, help=_as_started(inspect.getdoc(module.command) or ""))(module.command)
     else:
         for name in COMMANDS:
             app.command(name, help=_help(name))(lambda: None)
@@ -110,13 +110,18 @@ def _help(command: str) -> str:
     """A command's docstring, read without importing its file, which may take seconds."""
     parts = ast.parse(Path(__file__).with_name(f"{command}.py").read_text(encoding="utf-8")).body
     functions = [part for part in parts if isinstance(part, ast.FunctionDef) and part.name == "command"]
-    return ast.get_docstring(functions[0]) or ""
+    return _as_started(ast.get_docstring(functions[0]) or "")
+
+
+def _as_started(text: str) -> str:
+    """A help text whose example works in this shell."""
+    return text.replace(f"For example: {NAME} ", f"For example: {program()} ")
 
 
 def _mistake(error: Any, arguments: list[str]) -> str:
     """A sentence on a command line that cannot be parsed: what was given, and what was probably meant. error: an
     exception of typer, whose classes for single mistakes are not public."""
-    path = " ".join(["paceline", *(name for name in arguments[:1] if name in COMMANDS)])
+    path = " ".join([program(), *(name for name in arguments[:1] if name in COMMANDS)])
     see = f"see {path} --help"
     message = error.format_message() if hasattr(error, "format_message") else str(error)
     message = message.rstrip(".").replace(". Did you mean", "; did you mean")

@@ -10,7 +10,6 @@ well, must outlive its terminal: SIGINT stays ignored, and SIGTERM ends the comm
 from __future__ import annotations
 
 import os
-import shlex
 import signal
 import sys
 import threading
@@ -20,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from paceline.commands import line
 from paceline.errors import PacelineError
 from paceline.files import check_directory
 
@@ -66,7 +66,7 @@ def announce(base: Path, target: str | None) -> None:
     """Print how to watch the run, on standard error if ``target``, the file of the figures, is standard output."""
     if leads():
         where = sys.stderr if target == "-" else sys.stdout
-        print(f"Watch this run in a browser: paceline watch {shlex.quote(str(base))}", file=where, flush=True)
+        print(f"Watch this run in a browser: {line('watch', base)}", file=where, flush=True)
 
 
 def launched() -> bool:

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,14 @@ from paceline import tables
 from paceline.cli import startup
 from paceline.cli.output import Counter, check_json, write_json
 from paceline.cli.report import comparison_table
+from paceline.commands import example, line
 from paceline.data import datasets
 from paceline.errors import PacelineError, whole
 from paceline.files import allow_open, sweep
-from paceline.runs import read, report, trace
+from paceline.runs import Run, read, report, trace
 from paceline.runs.findings import compare, findings
 from paceline.simulate import worth
+from paceline.simulate.whatif import usable
 from paceline.torch import join, peers
 from paceline.train import checkpoint, checks, launch
 from paceline.train.config import TrainConfig
@@ -158,12 +161,8 @@ class Session:
             self._written(trace.write_comparison, runs, base / trace.TRACE)
         if all(written):
             self._console.print(f"Report: {page} (open it in a browser)")
-        advice = (
-            f"paceline whatif {directories[0]} shows how long this run would have taken under other policies"
-        )
-        if len(runs) > 1:
-            advice = "paceline doctor -- YOUR COMMAND shows what balancing would gain in your own training"
-        tables.say(self._console, f"Next: {advice}")
+        self._console.print("Next, each a line to paste:")
+        tables.show_lines(_next_steps(base, runs), self._console)
         write_json(self._target, figures, indent=2)
 
     def _written(self, write: Callable[..., Path], *arguments: Any) -> bool:
@@ -176,6 +175,17 @@ class Session:
             )
             return False
         return True
+
+
+def _next_steps(base: Path, runs: list[Run]) -> list[str]:
+    """Commands to take next after these runs, each with a comment."""
+    steps = [(line("watch", base), f"look at the run{'s' * (len(runs) > 1)} in a browser")]
+    with suppress(PacelineError):
+        usable(runs[0])
+        steps.append((line("whatif", runs[0].path), "what other policies would have cost in this run"))
+    script = example("plain_ddp.py", 3)
+    steps.append((line("doctor", "--", *script), "what balancing would gain in a script such as yours"))
+    return [f"{command}  # {words}" for command, words in steps]
 
 
 def show(counter: Counter, event: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from typer import Argument, Option
 
 from paceline.cli.options import Json
 from paceline.cli.output import Counter, check_json, console_for, write_json
+from paceline.commands import line
 from paceline.errors import PacelineError
 from paceline.runs import causes, read
 from paceline.runs.run import runs_in
@@ -47,7 +48,7 @@ def command(
             if global_batch is not None:
                 raise PacelineError("--global-batch is for traces; a run knows its own batches")
             if inside := runs_in(record):
-                each = ", ".join(f"paceline whatif {path}" for path in inside)
+                each = ", ".join(line("whatif", path) for path in inside)
                 wanted = "the run itself" if len(inside) == 1 else "one of them"
                 raise PacelineError(f"{record} holds {plural(len(inside), 'run')}; expected {wanted}: {each}")
             recorded = read(record)

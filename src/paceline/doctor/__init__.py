@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from paceline.commands import installation
 from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
@@ -39,9 +40,7 @@ def watch(model: Any, steps: int = STEPS, run_dir: str | os.PathLike[str] | None
         from paceline.doctor.findings import diagnose, show
     except ModuleNotFoundError as error:
         missing = str(error.name).partition(".")[0]
-        raise PacelineError(
-            f"{missing} is not installed; in Paceline's folder: pip install '.[cli]'"
-        ) from error
+        raise PacelineError(f"{missing} is not installed; {installation('cli')}") from error
     from paceline.doctor.probe import Probe
 
     return Probe(model, steps, run_dir, lambda run: show(diagnose(run)))

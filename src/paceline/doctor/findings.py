@@ -4,17 +4,16 @@ a terminal and as data for programs.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
-from rich.segment import Segment, Segments
 from rich.table import Table
 
 from paceline import tables
+from paceline.commands import line, training
 from paceline.doctor import sentences as say
 from paceline.doctor.patch import DEFAULTS, Change, diff
 from paceline.doctor.phases import Loop, Phase, Spent, loop, slow, spent
@@ -103,11 +102,9 @@ def diagnose(run: Run, policies: Sequence[str] = POLICIES) -> Diagnosis:
     return Diagnosis(run, sentences, figures, form, answer, lines)
 
 
-def show(
-    found: Diagnosis, console: Console | None = None, command: Sequence[str] = ("torchrun", "...", "train.py")
-) -> None:
+def show(found: Diagnosis, console: Console | None = None, command: Sequence[str] | None = None) -> None:
     """Print the sentences, each rank's time, the time under each policy, the change to the script, and how to check
-    it. command: the command that starts the training."""
+    it. command: the command that starts the training; by default that of this rank."""
     console = console or Console(highlight=False, soft_wrap=True)
     for sentence in found.sentences:
         tables.say(console, sentence)
@@ -123,16 +120,11 @@ def show(
         if found.lines[0].startswith("---"):
             how = "for `patch -p0`"
         tables.say(console, f"The change that balances it, {how} (docs/training.md explains it):")
-        show_lines(found.lines, console)
+        tables.show_lines(found.lines, console)
         tables.say(
             console, "Then check that the changed script trains the same model whatever the loads are:"
         )
-        show_lines([f"paceline verify -- {shlex.join(command)}"], console)
-
-
-def show_lines(lines: Sequence[str], console: Console) -> None:
-    """Print the lines unchanged: rich would replace tabs by blanks, and words between colons by emoji."""
-    console.print(Segments(Segment(f"  {line}\n") for line in lines), end="", soft_wrap=True)
+        tables.show_lines([line("verify", "--", *(command or training()))], console)
 
 
 def _ranks(found: Diagnosis, scale: float) -> Table:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from paceline.commands import pip
 from paceline.errors import PacelineError
 from paceline.forecast.protocol import AnyForecast, Reading, seen
 from paceline.rounds import Array
@@ -85,7 +86,9 @@ def google2011(folder: Path, rng: np.random.Generator, workers: int = 32, hold: 
     try:
         from pyarrow import parquet
     except ImportError:
-        raise PacelineError("the Google trace is a parquet file: pip install pyarrow to read it") from None
+        raise PacelineError(
+            f"the Google trace is a parquet file, which needs pyarrow; run: {pip()} install pyarrow"
+        ) from None
     table = parquet.read_table(_found(folder / "traces" / "google2011_vm_cpu_mem.parquet"))
     machine = np.array(table["vm"].to_pylist())
     order = np.lexsort((table["t"].to_numpy(), machine))

@@ -31,6 +31,7 @@ from typing import Any
 
 import torch
 
+from paceline.commands import installation
 from paceline.errors import PacelineError, refuse
 from paceline.hosts.windows import Windows
 from paceline.torch.host import Host
@@ -42,9 +43,7 @@ try:
     from accelerate import Accelerator
     from accelerate.utils import send_to_device
 except ModuleNotFoundError as error:  # pragma: no cover - if the extra is not installed
-    raise PacelineError(
-        "Accelerate is not installed; in Paceline's folder: pip install '.[hosts]'"
-    ) from error
+    raise PacelineError(f"Accelerate is not installed; {installation('hosts')}") from error
 
 __all__ = ["AcceleratePace"]
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from paceline.commands import installation
 from paceline.errors import PacelineError
 from paceline.hosts.windows import Placing, Windows
 
@@ -29,7 +30,7 @@ try:
     from lightning.fabric import Fabric
     from lightning.fabric.wrappers import _FabricModule
 except ModuleNotFoundError as error:  # pragma: no cover - if the extra is not installed
-    raise PacelineError("Lightning is not installed; in Paceline's folder: pip install '.[hosts]'") from error
+    raise PacelineError(f"Lightning is not installed; {installation('hosts')}") from error
 
 __all__ = ["FabricPace"]
 

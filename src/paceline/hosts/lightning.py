@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from paceline.commands import installation
 from paceline.errors import PacelineError, refuse
 from paceline.policies import Policy
 from paceline.rounds import Cluster
@@ -34,7 +35,7 @@ try:
     from lightning.pytorch import Callback, LightningModule, Trainer
     from lightning.pytorch.callbacks import GradientAccumulationScheduler
 except ModuleNotFoundError as error:  # pragma: no cover - if the extra is not installed
-    raise PacelineError("Lightning is not installed; in Paceline's folder: pip install '.[hosts]'") from error
+    raise PacelineError(f"Lightning is not installed; {installation('hosts')}") from error
 
 from paceline.hosts.fabric import check_strategy
 

@@ -23,13 +23,14 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
+from paceline.commands import installation
 from paceline.errors import PacelineError
 from paceline.hosts.windows import Placing, Windows
 
 try:
     import ray.train.torch
 except ModuleNotFoundError as error:  # pragma: no cover - if the extra is not installed
-    raise PacelineError("Ray Train is not installed; in Paceline's folder: pip install '.[hosts]'") from error
+    raise PacelineError(f"Ray Train is not installed; {installation('hosts')}") from error
 
 __all__ = ["RayTrainPace"]
 

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from paceline.commands import installation
 from paceline.errors import PacelineError, refuse
 from paceline.torch import peers
 from paceline.torch.feed.costs import read
@@ -40,9 +41,7 @@ try:
     from transformers import Trainer, TrainerCallback
     from transformers.trainer_callback import ExportableState
 except ModuleNotFoundError as error:  # pragma: no cover - if the extra is not installed
-    raise PacelineError(
-        "Transformers is not installed; in Paceline's folder: pip install '.[hosts]'"
-    ) from error
+    raise PacelineError(f"Transformers is not installed; {installation('hosts')}") from error
 
 __all__ = ["BalancedTrainer"]
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from paceline.commands import installation
 from paceline.errors import PacelineError
 from paceline.live import panel
 from paceline.live.tail import Tail
@@ -41,9 +42,7 @@ try:
     from starlette.responses import HTMLResponse, JSONResponse, Response
     from starlette.routing import Mount, Route
 except ModuleNotFoundError as error:
-    raise PacelineError(
-        "the live page needs fastapi and uvicorn; in Paceline's folder: pip install '.[cli]'"
-    ) from error
+    raise PacelineError(f"the live page needs fastapi and uvicorn; {installation('cli')}") from error
 
 FOLLOWED = 4  # runs whose records are kept in memory
 POLL = 0.25  # seconds between two polls of the directory

@@ -16,6 +16,7 @@ import numpy as np
 from paceline.coded import ShiftedExponential, plan, random_problem
 from paceline.coded.delay import Array
 from paceline.coded.simulate import Completion, simulate
+from paceline.commands import installation
 from paceline.errors import PacelineError, number
 from paceline.papers import Found, table
 from paceline.simulate.plots import figure
@@ -173,7 +174,7 @@ def successive(delay: ShiftedExponential, rows: Array, alpha: float = 1e-3) -> I
         import cvxpy as cp
     except ImportError as error:
         raise PacelineError(
-            "the successive convex approximation needs cvxpy: pip install '.[sca]', or choose "
+            f"the successive convex approximation needs cvxpy; {installation('sca')}, or choose "
             "'probabilistic', which finds the same optimum without it"
         ) from error
     number("alpha", alpha, "a decreasing ratio between 0 and 1", lambda alpha: 0 < alpha < 1)

@@ -17,6 +17,7 @@ import numpy as np
 from paceline.backup import arrival_times
 from paceline.backup import dbw as rule
 from paceline.backup.protocol import Iteration, Timings
+from paceline.commands import pip
 from paceline.data import datasets
 from paceline.errors import PacelineError
 from paceline.papers import Found, data_folder, table
@@ -50,7 +51,9 @@ def dataset(name: str) -> datasets.Data:
     try:
         from PIL import Image
     except ImportError as error:
-        raise PacelineError("reading the shared CIFAR-10 needs Pillow: pip install pillow") from error
+        raise PacelineError(
+            f"reading the shared CIFAR-10 needs Pillow; run: {pip()} install pillow"
+        ) from error
     if not folder.is_dir():
         raise PacelineError(f"{folder} does not exist; set PACELINE_DATA to the folder of the shared data")
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from paceline.commands import installation
 from paceline.data import datasets
 from paceline.errors import PacelineError
 from paceline.papers import Found, table
@@ -53,9 +54,7 @@ def trained(network: str, epochs: int, samples: int | None = None) -> list[float
         import torch
         from torch import nn
     except ModuleNotFoundError as error:
-        raise PacelineError(
-            "the networks need PyTorch; in Paceline's folder: pip install '.[torch]'"
-        ) from error
+        raise PacelineError(f"the networks need PyTorch; {installation('torch')}") from error
     from paceline.learners import models
 
     data = datasets.load("digits")

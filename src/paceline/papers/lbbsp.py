@@ -12,6 +12,7 @@ import numpy as np
 
 from paceline import forecast, policies
 from paceline.balancer import Balancer
+from paceline.commands import installation
 from paceline.errors import PacelineError
 from paceline.forecast.series import Rating, Series, bursty, google2011, rate, recorded, walk
 from paceline.papers import Found, data_folder, table
@@ -79,7 +80,7 @@ def measure(model: str, batches: list[int], repeats: int, device: str) -> dict[i
 
         from paceline.learners import models
     except ImportError:
-        raise PacelineError("measuring computation time needs torch: pip install '.[torch]'") from None
+        raise PacelineError(f"measuring computation time needs torch; {installation('torch')}") from None
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as for one of several workers, and with less noise
     network = models.create(model, SHAPES[model]).to(device)

@@ -6,6 +6,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from paceline.commands import installation
 from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from paceline.ray.server import Server
 
 if find_spec("ray") is None:  # without importing it
-    raise PacelineError("the Ray engine needs ray: pip install '.[ray]'")
+    raise PacelineError(f"the Ray engine needs ray; {installation('ray')}")
 
 __all__ = ["CodedMatrix", "Server", "WorkerPool", "measure", "torch_program", "train"]
 

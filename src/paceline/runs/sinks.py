@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from paceline import options
+from paceline.commands import pip
 from paceline.errors import PacelineError, whole
 from paceline.runs.run import Run, waiting_share, waits
 
@@ -76,7 +77,7 @@ def package(module: str, name: str, wanted: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise PacelineError(f"{name} is not installed ({error}); run: pip install {wanted}") from error
+        raise PacelineError(f"{name} is not installed ({error}); run: {pip()} install {wanted}") from error
 
 
 @dataclass

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from paceline.commands import installation
 from paceline.data import datasets
 from paceline.errors import PacelineError
 from paceline.paramserver.config import ServerConfig
@@ -85,9 +86,7 @@ def learn(
     try:
         from paceline.learners.images import Images
     except ModuleNotFoundError as error:
-        raise PacelineError(
-            f"{error.name} is not installed; in Paceline's folder: pip install '.[torch]'"
-        ) from error
+        raise PacelineError(f"{error.name} is not installed; {installation('torch')}") from error
     samples = datasets.load(data)
     learner = Images(samples, model, scenario.seed)
     of = np.atleast_2d(scenario.classes())[0]  # each worker's class in the first realization

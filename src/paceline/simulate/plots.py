@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from paceline.commands import installation
 from paceline.errors import PacelineError, saying
 from paceline.rounds import Array
 from paceline.simulate.measures import band, estimate, regret
@@ -89,7 +90,7 @@ def figure(columns: int = 1, width: float = 6.0, height: float = 4.0) -> Figure:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise PacelineError("pictures need matplotlib: pip install '.[plot]'") from error
+        raise PacelineError(f"pictures need matplotlib; {installation('plot')}") from error
     made = Figure(figsize=(width * columns, height), layout="constrained")
     FigureCanvasAgg(made)
     made.subplots(1, columns)

@@ -1,11 +1,12 @@
 """Balanced data-parallel training with torch: the handle for your own loop, and a clean start and end."""
 
+from paceline.commands import installation
 from paceline.errors import PacelineError
 
 try:
     import torch as _torch  # noqa: F401
 except ModuleNotFoundError as error:  # pragma: no cover - where the extra is not installed
-    raise PacelineError("PyTorch is not installed; in Paceline's folder: pip install '.[torch]'") from error
+    raise PacelineError(f"PyTorch is not installed; {installation('torch')}") from error
 
 from paceline.rounds import RoundResult
 from paceline.torch.elastic.member import Mended
