@@ -276,7 +276,9 @@ class RoundResult:
     loads: NDArray[Any]  # samples of each
     compute: Array  # seconds, without the wait for others
     overhead: Array  # the part of compute that does not grow with the load, as fitted
-    seconds: float  # wall seconds of the round on this rank, or since the round before it ended
+    # Wall seconds from the sum of gradients before it to its own, without what the loop did between the rounds; at
+    # least the slowest worker's.
+    seconds: float
     loss: float = math.nan  # mean over the round's samples, or what was counted; NaN if none was reported
     shares: Array  # the plan made from it
     within: PieceRecord | None = None  # its pieces, if work may move within the round
@@ -289,4 +291,6 @@ class RoundResult:
     links: Array | None = None
     # Samples of each that were planned and not run, if late samples are dropped.
     dropped_loads: Array | None = None
-    ended: float = math.nan  # when it ended, by this rank's ``time.perf_counter`` or the engine's clock
+    ended: float = (
+        math.nan
+    )  # when its gradients were summed, by this rank's ``time.perf_counter`` or the engine's clock

@@ -147,7 +147,7 @@ def _blame(seconds: Array, compute: Array) -> Array:
 
 
 PREFETCHED = 2  # batches that each process of a loader prefetches, torch's default
-EARLY = 1.05  # a worker that computed for more than this multiple of a round's seconds was not waited for
+ROUNDED = 1e-6  # seconds to which programs may round those that they record
 CLAIMING = ("round", "pieces")  # kinds of loop in which work can move while a round runs
 # The settings of runs whose rounds all workers share.
 BULK = {"sync": "bsp", "mode": "push-wait", "backup": "everyone"}
@@ -195,7 +195,7 @@ def usable(record: Run) -> Run:
     if compute.shape[1] < 2:
         raise PacelineError(f"{record.path} has only 1 worker; expected at least 2 to divide a batch between")
     seconds = record.seconds[worked]
-    early = int((np.nanmax(compute, axis=1) > EARLY * seconds).sum())
+    early = int((np.nanmax(compute, axis=1) > seconds + ROUNDED).sum())
     if early:
         notes.append(
             f"{plural(early, 'round')} ended before the slowest worker was done; here, policies wait for that worker."

@@ -336,6 +336,7 @@ class Loop:
         piece, self._meter.running.ended = micro_step.piece, time.perf_counter()
         if seconds is not None:
             self._carry, self._steps.ever = seconds, True
+            self._meter.running.stepping = seconds
         elif not self.changes:  # a rank that joins would not know the number of earlier ones
             self._meter.left_out += 1
         self._gradients.used()

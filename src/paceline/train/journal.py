@@ -101,7 +101,8 @@ class Journal:
             if not (later or self.over or (members and reports.keys() >= set(members))):
                 break
             sure = [ident for ident in reports if ident in (later or members)]
-            self._round(self._open.pop(step)[sure[-1] if sure else list(reports)[-1]])
+            # The same member's from round to round: its clock and waits are those of all of them.
+            self._round(self._open.pop(step)[min(sure) if sure else list(reports)[-1]])
         self._commit()
         for loss in losses:
             when = "before the first round was done" if self._newest < 0 else f"after round {self._newest}"

@@ -89,9 +89,20 @@ class OpenRound:
     parts: Array = np.zeros(3)  # the sum of its samples' parts, see ``Deal.parts``
     learning_rate = math.nan  # of the first optimizer's first group
     ended = 0.0  # ``time.perf_counter`` after its step, 0 before
+    stepping = 0.0  # seconds of its step, which counts for the next round
 
     def __init__(self, step: int, epoch: int, began: float, carry: float, mark: Any) -> None:
         self.step, self.epoch, self.began, self.carry, self.mark = step, epoch, began, carry, mark
+
+    @property
+    def summed(self) -> float:
+        """``time.perf_counter`` when the round's gradients were summed and its step began."""
+        return self.ended - self.stepping
+
+    @property
+    def seconds(self) -> float:
+        """Wall seconds of the round on this rank: like the rank's own work, with the step before it, not its own."""
+        return self.carry + self.summed - self.began
 
 
 class Meter:

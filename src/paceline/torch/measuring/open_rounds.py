@@ -141,7 +141,7 @@ class OpenRounds:
         if self.every is not None:
             self.every.take(last + 1 + balancer.lag, batch, seconds, rows["link"])
         elif self.beyond is not None:
-            self._meter.link = rounds[-1].ended - rounds[-1].began - float(took[peers.rank(), -1])
+            self._meter.link = rounds[-1].seconds - float(took[peers.rank(), -1])
             self.beyond.append(float(np.nanmin(np.append(rows["link"], np.inf)) / seconds))
             if len(self.beyond) == LOOK:
                 self.links_due, self.beyond = sorted(self.beyond)[LOOK // 2] > LONG_SUM, None
@@ -156,8 +156,9 @@ class OpenRounds:
                 batch=int(batches[number]),
                 loads=loads if many == 1 else each.plan.loads,
                 compute=took[:, number],
-                overhead=overhead,
-                seconds=each.ended - each.began,
+                overhead=np.minimum(overhead, took[:, number]),  # a mean need not fit into a single round
+                # Another rank may have begun its work before this one, which then waited less.
+                seconds=max(each.seconds, float(np.fmax.reduce(took[:, number]))),
                 loss=means[number],
                 shares=shares,
                 within=within,
@@ -167,7 +168,7 @@ class OpenRounds:
                 ran_out=ran_out if each.step == last else None,
                 links=self.links if each.step == last else None,
                 dropped_loads=each.plan.loads - loads if self._meter.drops else None,
-                ended=each.ended,
+                ended=each.summed,
             )
             for listener in self.listeners:
                 listener(result)
