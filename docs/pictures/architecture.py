@@ -21,6 +21,7 @@ GROUND = (
     "costs",
     "machines",
     "attach",
+    "commands",
     "options",
     "files",
     "tables",
