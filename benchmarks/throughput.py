@@ -11,13 +11,13 @@ the best whole-sample division of each step, known beforehand. The figures are w
 from __future__ import annotations
 
 import csv
-import os
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scaffold import PLAIN, command_line, forks, join, policy_name
+
+from paceline.papers import data_folder
 
 WARM_UP = 20
 POLICIES = ("equal", "dolbie", "ogd", "abs", "lbbsp", "lbbsp-cpu", "wlbs", "level")
@@ -37,8 +37,7 @@ def moving(workers: int, steps: int, every: int = 40) -> np.ndarray:
 
 def recorded(job: str, steps: int, workers: int = 4) -> np.ndarray | None:
     """Compute seconds of real ranks, scaled to 1 ms a sample on average, played forth and back."""
-    root = os.environ.get("PACELINE_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data"
-    path = Path(root) / "traces" / "bytedance_step_worker_times.csv"
+    path = data_folder() / "traces" / "bytedance_step_worker_times.csv"
     if not path.exists():
         print(f"{path} is not there; the recorded speeds are left out")
         return None

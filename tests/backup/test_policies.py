@@ -48,19 +48,65 @@ def test_the_estimates_of_the_gain_by_hand():
     assert found.of(k, 0.5) == pytest.approx((0.5 - bend) * 1.5 - bend * 3.0 / k)
 
 
-def test_the_last_estimate_stays_however_many_updates_are_from_single_gradients():
-    """Eq. (10) is not defined for k = 1: what was known before counts on, and not everybody is waited for again."""
-    policy = backup.create("dbw:depth=3,worth=noise", 4)
+@pytest.mark.parametrize("text", ["dbw:depth=3,worth=noise", "dbw:depth=3"])
+def test_dbw_waits_for_two_before_the_last_estimate_is_lost(text):
+    """DBW, eqs. (10), (13): a single gradient gives no variance, and the mean is that of the last D updates."""
+    policy = backup.create(text, 4)
     _, state = policy.init()
-    times = arrivals(4, [1.0, 5.0, 6.0, 7.0])
-    k, state = policy.step(state, iteration(norm2=10.0, variance=0.01, timings=times))
-    assert k == 1
-    for _ in range(7):
-        k, state = policy.step(state, iteration(quorum=1, norm2=10.0, variance=np.nan))
+    k, asked, known = 4, [], []
+    for update in range(15):
+        times = arrivals(k, [1.0, 5.0, 6.0, 7.0])
+        variance = 0.01 + 0.001 * update if k > 1 else np.nan
+        told = iteration(quorum=k, loss=9.0 - 0.9 * update, norm2=10.0, variance=variance, timings=times)
+        k, state = policy.step(state, told)
+        asked.append(k)
+        known.append(dbw.estimate(state.gain).variance)
+    assert asked[4:] == asked[1:-3]  # every third
+    assert sorted(asked[-3:]) == [1, 1, 2]
+    assert known[-1] == pytest.approx(0.01 + 0.001 * max(t for t in range(15) if asked[t - 1] == 2))
+
+
+def test_blind_never_waits_for_a_variance():
+    policy = backup.create("blind:depth=2", 4)
+    k, state = policy.init()
+    for _ in range(6):
+        times = arrivals(k, [1.0, 5.0, 8.0, 9.0])
+        k, state = policy.step(state, iteration(quorum=k, variance=np.nan, timings=times))
         assert k == 1
-    assert dbw.estimate(state.gain).variance == 0.01
-    k, state = policy.step(state, iteration(quorum=4, norm2=10.0, variance=0.03))
-    assert dbw.estimate(state.gain).variance == 0.03  # the old one is older than depth
+
+
+def test_dbw_takes_the_largest_of_equally_good_numbers():
+    """DBW, eq. (18): further gradients that cost no time are waited for, also if no noise is expected of fewer."""
+    falling = (2.0, 1.5, 1.0, 0.5)  # faster than by norm2, so that L is 0 and all k promise the same
+    assert dbw_after(arrivals(4, [1.0, 1.0, 1.0, 9.0]), losses=falling) == 3
+    assert dbw_after(arrivals(4, [1.0, 9.0, 9.0, 9.0]), losses=falling) == 1
+
+
+def test_smoothness_is_found_with_the_rate_of_its_own_update():
+    """DBW, eq. (12): F(w) = w^2 has L = 2; the decrease from t - 1 to t is that of update t - 1."""
+    w, state = 1.0, dbw.no_gain(5)
+    for update in range(10):
+        rate = (0.05, 0.1)[update % 2]
+        gradient = 2.0 * w
+        state = dbw.update_gain(state, iteration(loss=w * w, norm2=gradient**2, variance=0.0, rate=rate))
+        w -= rate * gradient
+    assert state.smoothness == pytest.approx(np.full(5, 2.0), rel=1e-9)
+
+
+def test_each_number_of_gradients_promises_the_gain_of_its_own_rate():
+    """DBW, eqs. (16), (18)."""
+    found = dbw.Gain(variance=8.0, norm2=2.0, smoothness=4.0)
+    k, rates = np.arange(1.0, 5.0), np.array([0.05, 0.1, 0.15, 0.2])
+    each = [found.of(np.array([one]), rate)[0] for one, rate in zip(k, rates, strict=True)]
+    assert found.of(k, rates) == pytest.approx(each)
+    policy = backup.create("dbw", 4)
+    _, state = policy.init()
+    for loss in (2.0, 1.96, 1.93):
+        told = iteration(loss=loss, variance=0.5, timings=arrivals(4, [1.0, 1.0, 1.0, 1.0]))
+        chosen, after = policy.step(state, told)
+        other, _ = policy.step(state, told._replace(rates=np.array([0.1, 1e-3, 1e-3, 1e-3])))
+        state = after
+    assert (chosen, other) == (4, 1)
 
 
 def test_the_gain_never_falls_with_k_and_its_estimates_survive_single_gradients():
@@ -165,6 +211,19 @@ def test_adasync_by_its_equation():
     assert ks == [1, 1, 2, 5]  # the printed remark that K reaches only about 5
     c = 2.3 / 0.07 / 15
     assert abs(25 + 5 * c - 16 * c) < 2 * 5 + c  # 5 is the nearest root
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize("first", [2.3, 0.0, -1.0])
+def test_adasync_waits_for_all_where_the_loss_is_not_positive(kind, first):
+    """The bound has 2 F E[T_K] / (eta t): without a positive F, only its second term is left, and K = P is best."""
+    policy = backup.create(f"adasync:kind={kind}", 16)
+    _, state = policy.init()
+    k, state = policy.step(state, iteration(loss=first, present=16))
+    assert k == (1 if first > 0 else 16)
+    for loss in (0.0, -1.0, 5e-324, 1e-200, float("nan")):
+        assert policy.step(state, iteration(loss=loss, present=16))[0] == 16
+    assert policy.step(state, iteration(loss=2.0, present=16))[0] == (1 if first > 0 else 16)
 
 
 def test_adasync_window_and_async():

@@ -491,33 +491,40 @@ def test_dbw_times_solve_the_quadratic_programme(seed: int) -> None:
 
 
 def test_dbw_chooses_the_most_gain_a_second_and_never_less_while_the_loss_rises() -> None:
-    """DBW, eqs. (16), (18), (19)."""
-    n = 4
+    """DBW, eqs. (16), (18), (19): after updates from any number of gradients."""
+    n, eta = 4, 0.05
     policy = Dbw(n)
     k, state = policy.init()
     assert k == n
-    rng, losses, estimates = np.random.default_rng(14), [8.0], no_gain(5)
-    times, raised = arrival_times.start(n), 0
-    for t in range(40):
+    rng, loss, estimates, times = np.random.default_rng(14), 9.0, no_gain(5), arrival_times.start(n)
+    raised = free = cautious = 0
+    for t in range(120):
         timings, _ = sampled(n, 100 + t, 1)
-        norm2, variance = float(rng.uniform(2, 4)), float(rng.uniform(1, 9))
-        loss = losses[-1] * 1.012 if t % 4 == 3 else losses[-1] - 0.9 * 0.05 * norm2
-        happened = Iteration(k, n, float(t), loss, norm2, variance, 0.05, timings)
-        losses.append(loss)
+        timings = timings._replace(seconds=timings.seconds * (1 + timings.place))
+        k, before = int(rng.integers(1, n + 1)), loss
+        norm2, variance = float(rng.uniform(2, 4)), float(rng.uniform(1, 9)) if k > 1 else np.nan
+        loss = before * 1.011 if t % 3 == 2 else before - 1.2 * eta * norm2
+        happened = Iteration(k, n, float(t), loss, norm2, variance, eta, timings)
         estimates = update_gain(estimates, happened)
         times = arrival_times.update(times, timings)
         chosen, state = policy.step(state, happened)
-        if t >= 2:
-            seconds = arrival_times.constrained(times)
-            ks = np.arange(1.0, n + 1)
-            worth = estimate(estimates).of(ks, 0.05)
-            best = int(np.argmax(worth / seconds)) + 1 if worth.max() > 0 else n  # eq. (18)
-            if losses[-1] > 1.01 * losses[-2] and k < n:
-                raised += best < k + 1
-                best = max(best, k + 1)  # eq. (19), beta = 1.01
-            assert chosen == best, t
-        k = chosen
-    assert raised > 0
+        if t < 2:
+            continue
+        found = estimate(estimates)
+        bend = found.smoothness * eta**2 / 2
+        worth = np.array(
+            [(eta - bend) * found.norm2 - bend * found.variance / j for j in range(1, n + 1)]
+        )  # eq. (16)
+        speed = worth / arrival_times.constrained(times)  # of equal ones the largest k
+        best = max(j + 1 for j in range(n) if np.isclose(speed[j], speed.max(), rtol=1e-9, atol=0))
+        if worth.max() <= 0:
+            cautious, best = cautious + 1, n
+        if loss > 1.01 * before:  # eq. (19), beta = 1.01
+            raised += best <= k < n
+            free += best < k == n  # where the indicator is 0
+            best = max(best, (k + 1) * (k < n))
+        assert chosen == best, t
+    assert min(raised, free, cautious) > 0, (raised, free, cautious)
 
 
 # Coded computation

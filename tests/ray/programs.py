@@ -15,6 +15,17 @@ def quadratic(worker):
     return np.zeros(3), gradient
 
 
+def lowered(worker):
+    """The same with a loss that is 2 less: positive at first, and below 0 at the end."""
+    start, above = quadratic(worker)
+
+    def gradient(values, samples):
+        found, loss = above(values, samples)
+        return found, loss - 2.0
+
+    return start, gradient
+
+
 COPIES = 10_000
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import socket
@@ -13,7 +14,7 @@ import pytest
 
 pytest.importorskip("ray")
 
-from programs import Slowed, X, quadratic
+from programs import Slowed, X, lowered, quadratic
 
 from paceline.errors import PacelineError, WorkerError
 from paceline.paramserver.config import ServerConfig
@@ -24,7 +25,7 @@ from paceline.ray.worker import Crew
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.usefixtures("kept")]
 
 
-def served(choices, epochs=2, during=None, delay=None, updates=None, **kwargs):
+def served(choices, epochs=2, during=None, delay=None, updates=None, program=quadratic, **kwargs):
     """Run; ``during(server, update)`` after each update. Returns (parameters, updates, pool)."""
     log, pool = [], Epochs(len(X), epochs, seed=1)
 
@@ -33,7 +34,7 @@ def served(choices, epochs=2, during=None, delay=None, updates=None, **kwargs):
         if during is not None:
             during(server, update)
 
-    with Server(quadratic, choices, pool, on_update, delay=delay, **kwargs) as server:
+    with Server(program, choices, pool, on_update, delay=delay, **kwargs) as server:
         values = server.run(updates=updates)
     return values, log, pool
 
@@ -74,6 +75,18 @@ def test_asynchronous_gates_use_every_sample_and_learn(sync):
     assert set(pool.uses) == {4}
     assert max(s for u in log for s in u.staleness) >= 1
     assert np.abs(values - X.mean(0)).max() < 0.25
+
+
+@pytest.mark.parametrize(
+    "setting", [{"backup": "adasync"}, {"backup": "adasync:kind=async", "sync": "lsp:barrier=0,scale=mean"}]
+)
+def test_adasync_waits_for_all_once_the_loss_is_below_zero(setting):
+    """DBW, baseline AdaSync."""
+    _, log, pool = served(choices(**setting), epochs=4, delay=Slowed([0.002] * 3), program=lowered)
+    assert set(pool.uses) == {4}
+    asked = [(before.loss, after.wanted) for before, after in itertools.pairwise(log)]
+    assert any(loss > 0 and wanted < 3 for loss, wanted in asked)
+    assert {wanted for loss, wanted in asked if loss <= 0} == {3}
 
 
 def hit(signal_number, worker=1, at=4):

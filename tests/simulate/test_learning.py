@@ -14,7 +14,7 @@ pytest.importorskip("typer")
 pytest.importorskip("matplotlib")
 
 from paceline.cli import run
-from paceline.papers import data_folder, experiments
+from paceline.papers import experiments
 from paceline.papers.dbw_training import reached, smoothed
 from paceline.simulate import Scenario, WorkerClass
 from paceline.simulate import run as run_rounds
@@ -165,10 +165,3 @@ def test_wlbs_with_a_lagging_and_a_dead_node(tmp_path):
     rows = (tmp_path / "faults.csv").read_text().splitlines()
     assert all(row.endswith("True") for row in rows[1:])
     assert "BSP, equal" in result["ours"]
-
-
-@pytest.mark.skipif(not (data_folder() / "mnist").is_dir(), reason="the shared data is not here")
-@pytest.mark.parametrize("name", ["fig7"])
-def test_experiments_run(tmp_path, name):
-    experiments("dbw")[name](tmp_path, True)
-    assert (tmp_path / f"{name}.json").exists()

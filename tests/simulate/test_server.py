@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from paceline.backup.dbw import Dbw
 from paceline.errors import PacelineError
 from paceline.paramserver.aggregate import Part, aggregate
 from paceline.paramserver.config import ServerConfig
@@ -92,6 +93,23 @@ def test_everyone_is_the_same_as_one_process():
         v = 0.5 * v + (w - learner.x[drawn].mean())
         w = w - 0.1 * v
     assert np.allclose(run.parameters.values, w, atol=1e-12)
+
+
+def test_the_backup_policy_knows_the_rate_of_each_number_of_gradients(monkeypatch):
+    told, step = [], Dbw.step
+
+    def spied(self, state, happened):
+        told.append(happened)
+        return step(self, state, happened)
+
+    monkeypatch.setattr(Dbw, "step", spied)
+    trips = RoundTrips(4, Exponential(1.0), seed=3)
+    config = ServerConfig(4, 40, backup="dbw", policy="equal", rate="proportional", lr=0.1)
+    updates = Server(Quadratic(), config, trips, Draws(400, 3)).run(updates=20)
+    assert len({update.quorum for update in updates}) > 1
+    for happened, after in zip(told, updates[1:], strict=False):
+        assert happened.rates == pytest.approx(0.1 * np.arange(1, 5) / 4)
+        assert after.rate == happened.rates[after.quorum - 1]
 
 
 def test_level_balances_while_a_backup_policy_chooses_how_many():

@@ -22,6 +22,9 @@ class Adasync(Backup[AdasyncState]):
 
     first: K_0. window: seconds between decisions; 0 decides after each update.
     kind: "sync" for K-sync SGD (with bsp), "async" for K-async SGD (with lsp:barrier=0,scale=mean).
+
+    The rule's bound takes 0 for the least possible loss. It waits for all while the loss is 0 or less, and always if
+    the first one is.
     """
 
     workers: int
@@ -40,17 +43,17 @@ class Adasync(Backup[AdasyncState]):
         if math.isnan(state.first_loss):
             state = state._replace(first_loss=happened.loss)
         if happened.now - state.decided >= self.window:
-            state = state._replace(k=self._k(state.first_loss / happened.loss), decided=happened.now)
+            state = state._replace(k=self._k(state.first_loss, happened.loss), decided=happened.now)
         return max(1, min(state.k, happened.present)), state
 
-    def _k(self, ratio: float) -> int:
-        """K for F(w_0) / F(w_t): K^2 + cK - cP = 0 with c = K_0^2 ratio / (P - K_0); async K_0 sqrt(ratio)."""
+    def _k(self, first_loss: float, loss: float) -> int:
+        """K^2 + cK - cP = 0 with c = K_0^2 F(w_0) / ((P - K_0) F(w_t)); async K_0 sqrt(F(w_0) / F(w_t))."""
         n, first = self.workers, self.first
-        if not math.isfinite(ratio) or first == n:
+        if not (first_loss > 0 and loss > 0) or first == n:
             return n
+        part = loss / first_loss
         if self.kind == "async":
-            wanted = first * math.sqrt(ratio)
-        else:
-            c = first**2 * ratio / (n - first)
-            wanted = (-c + math.sqrt(c * c + 4 * c * n)) / 2
-        return max(1, min(n, math.floor(wanted + 0.5)))
+            wanted = first / math.sqrt(part) if part else n
+        else:  # the root 2P / (1 + sqrt(1 + 4P / c)), in which nothing overflows as c grows
+            wanted = 2 * n / (1 + math.sqrt(1 + 4 * n * (n - first) * part / first**2))
+        return max(1, min(n, math.floor(wanted + 0.5))) if math.isfinite(wanted) else n

@@ -1,7 +1,11 @@
 """``dbw`` and ``blind``: as many gradients as lower the loss most per second (Xu, Neglia, Sebastianelli 2021).
 
 k_t = argmax G_k / T_k, eq. (18), with the gain of an update from k gradients, eqs. (10) to (16), and its time
-(``arrival_times``); one more than before if the loss has risen, eq. (19); all if no k promises a gain.
+(``arrival_times``); at least one more than before if the loss has risen, eq. (19); all if no k promises a gain. Of
+several k with the same G_k / T_k, the largest is taken: it costs no time.
+
+A single gradient gives no estimate, eq. (10). If the last D - 1 updates were from single gradients, the next one
+waits for two at least, so that the means of eqs. (13) to (15) never lose their last estimate.
 
 DBW models arrivals by their place alone, the same for all workers. If some workers are slow for good, or the cluster
 has just changed, each worker's own recent round trips say more, and are used in a simulation.
@@ -21,17 +25,19 @@ from paceline.errors import number, whole
 from paceline.rounds import Array
 
 RECENT = 12  # round trips of each worker that times="workers" uses
+TIE = 1e-9  # part of the largest gain per second within which gains per second are equal
 REPLICAS, SKIPPED, PLAYED = 6, 6, 12  # simulated clusters; iterations that are skipped, and counted
 
 
 class GainState(NamedTuple):
-    """The last D estimates, newest last, NaN for missing ones (for a single gradient, eq. (10) gives none)."""
+    """The estimates after the last D updates, newest last, NaN for missing ones (eq. (10) needs two gradients)."""
 
     variance: Array  # V+, eq. (10)
     norm2: Array  # N+, eq. (11)
     smoothness: Array  # L+, eq. (12)
     loss: float  # F of the last iteration; NaN before the first
     spread: float  # V+ / k of the last iteration, 0 if unknown
+    rate: float  # learning rate of the last iteration's update
 
 
 class Gain(NamedTuple):
@@ -41,8 +47,11 @@ class Gain(NamedTuple):
     norm2: float
     smoothness: float
 
-    def of(self, k: Array, rate: float) -> Array:
-        """Expected decrease of the loss by k gradients; shape as k (DBW, eqs. (7) to (9), (16))."""
+    def of(self, k: Array, rate: float | Array) -> Array:
+        """Expected decrease of the loss by k gradients; shape as k (DBW, eqs. (7) to (9), (16)).
+
+        rate: the learning rate of the update, or one for each k.
+        """
         bend = 0.5 * self.smoothness * rate**2
         return (rate - bend) * self.norm2 - bend * self.variance / k
 
@@ -50,29 +59,31 @@ class Gain(NamedTuple):
 def no_gain(depth: int) -> GainState:
     """The state without estimates. depth: D."""
     nothing = np.full(depth, np.nan)
-    return GainState(nothing, nothing, nothing, np.nan, 0.0)
+    return GainState(nothing, nothing, nothing, np.nan, 0.0, np.nan)
 
 
 def update_gain(state: GainState, happened: Iteration) -> GainState:
     """The state after one more iteration (DBW, eqs. (10) to (12)).
 
-    L+ compares the loss with that of the iteration before, so it is known one iteration later.
+    L+ compares the loss with that of the iteration before, so it is known one iteration later. The decrease and the
+    rate are those of the update before.
     """
     k = happened.quorum
     spread = happened.variance / k if np.isfinite(happened.variance) else 0.0
     norm2 = max(happened.norm2 - spread, 0.0) if np.isfinite(happened.variance) else np.nan
     smoothness = np.nan
     before = state.norm2[-1]
-    bottom = happened.rate**2 * (before + state.spread)
+    bottom = state.rate**2 * (before + state.spread)
     if np.isfinite(state.loss) and np.isfinite(before) and bottom > 0:
         decrease = state.loss - happened.loss
-        smoothness = 2.0 * (happened.rate * before - decrease) / bottom
+        smoothness = 2.0 * (state.rate * before - decrease) / bottom
     return GainState(
         _pushed(state.variance, happened.variance),
         _pushed(state.norm2, norm2),
         _pushed(state.smoothness, smoothness),
         happened.loss,
         spread,
+        happened.rate,
     )
 
 
@@ -85,10 +96,14 @@ def estimate(state: GainState) -> Gain:
     return Gain(_mean(state.variance), _mean(state.norm2), np.maximum(_mean(state.smoothness), 0.0))
 
 
+def fewest(state: GainState) -> int:
+    """The fewest gradients of the next update: two if the last D - 1 updates were from one each, so that at least one
+    estimate is left in the means of D (DBW, eqs. (10), (13))."""
+    return 2 if np.isnan(state.variance[1:]).all() else 1
+
+
 def _pushed(values: Array, newest: float) -> Array:
-    """The values with the newest added; the last estimate stays until there is another one."""
-    after = np.append(values[1:], newest)
-    return values if np.isnan(after).all() else after
+    return np.append(values[1:], newest)
 
 
 def _mean(values: Array) -> float:
@@ -203,17 +218,21 @@ class Dbw(Backup[DbwState]):
 
         n = min(self.workers, max(1, happened.present))
         k = np.arange(1, n + 1)
-        worth = self._worth(gains, k.astype(float), happened.rate)
+        rate = happened.rate if happened.rates is None else happened.rates[:n]
+        worth = self._worth(gains, k.astype(float), rate)
         worth = np.where(np.isnan(seconds[:n]), -np.inf, worth)
         if not np.any(worth > 0):
             return n, state
-        with np.errstate(divide="ignore"):
-            best = int(k[np.argmax(np.where(worth > 0, worth / seconds[:n], -np.inf))])
-        if rose:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            speed = np.where(worth > 0, worth / seconds[:n], -np.inf)
+        best = int(k[speed >= speed.max() * (1 - TIE)][-1])
+        if rose and happened.quorum < n:
             best = max(best, happened.quorum + 1)
+        if self.needs_variance:
+            best = max(best, fewest(gains))
         return min(best, n), state
 
-    def _worth(self, gains: GainState, k: Array, rate: float) -> Array:
+    def _worth(self, gains: GainState, k: Array, rate: float | Array) -> Array:
         """The gain of an update from k gradients; NaN as long as nothing is known, and then all are waited for."""
         found = estimate(gains)
         if self.worth == "noise":
@@ -236,5 +255,5 @@ class Blind(Dbw):
 
     needs_variance: ClassVar[bool] = False
 
-    def _worth(self, gains: GainState, k: Array, rate: float) -> Array:
+    def _worth(self, gains: GainState, k: Array, rate: float | Array) -> Array:
         return k

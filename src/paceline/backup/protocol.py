@@ -38,6 +38,7 @@ class Iteration(NamedTuple):
     norm2: squared norm of the aggregated gradient.
     variance: unbiased estimate of the summed variance of one gradient's components; NaN from one gradient.
     rate: learning rate of the update.
+    rates: learning rates that the next update would have from 1..n gradients, (n,); None if they are all ``rate``.
     """
 
     quorum: int
@@ -48,6 +49,7 @@ class Iteration(NamedTuple):
     variance: float
     rate: float
     timings: Timings
+    rates: Array | None = None
 
 
 class Backup(Protocol[S]):

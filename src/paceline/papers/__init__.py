@@ -91,7 +91,11 @@ def _written(paper: str, experiment: Callable[[bool], Found], out: Path, quick: 
 def data_folder() -> Path:
     """The folder of the traces and data sets for experiments, benchmarks and tests, which may not exist.
 
-    It is $PACELINE_DATA, or else shared/data in the repository.
+    It is $PACELINE_DATA, or else shared/data in the repository, or else a folder shared/data beside the checkout.
     """
     named = os.environ.get("PACELINE_DATA")
-    return Path(named) if named else Path(__file__).resolve().parents[3] / "shared" / "data"
+    if named:
+        return Path(named)
+    root = Path(__file__).resolve().parents[3]
+    beside = root.parent / "shared" / "data"
+    return beside if beside.is_dir() and not (root / "shared" / "data").is_dir() else root / "shared" / "data"

@@ -63,7 +63,7 @@ class Coordinator:
         self._dropped: Counter[str] = Counter()
         self._dropped_samples = 0
         self._changed: list[str] = []  # changes of the present workers since the last update
-        self._quorum, self._noise = Quorum(backup, n), GradientNoise()
+        self._quorum, self._noise = Quorum(backup, n, self._rates), GradientNoise()
         self._loads = Loads(self.balancer, self._shares)
         # Whether a rule needs the variance of the gradients, for which all of them are read once more.
         self.statistics = self._rate.needs_variance or (backup is not None and backup.needs_variance)
@@ -202,6 +202,10 @@ class Coordinator:
             else:
                 for worker in sorted(self.present.intersection(effect.workers)):
                     queue += self._release(worker, effect.version, effect.tag, now)
+
+    def _rates(self) -> Array:
+        known = self._noise.norm2, self._noise.variance
+        return np.array([self._rate.of(k, *known) for k in range(1, self.workers + 1)])
 
     def _apply(self, effect: Apply, now: float) -> None:
         used = [(g, *self._held_task(g)) for g in effect.gradients]
@@ -347,10 +351,13 @@ class Loads:
 
 
 class Quorum:
-    """Reports updates to the backup policy, and keeps the wanted quorum. backup: None if only the gate decides."""
+    """Reports updates to the backup policy, and keeps the wanted quorum. backup: None if only the gate decides.
 
-    def __init__(self, backup: Backup[Any] | None, workers: int) -> None:
-        self._backup, self.arrivals = backup, Arrivals(workers)
+    rates: the learning rates of an update from 1..n gradients, as they are now, (n,).
+    """
+
+    def __init__(self, backup: Backup[Any] | None, workers: int, rates: Callable[[], Array]) -> None:
+        self._backup, self.arrivals, self._rates = backup, Arrivals(workers), rates
         self.wanted = workers
         self._state: Any = None
         self._planned = False
@@ -371,7 +378,8 @@ class Quorum:
         """Note an update to this version, from ``fresh`` gradients of the version before, with this learning rate."""
         timings = self.arrivals.updated(version, now, fresh)
         if self._backup is not None:
-            happened = Iteration(fresh, present, now, moved.loss, moved.norm2, moved.variance, rate, timings)
+            measured = moved.loss, moved.norm2, moved.variance
+            happened = Iteration(fresh, present, now, *measured, rate, timings, self._rates())
             self.wanted, self._state = self._backup.step(self._state, happened)
 
     def planned(self, quorum: int | None, present: int) -> None:
