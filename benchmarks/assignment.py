@@ -11,7 +11,7 @@ import statistics
 import time
 from collections.abc import Callable
 from functools import partial
-from itertools import islice, pairwise
+from itertools import islice
 from typing import TypeVar
 
 import numpy as np
@@ -42,14 +42,11 @@ def timed(run: Callable[[], Found]) -> tuple[float, Found]:
     return time.perf_counter() - start, result
 
 
-def converged(problem: Problem, tolerance: float = 1e-6, iterations: int = 300) -> Iterate:
-    """Where |1 - t' / t| < tolerance in the successive convex approximation, or the last of ``iterations``."""
+def converged(problem: Problem, iterations: int = 300) -> Iterate:
+    """The last iterate of the successive convex approximation, or the last of ``iterations``."""
     assert isinstance(problem.delay, ShiftedExponential)
-    steps = islice(successive(problem.delay, problem.rows), iterations + 1)
-    for before, now in pairwise(steps):
-        if abs(1 - now.t / before.t) < tolerance:
-            break
-    return now
+    *_, last = islice(successive(problem.delay, problem.rows), iterations + 1)
+    return last
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import pytest
 
-from paceline.coded import Problem, ShiftedExponential, plan
+from paceline.coded import Problem, ShiftedExponential, plan, read_plan
 from support.commands import assert_refused, paceline
 
 GOOD = "master,worker,u,a\nx,v,1,1\nx,w,2,0.5\nx,z,4,0.25\ny,v,1,1\ny,w,3,0.4\ny,z,2,0.5\n"
@@ -84,6 +84,33 @@ def test_deadline_tells_the_probability(workers):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert "with probability 1" in run(workers, "--rows", "100", "--deadline", "1e99").stdout
+
+
+def test_a_deadline_that_cannot_be_met_is_refused(workers, tmp_path):
+    out = tmp_path / "plan.json"
+    assert_refused(run(workers, "--rows", "100", "--deadline", "3", "--json", out), "give a later deadline")
+    assert not out.exists()
+
+
+def test_a_plan_that_survives_says_how_many_workers_may_be_lost_and_is_read_back(tmp_path):
+    file, out = tmp_path / "workers.csv", tmp_path / "plan.json"
+    file.write_text("master,worker,u,a\n" + "".join(f"x,w{n},{n + 1},{1 / (n + 1)}\n" for n in range(4)))
+    arguments = (file, "--rows", "100", "--json", out)
+    assert "whichever they are: x 0." in " ".join(run(*arguments).stdout.split())
+    shown = run(*arguments, "--redundancy", "2", "--survive", "1").stdout
+    assert "whichever they are: x 1." in " ".join(shown.split())
+    made = read_plan(out)
+    assert made.redundancy[0] >= 2 - 1e-9
+    assert made.survive == made.may_lose[0] == 1
+    for lost in range(4):
+        assert np.delete(made.rows_assigned[0], lost).sum() >= 100
+    assert_refused(run(*arguments, "--survive", "4"), "add workers")
+    assert_refused(run(*arguments, "--survive", "1", "--deadline", "99"), "leave out --survive")
+
+
+def test_fewer_rows_than_workers_are_warned_of(workers):
+    assert "master 'y' has L = 1 for 2 workers" in run(workers, "--rows", "1", "--assign", "exact").stderr
+    assert "warning" not in run(workers, "--rows", "9", "--assign", "exact").stderr
 
 
 def test_a_probabilistic_plan_that_may_never_finish_says_so(workers):

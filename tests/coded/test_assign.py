@@ -93,6 +93,18 @@ def test_linear_programme_divides_at_most_one_worker_less_than_there_are_masters
     assert (((k > 1e-9) & (k < 1 - 1e-9)).any(0)).sum() <= 3
 
 
+@pytest.mark.parametrize("ratio", [1.0, 1e-3, 1e8, 1e12])
+def test_linear_programme_of_very_different_rows_equals_a_division_by_hand(ratio):
+    """Two masters: workers in the order of v0 / v1, the first ones to master 0, one of them divided."""
+    values = draw(2, 9, 5) * np.array([[ratio], [1.0]])
+    order = np.argsort(values[1] / values[0])
+    first, second = values[:, order]
+    before, after = np.cumsum(first) - first, second.sum() - np.cumsum(second)
+    n = int(np.argmax(before + first >= after))
+    part = (after[n] + second[n] - before[n]) / (first[n] + second[n])  # both masters have the same sum
+    assert level(values, probabilistic(values)) == pytest.approx(before[n] + part * first[n], rel=1e-6)
+
+
 def test_simple_greedy_by_hand():
     # pairs 9 (master 0, worker 2) and 8 (master 1, worker 1) first; then master 1, at 8, takes worker 0
     values = np.array([[5.0, 7.0, 9.0, 1.0], [4.0, 8.0, 6.0, 2.0]])

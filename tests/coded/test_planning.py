@@ -98,6 +98,14 @@ def test_uncoded_uniform_time_is_the_mean_of_the_slowest():
     assert made.t_star[0] == pytest.approx(100 * (0.5 + 11 / 6), rel=1e-6)
 
 
+@pytest.mark.parametrize("assign", ["uniform", "exact"])
+@pytest.mark.parametrize("rows", [1, 3, 5])
+def test_uncoded_time_of_fewer_rows_than_workers_is_that_of_whole_rows(assign, rows):
+    made = plan(random_problem(1, 8, rows, np.random.default_rng(0)), assign, coded=False)
+    mean = simulate(made, 40_000, np.random.default_rng(1)).mean()
+    assert mean.low * 0.99 < made.t_star[0] < mean.high * 1.01
+
+
 @pytest.mark.parametrize("k", [0.4, 1.0, 4.0])
 def test_uncoded_time_of_one_worker_is_its_mean_however_heavy_the_tail(k):
     delay = Weibull(np.array([[2.0]]), np.array([[0.5]]), np.array([[k]]))

@@ -31,6 +31,17 @@ def test_every_iterate_is_a_feasible_point_of_p3():
         assert (z.k.sum(0) <= 1 + 1e-9).all()
 
 
+def test_sca_stops_where_t_changes_by_less_than_one_millionth():
+    """Sun et al., Alg. 3, lines 1 to 6."""
+    problem = random_problem(2, 10, 1e4, np.random.default_rng(0))
+    trace = np.array([z.t for z in successive(problem.delay, problem.rows)])
+    change = np.abs(1 - trace[1:] / trace[:-1])
+    assert change[-1] < 1e-6
+    assert (change[:-1] >= 1e-6).all()
+    further = itertools.islice(successive(problem.delay, problem.rows, stop=0), len(trace) + 5)
+    np.testing.assert_array_equal([z.t for z in further][: len(trace)], trace)
+
+
 def test_a_ratio_out_of_range_is_refused():
     problem = random_problem(2, 6, 1e4, np.random.default_rng(0))
     with pytest.raises(PacelineError, match="decreasing ratio"):

@@ -237,6 +237,10 @@ def recoding_on_loss_needs_no_one_to_ask(mortal, kill):
         kill("w0", "w2")
         with pytest.raises(PacelineError, match="none of the workers"):
             several(coded, x)
+        with pytest.raises(PacelineError, match=r"none of the workers.*pool\.replace"):
+            coded.recode()
+        mortal.replace("w2")
+        assert close_to(coded @ x, a @ x)
 
 
 def test_a_frozen_worker_costs_nothing_and_comes_back(pool, frozen):

@@ -62,6 +62,10 @@ def command(
         if never > 0:
             chance = f"is never done with probability {never:.2g}, when the workers drawn hold too few rows"
             typer.echo(f"warning: master {name!r} {chance}; 'exact' divides no worker", err=True)
+    for m, name in enumerate(problem.masters):
+        if made.coded and problem.rows[m] < (many := len(made.workers_of(m))):
+            few = f"has L = {problem.rows[m]:.0f} for {many} workers: t* is that of fractions of rows, and whole rows"
+            typer.echo(f"warning: master {name!r} {few} take longer; plan with fewer workers", err=True)
     text = made.dumps()
     if json == "-":
         typer.echo(text, nl=False)

@@ -197,18 +197,21 @@ def _unit(values: Array) -> float:
 
 
 def _scale(values: Array) -> float:
-    """The divisor that brings the coefficients and the objective near 1 for the solver."""
+    """The level that brings the solver's V near 1: the poorest master's part of all workers."""
     masters, workers = values.shape
-    return float(values.max()) * workers / masters
+    return float(values.max(1).min()) * workers / masters
 
 
-def _constraints(values: Array, usable: NDArray[np.bool_]) -> tuple[Any, Array]:
-    """(matrix, right side): V - sum_n k v <= 0 for each m, sum_m k <= 1 for each n; columns k of usable pairs, V."""
+def _constraints(values: Array, usable: NDArray[np.bool_], unit: Array) -> tuple[Any, Array]:
+    """(matrix, right side): V - sum_n k v <= 0 for each m, sum_m k <= 1 for each n; columns: usable pairs, V.
+
+    unit: what a 1 of a pair's variable stands for as a portion k, shape (M,); V is in units of ``_scale``.
+    """
     from scipy import sparse
 
     masters, workers = values.shape
-    sums = sparse.block_diag(list(-values[:, None] / _scale(values)))
-    once = sparse.hstack([sparse.eye(workers)] * masters)
+    sums = sparse.block_diag(list(-values[:, None] * unit[:, None, None] / _scale(values)))
+    once = sparse.hstack([sparse.eye(workers) * each for each in unit])
     pairs = sparse.vstack([sums, once], "csc")[:, np.flatnonzero(usable)]
     at_most = np.repeat([0.0, 1.0], [masters, workers])
     return sparse.hstack([pairs, sparse.csc_matrix(1 - at_most[:, None])], "csr"), at_most
@@ -223,9 +226,11 @@ def _relaxation(values: Array) -> tuple[Array, Array]:
     from scipy.optimize import linprog
 
     masters = len(values)
+    # With L of very different sizes a master may need portions far below the solver's tolerance.
+    unit = np.minimum(_scale(values) / values.max(1), 1.0)
     usable = np.ones(values.shape, bool) if values.size <= FEW_PAIRS else _promising(values)
     while True:
-        matrix, most = _constraints(values, usable)
+        matrix, most = _constraints(values, usable, unit)
         goal = np.zeros(matrix.shape[1])
         goal[-1] = -1.0
         result = linprog(goal, matrix, most, bounds=(0, None), method="highs")
@@ -235,19 +240,20 @@ def _relaxation(values: Array) -> tuple[Array, Array]:
             )
         prices = -result.ineqlin.marginals
         reduced = prices[masters:] - prices[:masters, None] * values / _scale(values)
-        if usable.all() or not (missed := (reduced < -1e-9) & ~usable).any():
+        if usable.all() or not (missed := (reduced * unit[:, None] < -1e-9) & ~usable).any():
             break
         usable |= missed
     k = np.zeros(values.shape)
-    k[usable] = np.clip(result.x[:-1], 0.0, 1.0)
+    k[usable] = np.maximum(result.x[:-1], 0.0)
     k[k < 1e-12] = 0.0
+    k = np.minimum(k * unit[:, None], 1.0)
     k[k > 1 - 1e-12] = 1.0
     return k / np.maximum(k.sum(0), 1.0), reduced * _scale(values)
 
 
 def _promising(values: Array) -> NDArray[np.bool_]:
     """Pairs within a few per cent of the worker's best, at prices at which the masters' sums are about equal."""
-    log_price = np.zeros(len(values))
+    log_price = -np.log(values.mean(1))  # masters of very different L begin alike
     for turn in range(150):
         priced = np.exp(log_price)[:, None] * values
         owner = np.argmax(priced, axis=0)
@@ -263,7 +269,7 @@ def _integer(
     """Whole k with a level of at least ``floor`` from usable pairs alone; None if none was found in ``seconds``."""
     from scipy.optimize import LinearConstraint, milp
 
-    matrix, most = _constraints(values, np.ones(values.shape, bool))
+    matrix, most = _constraints(values, np.ones(values.shape, bool), np.ones(len(values)))
     if unit:
         matrix[:, [-1]] *= unit / _scale(values)  # V is a whole number of units
     goal = np.zeros(values.size + 1)

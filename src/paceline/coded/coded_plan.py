@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,8 +45,8 @@ class CodedPlan:
     """An assignment with its loads.
 
     probability: k, shape (M, N), 1 for a dedicated worker; loads: rows as planned, fractional, shape (M, N).
-    t_star: milliseconds by which each master's rows are expected, shape (M,); for an uncoded plan the mean
-        time until all its workers are done.
+    t_star: milliseconds by which each master's rows are expected, shape (M,), from the fractional loads; for an
+        uncoded plan the mean time until all its workers are done with their whole rows.
     survive: workers of a master that may be lost, whichever they are; ``coded.stretched`` plans for them.
     """
 
@@ -187,7 +187,8 @@ def finish(
     if not coded:
         weight = (k > 0) / (1.0 if assign == "uniform" else problem.delay.mean())
         loads = problem.rows[:, None] * weight / weight.sum(1, keepdims=True)
-        return CodedPlan(problem, assign, coded, k, loads, expected_completion(problem, loads))
+        made = CodedPlan(problem, assign, coded, k, loads, problem.rows)
+        return replace(made, t_star=expected_completion(problem, made.rows_assigned))
     t = completion(problem, k, rate)
     if not np.isfinite(t).all():
         name = problem.masters[int(np.argmax(~np.isfinite(t)))]

@@ -19,9 +19,10 @@ from paceline.errors import PacelineError, number
 UNITS = 1000  # resolution of the search; the probabilities returned are exact
 SCALES = np.exp(np.linspace(np.log(0.4), np.log(2.5), 61))
 STEPS = (0.8, 0.95, 0.99, 1.01, 1.05, 1.25)
-STARTS = 3
+STARTS = (3, 2, 2)  # loads of each kind from which the search starts
 MOVES = 10  # the most workers that are moved
 PAIRS = 16  # up to this many workers, changes of two loads are tried
+IMPOSSIBLE = 1e-12  # probabilities below are rounding errors of a sum that is 1
 PORTIONS = (0.03, 0.003)  # portions of L that are moved from one load to another
 
 
@@ -88,17 +89,17 @@ def by_deadline(made: CodedPlan, t: float) -> tuple[CodedPlan, Array]:
         mine[taker].append(worker)
         for m in (giver, taker):
             loads[m], chances[m] = _best_loads(problem, m, sorted(mine[m]), t)
-    for m in masters:
-        if chances[m] <= 0:
-            raise PacelineError(
-                f"no loads can be done by {t:g} ms for master {problem.masters[m]!r}: its expected time is "
-                f"{made.t_star[m]:.6g} ms; give a later deadline or add workers"
-            )
     k = (loads > 0).astype(float)
     assign, t_star = f"{made.assign}, by deadline", np.full(len(mine), t)
     planned = replace(made, assign=assign, probability=k, loads=loads, t_star=t_star)
     everyone = np.arange(problem.shape[1])
     exact = [_done(problem, m, everyone, whole, t, None) for m, whole in enumerate(planned.rows_assigned)]
+    for m in masters:
+        if exact[m] < IMPOSSIBLE:
+            raise PacelineError(
+                f"no loads were found that can be done by {t:g} ms for master {problem.masters[m]!r}: its expected "
+                f"time is {made.t_star[m]:.6g} ms; give a later deadline or add workers"
+            )
     return planned, np.array(exact)
 
 
@@ -113,7 +114,8 @@ def _done(
 
 
 def _scaled(problem: Problem, m: int, workers: list[int], t: float) -> list[tuple[float, Array]]:
-    """(probability, loads) for multiples of Theorem 1's loads for this t, the most probable first."""
+    """(probability, loads), the most probable first: the best multiples of Theorem 1's loads for this t, those with
+    just enough rows, and equal loads."""
     n = np.array(workers)
     phi = problem.delay.take((m, n)).peak()[0]
     left = np.maximum(t - problem.wait[m, n], 0.0)
@@ -121,10 +123,13 @@ def _scaled(problem: Problem, m: int, workers: list[int], t: float) -> list[tupl
     share = np.sort(left / phi)
     sums = share.sum(), share[:-1].sum(), share[1:].sum()
     just = [(1 + 1e-9) * problem.rows[m] / each for each in sums if each > 0]
-    multiples = [scale * left / phi for scale in [*SCALES, *just]]
-    # Equal loads of which any j suffice.
-    multiples += [np.where(left > 0, problem.rows[m] / j * (1 + 1e-9), 0.0) for j in range(1, len(n) + 1)]
-    found = [(_done(problem, m, n, loads, t), loads) for loads in multiples]
+    # Of the equal loads any j suffice.
+    equal = [np.where(left > 0, problem.rows[m] / j * (1 + 1e-9), 0.0) for j in range(1, len(n) + 1)]
+    kinds = [[scale * left / phi for scale in SCALES], [scale * left / phi for scale in just], equal]
+    found = []
+    for kind, most in zip(kinds, STARTS, strict=True):
+        each = [(_done(problem, m, n, loads, t), loads) for loads in kind]
+        found += sorted(each, key=lambda one: -one[0])[:most]
     return sorted(found, key=lambda each: -each[0])
 
 
@@ -132,7 +137,7 @@ def _best_loads(problem: Problem, m: int, workers: list[int], t: float) -> tuple
     """(loads of shape (N,), probability): by hill climbing from the best multiples of Theorem 1's loads."""
     n = np.array(workers)
     starts = _scaled(problem, m, workers, t)
-    climbed = [_climbed(problem, m, n, t, *start) for start in starts[:STARTS]]
+    climbed = [_climbed(problem, m, n, t, *start) for start in starts]
     best, loads = max(climbed, key=lambda each: each[0])
     whole = np.zeros(problem.shape[1])
     whole[n] = np.minimum(np.ceil(loads - 1e-9), problem.rows[m])  # more than L rows are of no use

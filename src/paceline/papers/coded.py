@@ -158,13 +158,16 @@ class Iterate(NamedTuple):
     t: float
 
 
-def successive(delay: ShiftedExponential, rows: Array, alpha: float = 1e-3) -> Iterator[Iterate]:
-    """Algorithm 3: yields z_0, z_1, ... without end, from k = 1 / M with its best loads.
+def successive(
+    delay: ShiftedExponential, rows: Array, alpha: float = 1e-3, stop: float = 1e-6
+) -> Iterator[Iterate]:
+    """Algorithm 3: yields z_0, z_1, ... from k = 1 / M with its best loads, until they are stationary.
 
     It serves for comparison: ``probabilistic`` reaches the same optimum as one linear programme (docs/coded.md has
     the proof). Needs cvxpy.
 
     alpha: decreasing ratio of the step sizes gamma_{r+1} = gamma_r (1 - alpha gamma_r), in (0, 1).
+    stop: the iterate with |1 - t' / t| below it is the last; 0 never stops.
 
     Loads are in units of the largest L times M / N, and times accordingly: with unscaled rows the solver's tolerance
     is larger than the constraint's slack, and its answers are infeasible by tens of percent. Sun et al.,
@@ -231,8 +234,11 @@ def successive(delay: ShiftedExponential, rows: Array, alpha: float = 1e-3) -> I
             )
         k = k + gamma * (np.clip(np.asarray(k_next.value), 0, 1) - k)
         loads = loads + gamma * (np.maximum(np.asarray(l_next.value), 0) - loads)
-        t = t + gamma * (float(np.asarray(t_next.value)) - t)
+        before, t = t, t + gamma * (float(np.asarray(t_next.value)) - t)
         gamma *= 1 - alpha * gamma
+        if abs(1 - t / before) < stop:
+            yield Iterate(k, loads * load_unit, t * time_unit)
+            return
 
 
 def fig4(quick: bool) -> Found:
@@ -249,7 +255,7 @@ def fig4(quick: bool) -> Found:
     rows: list[dict[str, Any]] = []
     last: dict[str, float] = {}
     for alpha in (0.1, 0.01, 0.001):
-        trace = [z.t for z in islice(successive(delay, problem.rows, alpha), iterations + 1)]
+        trace = [z.t for z in islice(successive(delay, problem.rows, alpha, stop=0), iterations + 1)]
         axes.plot(np.array(trace) / 1000, label=f"SCA, alpha = {alpha:g}")
         last[f"{alpha:g}"] = trace[-1]
         below = next((i for i, t in enumerate(trace) if t < levels["iterated"]), None)

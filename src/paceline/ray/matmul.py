@@ -67,7 +67,7 @@ class CodedMatrix(Closing):
 
     A is real or complex, of single or double precision; other types become float64 or complex128. The product with
     a complex x is complex. Decoding multiplies rounding errors: ``last.error`` is the expected one, relative. float64
-    is accurate to about 1e-10 with the blocks that suffice. float32 waits for further blocks until about 4e-6 is
+    is accurate to about 1e-10 with the blocks that suffice. float32 waits for further blocks until about 8e-6 is
     expected, but at most as long again as the product has taken; with too little redundancy, errors of 1e-3 remain.
 
     It serves as a ``scipy.sparse.linalg.LinearOperator`` (``aslinearoperator``), so that SciPy's solvers can use it.
