@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import threading
 import time
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -102,7 +101,7 @@ def accuracy(quick: bool) -> None:
 def cost(workers: int, rounds: int) -> None:
     series = bursty(np.random.default_rng(0), rounds=rounds, workers=workers)
     print(f"{workers} workers: milliseconds of processor time a round, from round 150 on")
-    print(f"  {'forecast':28}{'median':>9}{'mean':>9}{'99 %':>9}{'worst':>9}")
+    print(f"  {'forecast':40}{'median':>9}{'mean':>9}{'99 %':>9}{'worst':>9}")
     for method in METHODS:
         made = forecast.create(method)
         state, spent = made.init((workers,)), []
@@ -110,10 +109,13 @@ def cost(workers: int, rounds: int) -> None:
             reading = Reading(series.speed[k - 1], series.cpu[k], series.memory[k])
             start = time.thread_time()
             _, state = made.step(state, reading)
-            spent.append(1e3 * (time.thread_time() - start))
-        late = np.array(spent[150:])
-        row = (np.median(late), late.mean(), np.quantile(late, 0.99), late.max())
-        print(f"  {method:28}" + "".join(f"{x:9.2f}" for x in row))
+            predicted = time.thread_time()
+            state = made.train(state)
+            spent.append([1e3 * (predicted - start), 1e3 * (time.thread_time() - predicted)])
+        for what, late in zip(("", " (training)"), np.array(spent[150:]).T, strict=True):
+            if not what or made.trains:
+                row = (np.median(late), late.mean(), np.quantile(late, 0.99), late.max())
+                print(f"  {method + what:40}" + "".join(f"{x:9.2f}" for x in row))
     print()
 
 
@@ -142,22 +144,25 @@ def beside(workers: int, rounds: int) -> None:
     for k in range(1, rounds + 200):
         reading = Reading(series.speed[k - 1], series.cpu[k], series.memory[k])
         start = time.perf_counter()
-        decision = aside.submit(partial(made.step, state, reading))
+        _, predicted = made.step(state, reading)
+        training = aside.submit(made.train, predicted)
         handed.append(time.perf_counter() - start)
         behind.append(step() + handed[-1])
-        decision.result()  # let it finish, so that the next steps run alone
+        training.result()  # let it finish, so that the next steps run alone
         alone.append(step())
         start = time.perf_counter()
         _, state = made.step(state, reading)
+        state = made.train(state)
         inline.append(time.perf_counter() - start + step())
     base = np.median(alone[200:])
     print(
         f"a training step of {1e3 * base:.1f} ms with NARX of {workers} workers: medians of {rounds} rounds in turns"
     )
-    for label, spent in (("in the step", inline), ("aside", behind)):
+    for label, spent in (("in the step", inline), ("trained aside", behind)):
         print(f"  {label:20}{np.median(spent[200:]) / base:8.3f} x the step alone")
     print(
-        f"  handing over{1e3 * np.median(handed[200:]):12.3f} ms; threads alive: {threading.active_count()}"
+        f"  predicting, handing over{1e3 * np.median(handed[200:]):8.3f} ms; threads alive: "
+        f"{threading.active_count()}"
     )
 
 

@@ -197,10 +197,10 @@ MUTATIONS = (
         ("test_balancer.py::test_a_plan_takes_effect_one_round_and_the_lag_later",),
     ),
     Mutation(
-        "plans: a decision that is made aside comes a round late",
-        "self._pending = (step + 2 + self.lag, pending)",
-        "self._pending = (step + 3 + self.lag, pending)",
-        ("test_balancer.py::test_a_policy_that_trains_takes_a_round_more",),
+        "plans: what was trained in the background is forgotten",
+        "self._state, failed = self._trained()",
+        "failed = self._trained()[1]",
+        ("test_balancer.py::test_plans_are_those_of_step_and_training_in_turns",),
     ),
     Mutation(
         "plans: batch norm gets one sample",

@@ -1,4 +1,4 @@
-"""The decision loop: when plans take effect, what a checkpoint holds, and decisions made aside."""
+"""The decision loop: when plans take effect, what a checkpoint holds, and training in the background."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from paceline import policies
 from paceline.balancer import Balancer
 from paceline.errors import PacelineError
-from paceline.rounds import Array, Cluster, PieceTimes
+from paceline.rounds import Array, Cluster, PieceTimes, Round
 from paceline.samples import CostLearner, SampleCosts
 
 SECONDS = np.array([1.0, 1.0, 2.0, 4.0]) / 1e3
@@ -118,10 +118,37 @@ def test_a_plan_takes_effect_one_round_and_the_lag_later(lag: int) -> None:
     assert played[lag + 1][3] < 15
 
 
-def test_a_policy_that_trains_takes_a_round_more() -> None:
-    played = play(balancer("level:forecast=narx"), 0, 3)
-    assert played[:2] == [[25, 25, 25, 25]] * 2
-    assert played[2][3] < 15
+@pytest.mark.parametrize(
+    "text", ["level:forecast=narx", "lbbsp-cpu:forecast=arima", "auto:forecast=recurrent"]
+)
+def test_trained_forecast_plans_the_next_round(text: str) -> None:
+    """LB-BSP, Alg. 1, manager, lines 1 to 3."""
+    played = play(balancer(text), 0, 2)
+    assert played[0] == [25, 25, 25, 25]
+    assert played[1][3] < 15
+
+
+@pytest.mark.parametrize("policy", ["level", "lbbsp-cpu", "factoring"])
+@pytest.mark.parametrize("forecast", ["narx:warmup=130;fallback=no", "arima", "recurrent:warmup=130"])
+def test_plans_are_those_of_step_and_training_in_turns(policy: str, forecast: str) -> None:
+    """LB-BSP, Alg. 1, manager, lines 1 to 6: the background thread changes nothing about the decisions."""
+    cluster, rng = Cluster(3, 90), np.random.default_rng(0)
+    text = f"{policy}:forecast={forecast}"
+    loop, alone = Balancer(policies.create(text, cluster)), policies.create(text, cluster)
+    plan, state = alone.init()
+    trained = 0
+    for step in range(160):
+        np.testing.assert_array_equal(loop.plan(step).shares, plan.shares)
+        cpu, memory = rng.uniform(0.2, 1, (2, 3))
+        seconds = plan.shares * 90 * 1e-3 * np.array([1, 2, 4]) * np.exp(0.05 * rng.standard_normal(3))
+        loads = np.asarray(plan.shares * 90)
+        overhead, _ = loop.report(step, loads, seconds, cpu=cpu, memory=memory)  # type: ignore[arg-type]
+        happened = Round(loads / loads.sum(), seconds, float(loads.sum()), overhead, cpu=cpu, memory=memory)
+        plan, state = alone.step(state, happened)
+        before, state = state, alone.train(state)
+        pairs = zip(policies.leaves(before), policies.leaves(state), strict=True)
+        trained += any(not np.array_equal(*pair, equal_nan=True) for pair in pairs)
+    assert trained >= 1
 
 
 @pytest.mark.parametrize(
@@ -140,7 +167,7 @@ def test_going_on_from_a_checkpoint_is_going_on(policy: str, lag: int) -> None:
     assert before.digest == whole.digest
 
 
-def test_an_error_made_aside_is_raised() -> None:
+def test_error_in_the_training_is_raised_by_the_next_report() -> None:
     class Failing:
         cluster = Cluster(2, 10)
         needs_upcoming = False
@@ -150,13 +177,19 @@ def test_an_error_made_aside_is_raised() -> None:
             return policies.create("equal", self.cluster).init()
 
         def step(self, state, round):  # type: ignore[no-untyped-def]
+            return policies.create("equal", self.cluster).step(state, round)
+
+        def train(self, state):  # type: ignore[no-untyped-def]
             raise ZeroDivisionError
 
     loop = Balancer(Failing())  # type: ignore[arg-type]
     assert not loop.needs_readings
     loop.report(0, np.array([5, 5]), np.array([1.0, 1.0]))
-    with pytest.raises(ZeroDivisionError):
-        loop.report(1, np.array([5, 5]), np.array([1.0, 1.0]))
+    assert loop.state_dict()["newest"]["shares"] == [0.5, 0.5]
+    for step in (1, 2):
+        with pytest.raises(ZeroDivisionError):
+            loop.report(step, np.array([5, 5]), np.array([1.0, 1.0]))
+        assert loop.loads(step + 1, 10).tolist() == [5, 5]
 
 
 def test_quanta_and_floors() -> None:

@@ -2,8 +2,8 @@
 
 Every rank runs the same loop on the same reports and so makes the same plans. A plan made from round t takes
 effect in round t + 1 + lag; lag is the number of rounds that loaders prefetch or that measurements arrive late.
-A policy whose forecast trains decides in a background thread at low priority, while the next round runs: its plan
-takes effect one more round later, on every rank alike.
+A policy whose forecast trains does that in a background thread at low priority, while the next round runs. The model
+that it has then decides after that round, on every rank alike.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Balancer:
         self._newest = plan
         if self._most:  # what fits does not depend on the policy
             self._most = {step: policies.in_force(self._most, max(self._most))}
-        self._pending: tuple[int, Future[tuple[Plan, Any]]] | None = None  # the background thread's decision
+        self._training: Future[Any] | None = None  # the state that the background thread makes
 
     def _holds(self, step: int, plan: Plan) -> None:
         """Put the plan in force from round ``step`` on; no plan may hold from a later round."""
@@ -238,7 +238,8 @@ class Balancer:
             too short for claims: "auto" plans it whole, as "level" does. 0 if no round of this engine is too short.
         gradients: what is known of them, if the engine can leave some of them out.
         Returns (the overhead fitted to each worker, the shares planned), each of shape (n,). Errors of the policy
-        are raised here; the plans then stay as before, and the next round can be reported.
+        are raised here, those of its training by the next call; the plans then stay as before, and the next round
+        can be reported.
         """
         seconds = measurable(seconds)
         known = np.zeros(seconds.shape) if known_overhead is None else measurable(known_overhead)
@@ -259,20 +260,12 @@ class Balancer:
         brief = bool(np.fmax.reduce(seconds) < short or (least and np.nanmean(seconds) < least))
         more = {"cpu": cpu, "memory": memory, "pieces": pieces, "gradients": gradients}
         happened = self._happened(ran, seconds, known, moved, **more)
-        failed: BaseException | None = None
-        if self._aside is None:
-            self._newest, self._state = self._step(self._state, happened, brief)
-            self._holds(step + 1 + self.lag, self._newest)
-        else:
-            if self._pending is not None:
-                takes_effect, pending = self._pending
-                failed = pending.exception()
-                if failed is None:
-                    self._newest, self._state = pending.result()
-                    self._holds(takes_effect, self._newest)
-            state = self._state
-            pending = self._aside.submit(lambda: self._step(state, happened, brief))
-            self._pending = (step + 2 + self.lag, pending)
+        self._state, failed = self._trained()
+        self._training = None
+        self._newest, self._state = self._step(self._state, happened, brief)
+        self._holds(step + 1 + self.lag, self._newest)
+        if self._aside is not None:
+            self._training = self._aside.submit(self.policy.train, self._state)
         kept = self._plans, self._models, self._most
         self._plans, self._models, self._most = (policies.since(each, step + 1) for each in kept)
         if failed is not None:
@@ -280,6 +273,13 @@ class Balancer:
         if _log.isEnabledFor(logging.DEBUG):
             _log.debug("%s", _sentence(step, loads, seconds, self._newest))
         return happened.overhead, self._newest.shares
+
+    def _trained(self) -> tuple[Any, BaseException | None]:
+        """The state after the training in the background, for which it waits; or as before, and why it failed."""
+        if self._training is None:
+            return self._state, None
+        failed = self._training.exception()
+        return (self._training.result() if failed is None else self._state), failed
 
     @property
     def steady(self) -> bool:
@@ -328,12 +328,7 @@ class Balancer:
 
     def state_dict(self) -> dict[str, Any]:
         """Policy state, fitted costs and the plans not yet in force, as plain lists and numbers."""
-        plans, state, newest = self._plans, self._state, self._newest
-        if self._pending is not None:
-            takes_effect, decision = self._pending
-            if decision.exception() is None:  # else ``report`` raises it, and changes nothing
-                newest, state = decision.result()
-                plans = plans | {takes_effect: newest}
+        state, _ = self._trained()  # ``report`` raises an error of the training
         kept = {
             "workers": self.policy.cluster.workers,
             "lag": self.lag,
@@ -341,8 +336,8 @@ class Balancer:
             "fit": [leaf.tolist() for leaf in policies.leaves(self._fit)],
             "warm": self._warm,
             "cost": self._cost,
-            "plans": {step: policies.plan_as_lists(plan) for step, plan in plans.items()},
-            "newest": policies.plan_as_lists(newest),
+            "plans": {step: policies.plan_as_lists(plan) for step, plan in self._plans.items()},
+            "newest": policies.plan_as_lists(self._newest),
         }
         if self.learner is not None:
             kept["costs"] = self.learner.state_dict(self._models)

@@ -78,6 +78,7 @@ def test_a_quadratic_is_continued_exactly() -> None:
     state = made.init((1,))
     for v in speed:
         predicted, state = made.step(state, Reading(np.array([v])))
+        state = made.train(state)
     assert predicted[0] == pytest.approx(50 + 0.02 * 60**2, rel=1e-6)
 
 
@@ -90,6 +91,7 @@ def test_wild_series_stay_within_sight() -> None:
         speed = 100 * np.exp(rng.standard_t(1.5, size=50).clip(-3, 3))
         seen.append(speed)
         predicted, state = made.step(state, Reading(speed))
+        state = made.train(state)
         assert np.all(predicted <= 2 * np.max(seen, axis=0))
         assert np.all(predicted >= 0.5 * np.min(seen, axis=0) * (1 - 1e-12))
 

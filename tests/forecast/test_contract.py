@@ -39,6 +39,7 @@ def walk(made: forecast.AnyForecast, readings: list[Reading], shape: tuple[int, 
     state, out = made.init(shape), []
     for reading in readings:
         predicted, state = made.step(state, reading)
+        state = made.train(state)
         out.append(predicted)
     return np.array(out)
 
@@ -75,13 +76,14 @@ def test_a_kept_state_replays(made: forecast.AnyForecast) -> None:
     readings = stream(2, (3,))
     state = made.init((3,))
     for reading in readings[:10]:
-        _, state = made.step(state, reading)
+        state = made.train(made.step(state, reading)[1])
     kept = policies.restore(state, policies.leaves(state))  # saved and loaded: every part is an array
     straight, again = state, kept
     for reading in readings[10:]:
         a, straight = made.step(straight, reading)
         b, again = made.step(again, reading)
         np.testing.assert_array_equal(a, b)
+        straight, again = made.train(straight), made.train(again)
     c, _ = made.step(kept, readings[10])
     d, _ = made.step(state, readings[10])
     np.testing.assert_array_equal(c, d)
@@ -147,13 +149,14 @@ def test_a_policy_goes_on_from_a_stored_state(name: str) -> None:
     ]
     _, state = policy.init()
     for each in rounds[:20]:
-        _, state = policy.step(state, each)
+        state = policy.train(policy.step(state, each)[1])
     stored = [leaf.tolist() for leaf in policies.leaves(state)]
     again = policies.restore(policy.init()[1], stored)
     for each in rounds[20:]:
         plan, state = policy.step(state, each)
         other, again = policy.step(again, each)
         np.testing.assert_array_equal(plan.shares, other.shares)
+        state, again = policy.train(state), policy.train(again)
 
 
 def test_no_cpu_or_memory_reading_is_no_error(made: forecast.AnyForecast) -> None:

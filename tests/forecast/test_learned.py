@@ -23,6 +23,7 @@ def after(made: forecast.AnyForecast, series: Series, rounds: int) -> LearnedSta
     state = made.init(series.speed.shape[1:])
     for k in range(1, rounds):
         _, state = made.step(state, Reading(series.speed[k - 1], series.cpu[k], series.memory[k]))
+        state = made.train(state)
     return state
 
 
@@ -62,6 +63,7 @@ def test_a_drop_in_the_reading_is_believed_before_any_round_is_slow(busy: Series
     high, low = np.full(6, 0.9), np.full(6, 0.45)
     for _ in range(5):
         before, state = made.step(state, Reading(state.ema, high, high))
+        state = made.train(state)
     dropped, _ = made.step(state, Reading(state.ema, low, high))
     assert np.all(dropped < 0.75 * before)
 
@@ -75,6 +77,7 @@ def test_ema_takes_over_when_readings_turn_to_nonsense(busy: Series) -> None:
         speed = 80 * rng.uniform(0.98, 1.02, 6)  # steady, while the meters jump about
         predicted, state = made.step(state, Reading(speed, rng.random(6), rng.random(6)))
         trusted.append(predicted != state.ema)
+        state = made.train(state)
     assert not np.any(trusted[-20:])
     frank = forecast.create("narx:warmup=400,fallback=false")
     predicted, later = frank.step(state, Reading(speed, rng.random(6), rng.random(6)))
@@ -87,7 +90,8 @@ def test_training_stops_when_little_is_gained_and_resumes_with_a_new_block() -> 
     made = forecast.create("narx")
     state, moved = made.init((4,)), []
     for _ in range(400):
-        _, following = made.step(state, Reading(rng.uniform(50, 60, 4), rng.random(4), rng.random(4)))
+        _, state = made.step(state, Reading(rng.uniform(50, 60, 4), rng.random(4), rng.random(4)))
+        following = made.train(state)
         moved.append(np.any(following.parameters != state.parameters))
         state = following
     late = np.array(moved[-4 * BLOCK :])
@@ -104,6 +108,7 @@ def test_models_take_turns_where_they_are_many(busy: Series, monkeypatch: pytest
     for k in range(3):
         index = 4 * BLOCK + k
         _, state = made.step(state, Reading(busy.speed[index - 1], busy.cpu[index], busy.memory[index]))
+        state = made.train(state)
     moved = np.any(state.parameters != start, axis=1)
     assert start.shape == (6, 17)
     assert moved.sum() >= 4  # 3 rounds of 2 out of 6, but for steps that were not taken

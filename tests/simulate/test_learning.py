@@ -16,6 +16,7 @@ pytest.importorskip("matplotlib")
 from paceline.cli import run
 from paceline.papers import experiments
 from paceline.papers.dbw_training import reached, smoothed
+from paceline.papers.wlbs import lasting
 from paceline.simulate import Scenario, WorkerClass
 from paceline.simulate import run as run_rounds
 from paceline.simulate.learning import learn, server_config
@@ -165,3 +166,13 @@ def test_wlbs_with_a_lagging_and_a_dead_node(tmp_path):
     rows = (tmp_path / "faults.csv").read_text().splitlines()
     assert all(row.endswith("True") for row in rows[1:])
     assert "BSP, equal" in result["ours"]
+    for row in csv.DictReader(rows):
+        assert 0 < float(row["seconds_to_target"]) <= float(row["seconds"])
+
+
+def test_an_accuracy_is_reached_when_it_stays():
+    ends = [1.0, 2.0, 4.0, 8.0]
+    assert lasting([0.1, 0.9, 0.7, 0.9], ends, 0.8) == 8.0
+    assert lasting([0.1, 0.8, 0.85, 0.9], ends, 0.8) == 2.0
+    assert lasting([0.8, 0.8, 0.8, 0.8], ends, 0.8) == 1.0
+    assert lasting([0.9, 0.9, 0.9, 0.7], ends, 0.8) == np.inf

@@ -113,6 +113,9 @@ class Factoring(Forecasting, Policy[FactoringState]):
         state = FactoringState(inner, plan.shares, *lost[:2], speeds, *pieces, state.at_once, *lost[2:])
         return self._in_pieces(plan, state)
 
+    def train(self, state: FactoringState) -> FactoringState:
+        return state._replace(plan=self.planner.train(state.plan))
+
     def _lost(self, state: FactoringState, round: Round) -> tuple[Array, Array, Array, Array, Array]:
         """``losses``, ``weight``, ``ends``, ``flat`` and ``seen`` of the state after a round."""
         pace = line_through(round.loads, round.seconds, round.overhead, np.nan)

@@ -58,6 +58,9 @@ class LbbspCpu(Forecasting, Policy[PredictiveState]):
             costs = Linear(np.where(present, slope, np.inf), costs.overhead)
         return Plan(loads / batch, costs=costs), PredictiveState(after, overhead)
 
+    def train(self, state: PredictiveState) -> PredictiveState:
+        return state._replace(forecast=self.forecaster().train(state.forecast))
+
     def _communication(self, overhead: Array, round: Round) -> Array:
         return np.zeros_like(round.seconds)
 

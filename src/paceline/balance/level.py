@@ -128,6 +128,9 @@ class Level(Forecasting, Policy[LevelState]):
         loads /= batch
         return Plan(loads, costs=costs), LevelState(pace, overhead, idle, level, expected, errors)
 
+    def train(self, state: LevelState) -> LevelState:
+        return state._replace(pace=self.forecaster().train(state.pace))
+
 
 def nothing_expected(shape: tuple[int, ...]) -> Errors:
     """The errors before any round; shape is (..., n)."""

@@ -32,7 +32,7 @@ class Policy(Protocol[S]):
 
     @property
     def trains(self) -> bool:
-        """Whether it trains a model, which takes long, so that engines step it in a background thread."""
+        """Whether ``train`` does something, which takes long."""
         return False
 
     def init(self) -> tuple[Plan, S]:
@@ -43,12 +43,28 @@ class Policy(Protocol[S]):
         """The next round's plan, and the next state. Neither argument is changed."""
         ...
 
+    def train(self, state: S) -> S:
+        """The state after the training that is due between two rounds; the argument is not changed.
 
-PROPERTIES = ("needs_upcoming", "needs_machines", "needs_noise", "settles", "needs_readings", "trains")
+        Engines call it once after each ``step``, in a background thread while the next round runs, and give its
+        result to the next ``step``.
+        """
+        return state
+
+
+PROPERTIES = (
+    "needs_upcoming",
+    "needs_machines",
+    "needs_noise",
+    "settles",
+    "needs_readings",
+    "trains",
+    "train",
+)
 
 
 def complete(policy: Policy[Any]) -> None:
-    """Set the properties that the class of a policy does not declare to the defaults of ``Policy``."""
+    """Set what the class of a policy does not declare to the defaults of ``Policy``."""
     for name in PROPERTIES:
         if not hasattr(policy, name):
             setattr(type(policy), name, vars(Policy)[name])
@@ -69,7 +85,7 @@ class Forecasting:
 
     @property
     def trains(self) -> bool:
-        """Whether the forecast trains a model, which engines do in a background thread."""
+        """Whether the forecast trains a model."""
         return self.forecaster().trains
 
     def forecaster(self) -> AnyForecast:

@@ -70,22 +70,32 @@ class Arima(Forecast[ArimaState]):
         ema = smoothed(state.ema, value, self.gain, here)
         # A worker's first speed fills its whole past, as if it had been constant.
         past = np.concatenate([np.where(np.isnan(state.past), value, state.past)[1:], value[None]])
-        count, ar, ma = int(state.rounds) + 1, state.ar, state.ma
-        fitted = count >= LEAST
-        if fitted and (count - LEAST) % self.refit == 0:
-            held = past[-min(count, self.window) :]
-            ar, ma = fit(np.diff(np.nan_to_num(held), self.d, axis=0), self.p, self.q)
-            error = errors(np.diff(held, self.d, axis=0), ar, ma)[-1]
-        predicted = ema
-        if fitted:
-            low, high = SAFE[0] * past.min(axis=0), SAFE[1] * past.max(axis=0)
-            recent = past[len(past) - self.p - self.d :]
-            change = np.diff(recent, self.d, axis=0)  # the newest p differences, newest last
-            predicted = (ar * change[::-1]).sum(axis=0) + ma * error
-            for j in range(1, self.d + 1):  # undo the differencing
-                predicted = predicted - (-1) ** j * math.comb(self.d, j) * past[-j]
-            predicted = np.clip(predicted, low, high)
-        return predicted, ArimaState(np.array(count), ema, past, predicted, error, ar, ma)
+        count = int(state.rounds) + 1
+        after = ArimaState(np.array(count), ema, past, ema, error, state.ar, state.ma)
+        if count > LEAST:
+            after = after._replace(predicted=self._predicted(after))
+        return after.predicted, after
+
+    def train(self, state: ArimaState) -> ArimaState:
+        count = int(state.rounds)
+        if count < LEAST or (count - LEAST) % self.refit:
+            return state
+        held = state.past[-min(count, self.window) :]
+        ar, ma = fit(np.diff(np.nan_to_num(held), self.d, axis=0), self.p, self.q)
+        error = errors(np.diff(held, self.d, axis=0), ar, ma)[-1]
+        fitted = state._replace(error=error, ar=ar, ma=ma)
+        return fitted._replace(predicted=self._predicted(fitted))
+
+    def _predicted(self, state: ArimaState) -> Array:
+        """The fitted model's prediction for the next round, (..., n)."""
+        past, ar = state.past, state.ar
+        low, high = SAFE[0] * past.min(axis=0), SAFE[1] * past.max(axis=0)
+        recent = past[len(past) - self.p - self.d :]
+        change = np.diff(recent, self.d, axis=0)  # the newest p differences, newest last
+        predicted = (ar * change[::-1]).sum(axis=0) + state.ma * state.error
+        for j in range(1, self.d + 1):  # undo the differencing
+            predicted = predicted - (-1) ** j * math.comb(self.d, j) * past[-j]
+        return np.clip(predicted, low, high)
 
 
 def errors(change: Array, ar: Array, ma: Array) -> Array:

@@ -1,8 +1,9 @@
 """The trained forecasts, ``narx`` and ``recurrent``: their options, training while they predict, and fallback to EMA.
 
-Training takes one step a round on the window of past rounds, stops early, and starts again with each block. The
-newest rounds are kept in blocks: ``recent`` fills up and then moves into ``window``, so that a round copies a block
-and not the whole past. A trained network can be saved in a file, from which the next run can start.
+Training takes one step after each round on the window of past rounds, stops early, and starts again with each block.
+A prediction takes a tenth of that time, so that it is made in time for the next round. The newest rounds are kept in
+blocks: ``recent`` fills up and then moves into ``window``, so that a round copies a block and not the whole past. A
+trained network can be saved in a file, from which the next run can start.
 """
 
 from __future__ import annotations
@@ -181,7 +182,7 @@ class Learned(Forecast[LearnedState]):
         )
 
     def step(self, state: LearnedState, reading: Reading) -> tuple[Array, LearnedState]:
-        state = _train(self, remember(state, reading, self.gain))
+        state = remember(state, reading, self.gain)
         guesses = np.stack([_predict(self, state), state.ema])
         usable = (state.number >= SETTLE) & np.isfinite(guesses[0])
         if self.model is None:
@@ -189,6 +190,9 @@ class Learned(Forecast[LearnedState]):
         if self.fallback:
             usable &= state.wrong[0] < state.wrong[1]
         return np.where(usable, guesses[0], guesses[1]), state._replace(guesses=guesses)
+
+    def train(self, state: LearnedState) -> LearnedState:
+        return _train(self, state)
 
 
 @dataclass(frozen=True, slots=True)

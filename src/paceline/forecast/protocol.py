@@ -36,8 +36,7 @@ class Forecast(Protocol[S]):
     """Predicts every worker's speed in the next round."""
 
     needs_readings: ClassVar[bool] = False  # reads Reading.cpu and memory
-    # Trains a model while it runs: engines step it in a background thread.
-    trains: ClassVar[bool] = False
+    trains: ClassVar[bool] = False  # ``train`` does something, which takes long
 
     def init(self, shape: tuple[int, ...]) -> S:
         """The state before the first round; shape is (..., n)."""
@@ -49,6 +48,14 @@ class Forecast(Protocol[S]):
         A prediction is positive, and NaN only for a worker that has never been seen. No argument is changed.
         """
         ...
+
+    def train(self, state: S) -> S:
+        """The state after the training that is due between two rounds; the argument is not changed.
+
+        Engines call it once after each ``step``, in a background thread while the next round runs, and give its
+        result to the next ``step``.
+        """
+        return state
 
 
 AnyForecast = Forecast[Any]

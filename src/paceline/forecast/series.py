@@ -147,6 +147,7 @@ def walk(forecast: AnyForecast, speed: Array, cpu: Array | None = None, memory: 
     for k in range(1, len(speed)):
         offered = (None if each is None else each[k] for each in (cpu, memory))
         predicted[k], state = forecast.step(state, Reading(speed[k - 1], *offered))
+        state = forecast.train(state)
     return predicted
 
 

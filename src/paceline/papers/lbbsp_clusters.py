@@ -347,7 +347,7 @@ def fig13(quick: bool) -> Found:
         claim="g2's batch goes from 380 to 235, 27 % less time; a drop of bandwidth costs less than 3 %; over "
         "41 % in total",
         ours=f"batch {mean['LB-BSP']['batch abundant']:.0f}, {first:.0f} % less time; a drop of bandwidth costs "
-        f"{drop:.1f} % (batch {mean['LB-BSP']['batch deficient']:.0f}; BSP {drop_bsp:.0f} %); {total:.0f} % less "
+        f"{drop:.2f} % (batch {mean['LB-BSP']['batch deficient']:.0f}; BSP {drop_bsp:.1f} %); {total:.0f} % less "
         f"than BSP then; level {100 * (1 - mean['level']['deficient'] / mean['BSP']['deficient']):.0f} %",
         why="the model was chosen to give the batch and the 27 %; the paper's 41 % would need more time "
         "on the link than ResNet-32's parameters take at 160 Mbit/s",

@@ -249,6 +249,7 @@ class _Player:
             began = time.perf_counter()
             plan, self._state = self._policy.step(self._state, happened)
             self.decide_seconds += time.perf_counter() - began
+            self._state = self._policy.train(self._state)  # in training, the next round runs meanwhile
             self._plans.append(plan)
         if self.played.steps is not None:  # after the last round, the largest step that may be taken
             self.played.steps[t] = (self._state.alpha if coming is None else self._state.step)[..., 0]
