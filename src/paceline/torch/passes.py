@@ -128,7 +128,9 @@ class Passes:
         self._by_hook = terms.weigh == "hook"
         self._fills, self._varies = terms.fills, terms.drop is not None
         self.device = device
-        self._reducer, self._on_cpu = reducer, device.type == "cpu"
+        self._reducer = reducer
+        # On a device a pass ends long before its gradients are there, and hooks show which stream computes them.
+        self._ends_with_gradient = device.type == "cpu" and reducer.waits == "behind"
         self.gradients = Weighing(
             parameters,
             device,
@@ -240,9 +242,8 @@ class Passes:
         """``loss`` times its weight; zero if it counts for nothing, though a mean over nothing is NaN. Its backward
         pass must follow at once, on this thread."""
         weight = self.weight(loss, reduction, None if count is None else checked_count(count))
-        # On a device a pass ends long before its gradients are there, and hooks show which stream computes them.
         step = self.micro_step
-        if step is not None and step.piece.last and self._on_cpu and self._reducer.waits == "behind":
+        if self._ends_with_gradient and step is not None and step.piece.last:
             self._last.begins(loss, partial(self._meter.stop, step.whole))
         if weight:
             return loss if weight == 1.0 else loss * weight
@@ -279,12 +280,11 @@ class Passes:
                 micro_step.recorded = loss.detach(), part, count
         if not (piece.last or micro_step.more):
             self._halfway(micro_step.whole)
-        if not self._by_hook:
-            self._reducer.check_sync(piece.last and not gradients.exact)
         if not micro_step.weighed:
             micro_step.weighed = True
             gradients.weigh(piece, count)
         if not self._by_hook:
+            self._reducer.check_sync(piece.last and not gradients.exact)
             return gradients.weight(piece, part)
         if reduction == GLOBAL:
             gradients.counts_as(part)
