@@ -3,6 +3,7 @@
     python benchmarks/overhead.py [--pairs 60] [--policy level]
     python benchmarks/overhead.py --small [--ranks 2,4,8] [--rounds 100,8] [--pairs 20] [--policy auto]
     python benchmarks/overhead.py --mnist [--rounds 40] [--pairs 10]
+    python benchmarks/overhead.py --hook [--rounds 100] [--pairs 40] [--policy level]
 
 Blocks of plain DDP and of Pace alternate in the same processes, each with its own model, so that whatever else the
 machine does meets both. Printed: the time of a step of each, and the median over pairs of their ratio with its
@@ -14,7 +15,8 @@ their samples through torch's own DataLoader, plain DDP with DistributedSampler,
 processor time of a rank and a round, user and system of all its threads, is printed, too: it says the same on a busy
 machine, and where there are more ranks than processors it alone means anything. What --rounds 8 costs more than
 --rounds 100 is the end of an epoch. With --mnist, they are steps of what people try first: the network, optimizer and
-batch of pytorch/examples' mnist, on made-up images.
+batch of pytorch/examples' mnist, on made-up images. With --hook, the small steps of both sides are Paceline's: the
+first weights the loss, the second the gradients, in DDP's communication hook.
 """
 
 from __future__ import annotations
@@ -109,8 +111,9 @@ def mnist() -> Any:
     return nn.Sequential(*convolutions, nn.Dropout(0.25), nn.Flatten(), *head)
 
 
-def small_blocks(ranks: int, policy: str, rounds: int, images: bool) -> tuple[list[Callable[[], None]], int]:
-    """The same of small steps, in whole epochs of so many rounds. images: MNIST's, else the linear model's inputs."""
+def small_blocks(ranks: int, policy: str, rounds: int, kind: str) -> tuple[list[Callable[[], None]], int]:
+    """The same of small steps, in whole epochs of so many rounds. kind: "mnist" for its network; "linear"; "hook" for
+    the linear model with its loss weighted, and with its gradients weighted."""
     import torch
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
@@ -118,6 +121,7 @@ def small_blocks(ranks: int, policy: str, rounds: int, images: bool) -> tuple[li
 
     from paceline.torch import Pace
 
+    images = kind == "mnist"
     samples, shape = (MNIST_SAMPLES, (1, 28, 28)) if images else (SAMPLES, (INPUTS,))
     batch = samples * ranks
     rows = min(batch * rounds, ROWS)
@@ -136,8 +140,8 @@ def small_blocks(ranks: int, policy: str, rounds: int, images: bool) -> tuple[li
 
     def learner() -> tuple[Any, Any]:
         ddp = DistributedDataParallel(mnist() if images else nn.Linear(INPUTS, 10))
-        kind = torch.optim.Adadelta if images else torch.optim.SGD
-        return ddp, kind(ddp.parameters(), lr=1.0 if images else 0.01)
+        optimizer = torch.optim.Adadelta if images else torch.optim.SGD
+        return ddp, optimizer(ddp.parameters(), lr=1.0 if images else 0.01)
 
     torch.manual_seed(0)
     plain, plain_optimizer = learner()
@@ -155,17 +159,21 @@ def small_blocks(ranks: int, policy: str, rounds: int, images: bool) -> tuple[li
                 plain_optimizer.step()
                 plain_optimizer.zero_grad()
 
-    ddp, optimizer = learner()
-    pace = Pace(ddp, batch, policy, loop="pieces")
-    loader = pace.loader(data)
+    def paced(weigh: str) -> Callable[[], None]:
+        ddp, optimizer = learner()
+        pace = Pace(ddp, batch, policy, loop="pieces", weigh=weigh)
+        loader = pace.loader(data)
 
-    def paced() -> None:
-        for _ in range(epochs):
-            for x, y in loader:
-                pace.backward(loss_of(ddp(x), y))
-                pace.step(optimizer)
+        def run() -> None:
+            for _ in range(epochs):
+                for x, y in loader:
+                    loss = loss_of(ddp(x), y)
+                    loss.backward() if weigh == "hook" else pace.backward(loss)
+                    pace.step(optimizer)
 
-    return [plainly, paced], epochs * rounds
+        return run
+
+    return [paced("loss"), paced("hook")] if kind == "hook" else [plainly, paced("loss")], epochs * rounds
 
 
 def rank_of(
@@ -174,7 +182,7 @@ def rank_of(
     directory: str,
     policy: str,
     rounds: int | None,
-    images: bool,
+    kind: str,
     pairs: int,
     pipe: Any,
 ) -> None:
@@ -187,7 +195,7 @@ def rank_of(
     if rounds is None:
         ways, each = large_blocks(rank, policy)
     else:
-        ways, each = small_blocks(ranks, policy, rounds, images)
+        ways, each = small_blocks(ranks, policy, rounds, kind)
     seconds, spent = np.zeros((pairs + 2, 2)), np.zeros((pairs + 2, 2))
     for pair in range(-2, pairs):
         for way in (0, 1) if pair % 2 else (1, 0):
@@ -203,12 +211,12 @@ def rank_of(
 
 
 def measured(
-    context: Any, ranks: int, policy: str, rounds: int | None, pairs: int, images: bool = False
+    context: Any, ranks: int, policy: str, rounds: int | None, pairs: int, kind: str = "linear"
 ) -> tuple[np.ndarray, np.ndarray]:
     """(rank 0's seconds a round, the ranks' mean processor seconds), (pairs, way) each: plain DDP, then Pace."""
     ours, theirs = context.Pipe(duplex=False)
     with tempfile.TemporaryDirectory() as directory:
-        arguments = (ranks, directory, policy, rounds, images, pairs, theirs)
+        arguments = (ranks, directory, policy, rounds, kind, pairs, theirs)
         workers = [context.Process(target=rank_of, args=(rank, *arguments)) for rank in range(ranks)]
         for worker in workers:
             worker.start()
@@ -238,18 +246,19 @@ def large(context: Any, policies: list[str], pairs: int) -> None:
 
 
 def small(
-    context: Any, policies: list[str], pairs: int, ranks: list[int], rounds: list[int], images: bool
+    context: Any, policies: list[str], pairs: int, ranks: list[int], rounds: list[int], kind: str
 ) -> None:
+    first, second = ("loss", "the hook") if kind == "hook" else ("plain", "Paceline")
     print(
-        f"milliseconds a round; what Paceline adds is the median (and quartiles) of {pairs} pairs\n"
-        f"{'ranks':>5} {'rounds':>6} {'policy':9}{'plain':>8}{'added':>24}{'ratio':>8}"
-        f"   processor: {'plain':>6}{'added':>24}{'ratio':>8}"
+        f"milliseconds a round; what {second} adds is the median (and quartiles) of {pairs} pairs\n"
+        f"{'ranks':>5} {'rounds':>6} {'policy':9}{first:>8}{'added':>24}{'ratio':>8}"
+        f"   processor: {first:>6}{'added':>24}{'ratio':>8}"
     )
     for together in ranks:
         for policy in policies:
             for each in rounds:
                 line = f"{together:5} {each:6} {policy:9}"
-                for number, figures in enumerate(measured(context, together, policy, each, pairs, images)):
+                for number, figures in enumerate(measured(context, together, policy, each, pairs, kind)):
                     plain, paced = 1e3 * figures.T
                     added, ratio = quartiles(paced - plain, ".2f"), np.median(paced / plain)
                     line += f"{'              ' * number}{np.median(plain):8.2f}{added:>24}{ratio:8.3f}"
@@ -262,14 +271,18 @@ def main() -> None:
     parser.add_argument("--policy", type=policy_name, action="append")
     parser.add_argument("--small", action="store_true", help="steps of 2 ms")
     parser.add_argument("--mnist", action="store_true", help="steps of pytorch/examples' mnist")
+    parser.add_argument(
+        "--hook", action="store_true", help="weights on the gradients beside weights on the loss"
+    )
     parser.add_argument("--ranks", type=counts, default=[2], help="of small steps; several with commas")
     parser.add_argument("--rounds", type=counts, help="of an epoch of small steps; several with commas")
     options = parser.parse_args()
     context = forks()
-    if options.small or options.mnist:
+    if options.small or options.mnist or options.hook:
+        kind = "mnist" if options.mnist else "hook" if options.hook else "linear"
         ways, rounds = options.policy or ["equal", "level", "auto"], [40] if options.mnist else [100, 8]
         pairs = options.pairs or (10 if options.mnist else 20)
-        small(context, ways, pairs, options.ranks, options.rounds or rounds, options.mnist)
+        small(context, ways, pairs, options.ranks, options.rounds or rounds, kind)
     else:
         large(context, options.policy or ["equal", "level", "auto"], options.pairs or 60)
 
