@@ -22,6 +22,13 @@ def attended(x: torch.Tensor) -> torch.Tensor:
     return F.scaled_dot_product_attention(x, x, x, dropout_p=0.5)
 
 
+def masked(x: torch.Tensor) -> torch.Tensor:
+    """Attention with a mask of each sample, in one kernel without dropout."""
+    mask = (x[:, None, :4, None] * x[:, None, None, :4]).contiguous()
+    parts = x.view(-1, 1, 4, 2)
+    return F.scaled_dot_product_attention(parts, parts, parts, attn_mask=mask).reshape(-1, 8)
+
+
 BY_SAMPLE: dict[str, Draw] = {
     "dropout": lambda x: F.dropout(x, 0.5),
     "dropout of tokens in one dimension": lambda x: F.dropout(x.reshape(-1, 2), 0.5).view(-1, 8),
@@ -31,6 +38,7 @@ BY_SAMPLE: dict[str, Draw] = {
     "a drawn class": lambda x: torch.multinomial(x + 0.1, 3).float(),
     "time first": lambda x: F.dropout(x.view(len(x), 4, 2).transpose(0, 1), 0.5).transpose(0, 1).reshape(-1, 8),
     "a generator of its own": lambda x: torch.rand(len(x), 8, generator=torch.Generator().manual_seed(len(x) * 0)),
+    "attention with a mask": masked,
     "dropout in attention": lambda x: attended(x.view(-1, 1, 4, 2)).reshape(-1, 8),
 }  # fmt: skip
 

@@ -150,7 +150,8 @@ class Draws(TorchDispatchMode):
         for row, sample in enumerate(rows):
             torch.manual_seed(seeded(number, sample))
             own = [_row(value, shape, at, row * each, each) for value in before]
-            made = f(*own, **kwargs)
+            named = {name: _row(value, shape, at, row * each, each) for name, value in kwargs.items()}
+            made = f(*own, **named)
             made = own[:1] if in_place else made if isinstance(made, (tuple, list)) else (made,)
             for out, part in zip(outs, made, strict=False):
                 out.narrow(at, row * each, each).copy_(part)
