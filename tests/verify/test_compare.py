@@ -209,3 +209,25 @@ def test_the_kind_of_a_loss_follows_from_its_values(values: list[float]) -> None
     assert loss_kind(*summed) == "sum" or alike
     whole = [losses(loads, lambda part: sum(values)) for loads in ((4, 4), (2, 6))]
     assert loss_kind(*whole) == "whole"
+
+
+def test_a_loss_that_is_the_same_for_all_samples_at_first_is_a_mean() -> None:
+    """As with a loss of .5 for each sample before the first step."""
+
+    def losses(loads: tuple[int, ...], later: tuple[float, ...]) -> Run:
+        ranks = [
+            [step(number, losses=[[load, value, "mean", None]]) for number, value in enumerate((0.5, after))]
+            for load, after in zip(loads, later, strict=True)
+        ]
+        return run("any", *ranks, loads=loads)
+
+    assert loss_kind(losses((4, 4), (0.4, 0.3)), losses((2, 6), (0.2, 0.4))) == "mean"
+    assert loss_kind(losses((4, 4), (0.4, 0.4)), losses((2, 6), (0.3, 0.3))) == "whole"
+
+
+def test_warnings_of_the_run_are_suspects_and_without_any_the_loss_is() -> None:
+    gradients = {"a": sketch("a", torch.ones(40)), "b": sketch("b", 1.5 * torch.ones(3))}
+    other = uneven(gradients=gradients)
+    assert [each[:32] for each in judged([EQUAL, AGAIN, other]).suspects] == ["nothing was noticed in the progr"]
+    other.ranks[1].append({"kind": "warning", "name": "the loss compares samples", "file": "a.py", "line": 1})
+    assert judged([EQUAL, AGAIN, other]).suspects == ["the loss compares samples"]

@@ -79,7 +79,6 @@ class BalancedTrainer(Trainer):
     def __init__(self, *args: Any, balance: dict[str, Any] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         _check(self)
-        _warn_of_comparisons(self)
         self.pace: Pace | None = None
         steps, own = self.args.gradient_accumulation_steps, self.args.per_device_train_batch_size
         self.balance = {"global_batch": own * steps * self.args.world_size, "fill": True, **(balance or {})}
@@ -213,9 +212,12 @@ class Rounds:
     def start(self, saved: dict[str, Any] | None, steps: int) -> None:
         """Begin when the model is wrapped. saved: the state after ``steps`` optimizer steps. Collective."""
         trainer, args = self.trainer, self.trainer.args
+        first = trainer.pace is None
         if trainer.pace is not None:
             trainer.pace.detach()
         trainer.pace = pace = Pace(trainer.model_wrapped, **trainer.balance)
+        if first:
+            _warn_of_comparisons(trainer)
         seed = args.seed if args.data_seed is None else args.data_seed
         shuffle = SHUFFLES[getattr(args, "train_sampling_strategy", "random")]
         cost = _cost_of(trainer) | trainer.loading
@@ -361,7 +363,7 @@ def _warn_of_comparisons(trainer: Trainer) -> None:
             "batch is divided: on the number of ranks, as under plain DDP, and also on the balancing; "
             "balance={'policy': 'equal'} divides it as plain DDP does",
             RuntimeWarning,
-            stacklevel=4,
+            stacklevel=2,
         )
 
 

@@ -293,7 +293,9 @@ def loss_kind(first: Run, other: Run) -> str:
         for losses in known
     ]
     alike = {kind for kind in kinds if _near(totals[0][kind], totals[1][kind])}
-    if not all(_near(each[1], losses[0][1]) for losses in known for each in losses) or len(known[0]) == 1:
+    if len(known[0]) == 1 or not all(
+        _same_on_all(line) for run in (first, other) for line in run.steps.values()
+    ):
         alike.discard("whole")
     if "whole" in alike or not alike:
         return "whole" if alike else "other"
@@ -301,6 +303,12 @@ def loss_kind(first: Run, other: Run) -> str:
     return min(
         sorted(alike), key=lambda kind: abs(totals[0][kind] - totals[1][kind]) / abs(totals[0][kind] or 1.0)
     )
+
+
+def _same_on_all(lines: Mapping[int, Line]) -> bool:
+    """Whether all losses of a step are the same."""
+    losses = [each[1] for line in lines.values() for each in line["losses"] if each[0]]
+    return all(_near(each, losses[0]) for each in losses)
 
 
 def _weight(loss: list[Any]) -> float:

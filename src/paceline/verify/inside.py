@@ -13,6 +13,8 @@ import inspect
 import json
 import os
 import random
+import sys
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -122,6 +124,7 @@ class Inside:
             method = getattr(owner, name)
             setattr(owner, name, functools.wraps(method)(self._method(functools.partial(instead, method))))
         register_optimizer_step_pre_hook(self._before_step)
+        warnings.showwarning = functools.partial(self._warned, warnings.showwarning)
 
     @staticmethod
     def _method(function: Callable[..., Any]) -> Any:
@@ -299,6 +302,20 @@ class Inside:
         if self._record is not None and key not in self._seen:
             self._seen.add(key)
             self._record.note(kind, name=name, elements=elements, file=file, line=line)
+
+    def _warned(self, plain: Any, message: Any, category: Any, file: str, line: int, *others: Any) -> None:
+        """A warning is about to be shown; those of Paceline may say what causes a difference."""
+        frame: Any = sys._getframe(1)
+        while frame is not None and frame.f_globals.get("__name__") in ("warnings", __name__, "functools"):
+            frame = frame.f_back
+        owner = "" if frame is None else str(frame.f_globals.get("__name__"))
+        if (
+            self._record is not None
+            and issubclass(category, RuntimeWarning)
+            and owner.startswith("paceline.")
+        ):
+            self._record.note("warning", name=str(message), file=file, line=line)
+        plain(message, category, file, line, *others)
 
     def _before_step(self, optimizer: Any, arguments: Any, named: Any) -> Any:
         closure = named.get("closure") if len(arguments) < 2 else arguments[1]

@@ -163,6 +163,7 @@ def _suspects(runs: list[Run], found: list[Difference], limit: float) -> list[st
             "the loss is neither a mean nor a sum of a loss of each sample: it compares samples, or divides by "
             "another number than this rank's samples, which count= says"
         )
+    suspects += _first(_warnings(run) for run in runs[1:])
     for line in _lines(first, "collective"):
         suspects.append(
             f"{_at(line)}: {line['name']} on {line['elements']} elements between the batch and the optimizer's step"
@@ -186,7 +187,19 @@ def _suspects(runs: list[Run], found: list[Difference], limit: float) -> list[st
         for line in _lines(first, "square draw")
         if site(line) not in known
     ]
+    if far and not suspects:
+        suspects.append(
+            "nothing was noticed in the program; its loss may compare the samples of a batch with each other, or be "
+            "divided by another number than this rank's samples"
+        )
     return list(dict.fromkeys(suspects))
+
+
+def _warnings(run: Run) -> list[str]:
+    """What Paceline warned of on this run's first rank that has a warning."""
+    return _first(
+        [line["name"] for line in lines if line["kind"] == "warning"] for lines in run.ranks.values()
+    )
 
 
 def _first(found: Iterable[list[str]]) -> list[str]:
