@@ -16,9 +16,11 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from paceline.errors import PacelineError
 from paceline.torch import Pace
 from support.form_jobs import Pictures, boxed, model, of_moments
+from support.scripted import Script
 
 BATCH = 24
 LIMITS = [(16, 16), (5, 5), (3, 3)]
+CHANGING = ((8, 8, 8), (16, 4, 4), (4, 16, 4), (2, 2, 20), (12, 8, 4), (6, 12, 6))
 Part = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 LossOf = Callable[[nn.Module, Part, dict[str, Any]], Any]
 
@@ -115,6 +117,21 @@ def sum_of_rows(net: nn.Module, part: Part, _: Any) -> Any:
     return -(net(part[0]) * part[1]).sum(1).sum()
 
 
+def sum_by_a_constant(net: nn.Module, part: Part, _: Any) -> Any:
+    return (net(part[0]) - part[1]).square().sum(1).sum() / BATCH
+
+
+def mean_by_its_samples(net: nn.Module, part: Part, _: Any) -> Any:
+    return 0.5 * nn.functional.cross_entropy(net(part[0]), part[1].argmax(1)) * len(part[0]) / BATCH
+
+
+def mean_by_an_annealed_number(net: nn.Module, part: Part, kept: dict[str, Any]) -> Any:
+    kept["step"] = kept.get("step", 0) + 1
+    return (net(part[0]) - part[1]).square().mean() * (kept["step"] / 10) + (
+        net(part[0]).square().mean() * 0.1
+    )
+
+
 def logs(net: nn.Module, part: Part, kept: dict[str, Any]) -> Any:
     """Averaged and gathered metrics, a barrier, and the largest loss: none of them enters the loss."""
     x, y, _boxes = part
@@ -169,7 +186,9 @@ def normalised_summed(net: nn.Module, part: Part, _: Any) -> Any:
     return normalised(net, part, _), {"reduction": "sum"}
 
 
-def told(rank: int, ranks: int, name: str, even: bool, options: dict[str, Any]) -> list[tuple[str, str]]:
+def told(
+    rank: int, ranks: int, name: str, even: bool, options: dict[str, Any], changing: bool = False
+) -> list[tuple[str, str]]:
     """The warnings of two epochs with this loss, each with the line that it names, without spaces."""
     loss_of: LossOf = globals()[name]
     net = model()
@@ -178,7 +197,8 @@ def told(rank: int, ranks: int, name: str, even: bool, options: dict[str, Any]) 
     limits = [(8, 8)] * ranks if even else LIMITS
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        pace = Pace(ddp, BATCH, limits=limits, **options)
+        loads = {"policy": Script(CHANGING)} if changing else {"limits": limits}
+        pace = Pace(ddp, BATCH, **loads, **options)
         for _ in range(2):
             for part in pace.loader(Pictures(), seed=5, drop_last=True):
                 found = loss_of(ddp, part, kept)

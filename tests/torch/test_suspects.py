@@ -52,6 +52,17 @@ def test_a_loss_that_trains_another_model_is_warned_of_once(name: str) -> None:
             assert "all_reduce(" in lines[line - 1] or "all_gather(" in lines[line - 1]
 
 
+@pytest.mark.parametrize("name", ["sum_by_a_constant", "mean_by_its_samples"])
+def test_a_loss_that_grows_with_its_samples_is_warned_of_once_loads_have_changed(name: str) -> None:
+    for warned in run_ranks(3, told, name, False, {}, True):
+        assert ["the loss grows with this rank's samples" in words for words, _ in warned] == [True], warned
+
+
+@pytest.mark.parametrize("name", [*RIGHT, "mean_by_an_annealed_number"])
+def test_a_loss_that_trains_the_same_model_is_not_warned_of_while_loads_change(name: str) -> None:
+    assert run_ranks(3, told, name, False, {}, True) == [[], [], []]
+
+
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_loss_that_trains_the_same_model_is_not_warned_of(name: str) -> None:
     assert run_ranks(3, told, name, False, {}) == [[], [], []]

@@ -228,6 +228,8 @@ def test_a_loss_that_is_the_same_for_all_samples_at_first_is_a_mean() -> None:
 def test_warnings_of_the_run_are_suspects_and_without_any_the_loss_is() -> None:
     gradients = {"a": sketch("a", torch.ones(40)), "b": sketch("b", 1.5 * torch.ones(3))}
     other = uneven(gradients=gradients)
-    assert [each[:32] for each in judged([EQUAL, AGAIN, other]).suspects] == ["nothing was noticed in the progr"]
+    assert [each[:32] for each in judged([EQUAL, AGAIN, other]).suspects] == [
+        "nothing was noticed in the progr"
+    ]
     other.ranks[1].append({"kind": "warning", "name": "the loss compares samples", "file": "a.py", "line": 1})
     assert judged([EQUAL, AGAIN, other]).suspects == ["the loss compares samples"]

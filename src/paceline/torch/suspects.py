@@ -2,7 +2,7 @@
 and costs nothing afterwards. What it finds it reports once, and it changes nothing.
 
 - A mean over class weights, or over the targets that ``ignore_index`` leaves, counts as one over samples.
-- A sum counts as a mean.
+- A sum counts as a mean, or a mean that is multiplied by this rank's number of samples.
 - A loss that a total of all ranks has normalised, or that contains a statistic which was summed over the ranks, gets
   another weight.
 - A statistic that was summed over the ranks is divided by this rank's own number of samples.
@@ -83,6 +83,8 @@ class LossWatch:
         self._stop: Callable[[], None] | None = None
         self._calls: list[Summed] = []  # of the running micro-step
         self._sums = self._totals = 0  # micro-steps in which they were found
+        # Of each sum or mean in the loss, by its place there: what multiplies the sum, and the numbers of samples.
+        self._scales: dict[int, tuple[float, set[int]]] = {}
         self._injected: dict[Any, tuple[float, float]] = {}  # by function: what it was given, and has added
         self._read: set[tuple[str, int]] = set()  # places whose source was read
 
@@ -125,21 +127,27 @@ class LossWatch:
     def _chain(self, loss: torch.Tensor, piece: Piece, reduction: str, calls: list[Summed]) -> None:
         """Look at the sums and multiples that a loss is made of."""
         totals = {one: found for one in calls if (found := one.total()) is not None and found}
-        nodes: list[tuple[Any, bool]] = [(loss.grad_fn, False)]
+        nodes: list[tuple[Any, float | None]] = [(loss.grad_fn, None)]  # with what multiplies it
         alone = "statistic" not in self._said
-        for node, scaled in nodes:
+        for place, (node, scale) in enumerate(nodes):
             kind = "" if node is None else node.name()
             if kind.startswith(PASSED):
                 alone = alone and not kind.startswith(("Add", "Sub"))
-                scaled = scaled or kind.startswith(SCALES)
-                for factor in _factors(node) if totals and kind.startswith(SCALES) else ():
-                    self._normalised(factor, totals, piece)
+                if kind.startswith(SCALES):
+                    factors = list(_factors(node))
+                    for factor in factors if totals else ():
+                        self._normalised(factor, totals, piece)
+                    by = factors[0] if len(factors) == 1 and factors[0] else math.nan
+                    scale = (1.0 if scale is None else scale) * (1.0 / by if kind.startswith("Div") else by)
                 # Each node once: a sum may contain the same node many times.
                 known = [one for one, _ in nodes]
-                nodes += [(behind, scaled) for behind, _ in node.next_functions if behind not in known]
-            elif reduction != "mean":
+                nodes += [(behind, scale) for behind, _ in node.next_functions if behind not in known]
                 continue
-            elif kind.startswith("NllLoss") and node._saved_reduction == MEAN:
+            if reduction != "mean":
+                continue
+            if scale is not None:
+                self._grows(place, node, kind, scale, piece)
+            if kind.startswith("NllLoss") and node._saved_reduction == MEAN:
                 over, targets = float(node._saved_total_weight), node._saved_target.numel()
                 if abs(over - targets) > 1e-6 * targets:
                     self._say(
@@ -149,7 +157,7 @@ class LossWatch:
                         "the gradient is not that of the whole batch; pass the number that it is a mean over: "
                         "pace.backward(loss, count=weight[y].sum()), or count=(y != ignore_index).sum()",
                     )
-            elif not scaled and _sums(node, kind, alone, piece.samples):
+            elif scale is None and _sums(node, kind, alone, piece.samples):
                 self._sums += 1
                 if self._sums == TWICE:
                     self._say(
@@ -160,6 +168,29 @@ class LossWatch:
                         "already one over all ranks",
                     )
                 return
+
+    def _grows(self, place: int, node: Any, kind: str, scale: float, piece: Piece) -> None:
+        """Whether a loss grows with its samples: a sum times the same number for other numbers of samples, or a mean
+        times a multiple of its own."""
+        own = piece.samples
+        if _sums(node, kind, True, own):
+            times = scale
+        elif kind.startswith("Mean") or getattr(node, "_saved_reduction", 0) == MEAN:
+            times = scale / own
+        else:
+            return
+        before, samples = self._scales.get(place, (math.nan, set()))
+        if not abs(times - before) <= 1e-6 * abs(times):
+            self._scales[place] = times, {own}
+            return
+        samples.add(own)
+        if len(samples) > TWICE:
+            self._say(
+                "grows",
+                f"round {piece.step}: the loss grows with this rank's samples, and counts as a mean over {own} "
+                "samples, so that the gradient is not that of the whole batch where loads differ; pass the sum with "
+                "pace.backward(loss, 'sum'), or 'global' if it is already one over all ranks",
+            )
 
     def _normalised(self, factor: float, totals: dict[Summed, float], piece: Piece) -> None:
         """Whether the loss is divided by a total of all ranks."""
