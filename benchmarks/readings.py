@@ -37,14 +37,14 @@ HISTORY: list[tuple[float, float]] = []  # of one run: above and below the bar o
 READINGS = ("two", "all", "kept", "available", "ratio", "quiet")
 
 
-def newest(values: np.ndarray, value: float) -> np.ndarray:
+def existing(values: np.ndarray, newest: float) -> np.ndarray:
     """The last D estimates that exist."""
-    return values if np.isnan(value) else np.append(values[1:], value)
+    return values if np.isnan(newest) else np.append(values[1:], newest)
 
 
-def kept(values: np.ndarray, value: float) -> np.ndarray:
+def kept(values: np.ndarray, newest: float) -> np.ndarray:
     """Those of the last D updates, or the last one of all."""
-    after = np.append(values[1:], value)
+    after = np.append(values[1:], newest)
     return values if np.isnan(after).all() else after
 
 
@@ -97,7 +97,7 @@ def train(reading: str, model: str, alpha: float, seed: int, target: float) -> t
     try:
         Dbw.step = measured  # type: ignore[method-assign]
         if reading in ("available", "kept"):
-            module._pushed = newest if reading == "available" else kept
+            module._pushed = existing if reading == "available" else kept
         if reading in ("available", "kept", "all"):
             module.fewest = lambda state: 1
         if reading == "ratio":

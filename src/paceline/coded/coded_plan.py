@@ -188,7 +188,7 @@ def finish(
         weight = (k > 0) / (1.0 if assign == "uniform" else problem.delay.mean())
         loads = problem.rows[:, None] * weight / weight.sum(1, keepdims=True)
         made = CodedPlan(problem, assign, coded, k, loads, problem.rows)
-        return replace(made, t_star=expected_completion(problem, made.rows_assigned))
+        return replace(made, t_star=expected_completion(problem, made.rows_assigned.astype(float)))
     t = completion(problem, k, rate)
     if not np.isfinite(t).all():
         name = problem.masters[int(np.argmax(~np.isfinite(t)))]
