@@ -43,6 +43,7 @@ COUNTS = "torch/test_counts.py::test_means_over_tokens_are_those_of_one_process"
 REFUSED = "torch/test_refused_steps.py::test_a_step_that_is_not_due_is_refused"
 MISUSE = "torch/test_measuring.py::test_misuse_is_answered_in_a_sentence"
 STRANGERS = "torch/test_strangers.py::"
+EQUATIONS = "papers/test_equations.py::"
 
 MUTATIONS = (
     # -- weights: what a loss or a gradient counts in the round's
@@ -511,6 +512,145 @@ MUTATIONS = (
         "if runtime.logged != runtime.done:",
         "if False:",
         ("serve/test_faults.py",),
+    ),
+    # -- papers: each row of docs/equations.md has a test that notices a change of its formula
+    Mutation(
+        "papers: of equal stragglers the last one gives",
+        "    straggler = np.argmax(seconds, axis=-1, keepdims=True)\n",
+        "    straggler = seconds.shape[-1] - 1 - np.argmax(seconds[..., ::-1], axis=-1, keepdims=True)\n",
+        (EQUATIONS + "test_dolbie_ties_go_to_the_first_of_the_list",),
+    ),
+    Mutation(
+        "papers: of equal stragglers the last one gives, without a master",
+        "key=lambda a: (-a.seconds, a.sender)",
+        "key=lambda a: (-a.seconds, -a.sender)",
+        (EQUATIONS + "test_dolbie_ties_go_to_the_first_of_the_list",),
+    ),
+    Mutation(
+        "papers: peers begin with a step that is not safe",
+        "alpha = safe if alpha is None else min(alpha, safe)",
+        "alpha = safe if alpha is None else alpha",
+        (EQUATIONS + "test_dolbie_without_a_master",),
+    ),
+    Mutation(
+        "papers: DOLBIE begins with a step that is not safe",
+        "return safe if self.alpha is None else min(self.alpha, safe)",
+        "return safe if self.alpha is None else self.alpha",
+        (EQUATIONS + "test_dolbie_first_step_size_is_that_of_the_smallest_share",),
+    ),
+    Mutation(
+        "papers: the bound leaves out how far the optimum moves",
+        "(1 + outcome.path) / played",
+        "1 / played",
+        (EQUATIONS + "test_dolbie_theorem_1_with_its_constants_put_right",),
+    ),
+    Mutation(
+        "papers: the bound has a larger constant",
+        "rounds * min((workers - 1) / 4, 1.0)",
+        "rounds * 1.0",
+        (EQUATIONS + "test_dolbie_theorem_1_with_its_constants_put_right",),
+    ),
+    Mutation(
+        "papers: rounds of equal times do not break a row",
+        "streak = np.where(precedes, state.streak + 1, 0)",
+        "streak = state.streak + precedes",
+        (EQUATIONS + "test_dolbie_lbbsp_counts_rounds_in_a_row",),
+    ),
+    Mutation(
+        "papers: LB-BSP rounds by shares alone",
+        "return Plan(loads / batch, costs=costs), PredictiveState",
+        "return Plan(loads / batch), PredictiveState",
+        (EQUATIONS + "test_lbbsp_gpus_get_whole_samples_that_end_soonest",),
+    ),
+    Mutation(
+        "papers: a GPU may get less than the knee",
+        "return np.minimum(np.maximum(least, self.knee), most), most",
+        "return least, most",
+        (EQUATIONS + "test_lbbsp_gpus_run_at_least_the_knee",),
+    ),
+    Mutation(
+        "papers: NARX predicts too early",
+        "warmup: int = 500",
+        "warmup: int = 400",
+        ("forecast/test_learned.py::test_narx_predicts_after_500_rounds_by_default",),
+    ),
+    Mutation(
+        "papers: training stops at larger gains",
+        "CALM = 1e-4, 4",
+        "CALM = 1e-3, 4",
+        ("forecast/test_learned.py::test_training_stops_after_four_small_gains_in_a_row",),
+    ),
+    Mutation(
+        "papers: training stops after small gains that are not in a row",
+        "np.where(gained < CALM[0], calm[active] + 1, 0)",
+        "calm[active] + (gained < CALM[0])",
+        ("forecast/test_learned.py::test_training_stops_after_four_small_gains_in_a_row",),
+    ),
+    Mutation(
+        "papers: ARIMA forgets its last error",
+        " + state.ma * state.error",
+        "",
+        (EQUATIONS + "test_lbbsp_arima_predicts_by_its_difference_equation",),
+    ),
+    Mutation(
+        "papers: recurrent networks read the newest speed first",
+        "for lag in range(self.look, 0, -1)]",
+        "for lag in range(1, self.look + 1)]",
+        (EQUATIONS + "test_lbbsp_recurrent_networks_read_two_speeds_oldest_first",),
+    ),
+    Mutation(
+        "papers: recurrent networks look back further",
+        "    look: int = 2\n",
+        "    look: int = 3\n",
+        (EQUATIONS + "test_lbbsp_recurrent_networks_read_two_speeds_oldest_first",),
+    ),
+    Mutation(
+        "papers: training converges by the mean of ten losses",
+        "max(losses[-ITERATIONS:]) < target",
+        "sum(losses[-ITERATIONS:]) / ITERATIONS < target",
+        ("papers/test_lbbsp_clusters.py::test_training_converges_with_ten_losses_in_a_row_below_the_target",),
+    ),
+    Mutation(
+        "papers: NARX reads the resources of the round before",
+        "lags = range(3 if self.inputs == 8 else 2)",
+        "lags = range(1, 4 if self.inputs == 8 else 3)",
+        (EQUATIONS + "test_lbbsp_narx_predicts_from_two_speeds_and_the_resources_of_the_round",),
+    ),
+    Mutation(
+        "papers: NARX reads another past speed",
+        "[(1, SPEED), (2, SPEED), *",
+        "[(1, SPEED), (3, SPEED), *",
+        (EQUATIONS + "test_lbbsp_narx_predicts_from_two_speeds_and_the_resources_of_the_round",),
+    ),
+    Mutation(
+        "papers: WLBS adjusts within theta",
+        "uneven = t_j - t_i > self.theta * _mean(seconds)",
+        "uneven = t_j > t_i",
+        (EQUATIONS + "test_wlbs_the_quickest_relieves_the_slowest_until_their_times_are_near",),
+    ),
+    Mutation(
+        "papers: a worker joins SSP at the fastest clock",
+        "replaced(state.clocks, worker, min(others, default=0))",
+        "replaced(state.clocks, worker, max(others, default=0))",
+        ("sync/test_gates.py::test_ssp_worker_that_joins_has_the_clock_of_the_slowest",),
+    ),
+    Mutation(
+        "papers: OGD takes the secant of a known cost",
+        "if round.costs is None else derivative(round.costs, round.loads)",
+        "",
+        (EQUATIONS + "test_dolbie_ogd_steps_down_the_subgradient_and_projects",),
+    ),
+    Mutation(
+        "papers: a flat cost has the mean slope",
+        "if flat.any():",
+        "if False:",
+        ("balance/test_dolbie.py::test_worker_whose_load_takes_only_its_overhead_could_take_everything",),
+    ),
+    Mutation(
+        "papers: the given first partition is ignored",
+        "weights = _weights(self.start, cluster.workers) if self.start else",
+        "weights =",
+        (EQUATIONS + "test_dolbie_starts_from_any_partition",),
     ),
 )
 

@@ -230,7 +230,7 @@ def test_any_non_decreasing_cost_will_do(cost):
 
 
 def test_worker_whose_load_takes_only_its_overhead_could_take_everything():
-    """Eq. (4): its cost is flat, x' = 1, whether costs are known or only seconds are measured."""
+    """DOLBIE, eq. (4): its cost is flat, x' = 1, whether costs are known or only seconds are measured."""
     costs = constant([0.0, 1e-3, 4e-3], [0.02, 0.01, 0.01], 6)
     path, alpha = [np.full(3, 1 / 3)], (1 / 3) / (1 + 1 / 3)
     for cost in costs:  # the slowest is always worker 2

@@ -12,6 +12,7 @@ from paceline.errors import PacelineError
 from paceline.forecast import Reading, learned
 from paceline.forecast.learned import BLOCK, LearnedState, load, save
 from paceline.forecast.series import Series, bursty, rate, rmse, walk
+from paceline.rounds import Array
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +83,34 @@ def test_ema_takes_over_when_readings_turn_to_nonsense(busy: Series) -> None:
     frank = forecast.create("narx:warmup=400,fallback=false")
     predicted, later = frank.step(state, Reading(speed, rng.random(6), rng.random(6)))
     assert np.all(predicted != later.ema)  # without the fallback it would go on
+
+
+def test_narx_predicts_after_500_rounds_by_default(busy: Series) -> None:
+    """LB-BSP, section 4.2."""
+    narx = walk(forecast.create("narx:fallback=no"), *(each[:520] for each in busy[:3]))
+    ema = walk(forecast.create("ema"), busy.speed[:520])
+    np.testing.assert_array_equal(narx[1:500], ema[1:500])  # the first 500 rounds
+    assert np.all(narx[500:] != ema[500:])
+
+
+def test_training_stops_after_four_small_gains_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LB-BSP, section 4.2: the loss falls by less than 0.0001 in four consecutive steps."""
+    gains = [1.0, 5e-5, 0.0, 9e-5, 1.1e-4, 9.9e-5, 9.9e-5, 9.9e-5, 5e-4, 1e-5, 1e-5, 1e-5, 1e-5, 1.0, 1.0]
+    taken: list[float] = []
+
+    def improve(
+        network: object, parameters: Array, damping: Array, *rest: object
+    ) -> tuple[Array, Array, Array]:
+        taken.append(gains[len(taken)])
+        return parameters, damping, np.full(len(damping), taken[-1])
+
+    monkeypatch.setattr(learned, "improve", improve)
+    made, rng = forecast.create("narx"), np.random.default_rng(0)
+    state = made.init((3,))
+    for _ in range(4 * BLOCK - 1):  # of which the last 32 have three blocks to train on, up to a new block
+        _, state = made.step(state, Reading(rng.uniform(50, 60, 3), rng.random(3), rng.random(3)))
+        state = made.train(state)
+    assert taken == gains[:13]
 
 
 def test_training_stops_when_little_is_gained_and_resumes_with_a_new_block() -> None:

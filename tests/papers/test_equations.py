@@ -25,14 +25,15 @@ from paceline.coded import Problem, ShiftedExponential, plan, random_problem, si
 from paceline.coded.assign import iterated, simple
 from paceline.costs import Increasing, Linear
 from paceline.data.traces import Trace
-from paceline.forecast import series
+from paceline.forecast import create, series
 from paceline.forecast.ema import Ema
 from paceline.forecast.networks import Perceptron
 from paceline.forecast.protocol import Reading
 from paceline.papers import coded, dbw, dolbie, lbbsp, lbbsp_clusters
 from paceline.paramserver import rates
 from paceline.paramserver.aggregate import Parameters, Part, aggregate
-from paceline.rounds import Array, Cluster, Machines, Round
+from paceline.rounds import Array, Cluster, Machines, Plan, Round
+from paceline.shares import whole_samples
 from paceline.simulate import from_trace, measures, run
 from paceline.sync.protocol import Apply, Release
 
@@ -107,21 +108,42 @@ def test_dolbie_master_and_workers(seed: int, alpha: float) -> None:
     assert x.min() >= 0
 
 
-def test_dolbie_first_step_size_is_that_of_the_smallest_share() -> None:
+def test_dolbie_ties_go_to_the_first_of_the_list() -> None:
+    """DOLBIE, Alg. 1, lines 9 to 16, Alg. 2, lines 5 to 10: stragglers of exactly the same seconds."""
+    gamma, comm = np.array([400.0, 100.0, 300.0, 100.0, 100.0]), np.full(5, 0.01)
+    policy = policies.create("dolbie:alpha=0.01,floor=0", Cluster(5, int(BATCH)))
+    made, state = policy.init()
+    peers = start_peers(5, 0.01)
+    x, alpha, given = np.full(5, 0.2), 0.01, []
+    for _ in range(6):
+        seconds = x * BATCH / gamma + comm
+        s = next(i for i in range(5) if seconds[i] == seconds.max())
+        given.append(s)
+        made, state = policy.step(state, told(np.asarray(made.shares), gamma, comm))
+        peers, _ = play_round(peers, Linear(1 / gamma, comm), int(BATCH))
+        x, alpha = listing(x, alpha, gamma, comm)
+        np.testing.assert_allclose(made.shares, x, rtol=0, atol=1e-13)
+        np.testing.assert_allclose([peer.share for peer in peers], x, rtol=0, atol=1e-13)
+    assert given[:3] == [1, 3, 4]  # each of them as slow as the others before it gave
+
+
+@pytest.mark.parametrize("alpha", [None, 0.001, 0.04, 0.5])
+def test_dolbie_first_step_size_is_that_of_the_smallest_share(alpha: float | None) -> None:
     """DOLBIE, section IV-B."""
-    policy = policies.create("dolbie", Cluster(N, int(BATCH)))
+    safe = (1 / N) / (N - 2 + 1 / N)
+    assert pytest.approx(1 / (N - 1) ** 2) == safe
+    policy = policies.create(f"dolbie:alpha={alpha}", Cluster(N, int(BATCH)))
     _, state = policy.init()
-    assert np.asarray(state.alpha).item() == pytest.approx((1 / N) / (N - 2 + 1 / N))
-    assert pytest.approx(1 / (N - 1) ** 2) == (1 / N) / (N - 2 + 1 / N)
+    assert np.asarray(state.alpha).item() == pytest.approx(min(alpha or 1.0, safe))
 
 
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("alpha", [0.001, 0.04])
+@pytest.mark.parametrize("alpha", [0.001, 0.04, 0.5])
 def test_dolbie_without_a_master(seed: int, alpha: float) -> None:
-    """DOLBIE, eq. (8), Alg. 2, lines 1 to 13."""
+    """DOLBIE, eq. (8), section IV-B, Alg. 2, lines 1 to 13."""
     peers = start_peers(N, alpha)
-    # Algorithm 2 with eq. (8): each has a step size of its own.
-    x, local = (np.full(N, 1 / N), np.full(N, alpha))
+    # Algorithm 2 with eq. (8): each has a step size of its own, at first at most 1 / (N - 1)^2.
+    x, local = (np.full(N, 1 / N), np.full(N, min(alpha, 1 / (N - 1) ** 2)))
     for gamma, comm in systems(60, seed):
         peers, _ = play_round(peers, Linear(1 / gamma, comm), int(BATCH))
         possible, s = acceptable(x, gamma, comm)
@@ -269,6 +291,30 @@ def test_dolbie_lbbsp_moves_five_samples_every_five_rounds() -> None:
             x[slow] -= moved
 
 
+@pytest.mark.parametrize("reading", ["loose", "strict"])
+def test_dolbie_lbbsp_counts_rounds_in_a_row(reading: str) -> None:
+    """DOLBIE, baseline LB-BSP: five rounds with the same order, and none without between them."""
+    policy = policies.create(f"lbbsp:delta=5,rounds=5,reading={reading}", Cluster(3, int(BATCH)))
+    made, state = policy.init()
+    rng = np.random.default_rng(12)
+    x, fastest, begun, moves = np.full(3, 1 / 3), list[int](), 0, 0  # fastest: -1 if all take equally long
+    for t in range(400):
+        seconds = np.full(3, 1.0) if rng.random() < 0.1 else rng.permutation([0.9, 1.0, 1.1])
+        if rng.random() < 0.7:
+            seconds = np.sort(seconds)
+        made, state = policy.step(state, Round(x, seconds, int(BATCH)))
+        fastest.append(-1 if np.ptp(seconds) == 0 else int(np.argmin(seconds)))
+        row = fastest[max(begun, t - 4) :]
+        same = -1 not in row if reading == "loose" else set(row) == {row[0]} and row[0] >= 0
+        if len(row) == 5 and same:
+            slow = int(np.argmax(seconds))
+            moved = min(5 / BATCH, x[slow])
+            x = x + moved * ((np.arange(3) == row[-1]).astype(float) - (np.arange(3) == slow))
+            begun, moves = t + 1, moves + 1
+        np.testing.assert_allclose(made.shares, x, atol=1e-12)
+    assert 10 < moves < 70
+
+
 # LB-BSP
 
 
@@ -298,6 +344,43 @@ def test_lbbsp_gpus_get_what_the_linear_programme_gives() -> None:
         )  # fmt: skip
         seconds = (m * np.asarray(made.shares) * BATCH + b).max()
         assert seconds == pytest.approx(found.x[-1], rel=1e-9)
+
+
+def test_lbbsp_gpus_run_at_least_the_knee() -> None:
+    """LB-BSP, eq. (5): x_i is at least x^s where a slow worker would get less."""
+    rng = np.random.default_rng(13)
+    for _ in range(10):
+        m, b = rng.permutation([1e-3, 1.3e-3, 1.5e-3, 2e-3, 2.5e-3, 0.1]), rng.uniform(0.02, 0.1, N)
+        knee = int(rng.integers(8, 24))
+        policy = policies.create(f"lbbsp-gpu:forecast=last,knee={knee}", Cluster(N, int(BATCH)))
+        made, state = policy.init()
+        x = np.asarray(made.shares)
+        made, _ = policy.step(state, Round(x, m * x * BATCH + b, int(BATCH), b, costs=Linear(m, b)))
+        goal, above = np.append(np.zeros(N), 1.0), np.hstack([np.diag(m), -np.ones((N, 1))])
+        bounds = [(knee, BATCH)] * N + [(0, None)]
+        found = optimize.linprog(goal, above, -b, [np.append(np.ones(N), 0.0)], [BATCH], bounds=bounds)
+        loads = np.asarray(made.shares) * BATCH
+        assert loads[np.argmax(m)] == pytest.approx(knee)
+        assert loads.min() >= knee - 1e-9
+        assert (m * loads + b).max() == pytest.approx(found.x[-1], rel=1e-9)
+
+
+def test_lbbsp_gpus_get_whole_samples_that_end_soonest() -> None:
+    """LB-BSP, eq. (3): of all divisions into whole samples, those of the plan end first."""
+    rng = np.random.default_rng(14)
+    by_shares = 0
+    for _ in range(20):
+        m, b = rng.uniform(0.5, 6.0, 3), rng.uniform(0.0, 20.0, 3)
+        policy = policies.create("lbbsp-gpu:forecast=last", Cluster(3, 24))
+        made, state = policy.init()
+        x = np.asarray(made.shares)
+        made, _ = policy.step(state, Round(x, m * x * 24 + b, 24, b))
+        best = min(
+            max(m * np.array(each) + b) for each in itertools.product(range(25), repeat=3) if sum(each) == 24
+        )
+        assert max(m * whole_samples(made, 24) + b) == pytest.approx(best, rel=1e-12)
+        by_shares += max(m * whole_samples(Plan(made.shares), 24) + b) > best * (1 + 1e-9)
+    assert by_shares > 3
 
 
 def test_lbbsp_weighted_aggregation_is_the_gradient_of_all_samples_alike() -> None:
@@ -360,6 +443,83 @@ def test_lbbsp_narx_has_one_hidden_layer_and_fewer_than_20_parameters(inputs: in
     far = network.forward(parameters, 1e6 * x)
     further = network.forward(parameters, 2e6 * x)
     np.testing.assert_allclose(far, further, rtol=1e-6)
+
+
+@pytest.mark.parametrize("inputs", [6, 8])
+def test_lbbsp_narx_predicts_from_two_speeds_and_the_resources_of_the_round(inputs: int) -> None:
+    """LB-BSP, eq. (4)."""
+    rng, rounds = np.random.default_rng(15), 160
+    speed, cpu, memory = rng.uniform(60, 100, (rounds, 2)), *rng.uniform(0.2, 1.0, (2, rounds, 2))
+    forecast = create(f"narx:inputs={inputs},warmup=0,fallback=no")
+    state, compared = forecast.init((2,)), 0
+    for k in range(1, rounds):
+        weights = np.asarray(state.parameters)
+        predicted, state = forecast.step(state, Reading(speed[k - 1], cpu[k], memory[k]))
+        state = forecast.train(state)
+        if k < 130:
+            continue
+        read = [speed[:k], np.vstack([cpu[1], cpu[1:k]]), np.vstack([memory[1], memory[1:k]])]
+        for i in range(2):
+            mean = [each[:, i].mean() for each in read]
+            spread = [
+                max(each[:, i].std(), least)
+                for each, least in zip(read, (0.01 * mean[0], 0.02, 0.02), strict=True)
+            ]
+            v, c, m = ((each[:, i] - mean[j]) / spread[j] for j, each in enumerate((speed, cpu, memory)))
+            past = range(k, k - (3 if inputs == 8 else 2), -1)  # c^k, c^{k-1}, and with 8 inputs c^{k-2}
+            x = [v[k - 1], v[k - 2], *(c[t] for t in past), *(m[t] for t in past)]
+            hidden = 1 if inputs == 8 else 2
+            output = weights[-1]  # w . tanh(W x + b) + c
+            for h in range(hidden):
+                row = weights[h * inputs : (h + 1) * inputs]
+                bias, factor = weights[hidden * inputs + h], weights[hidden * (inputs + 1) + h]
+                output += factor * np.tanh(row @ x + bias)
+            assert predicted[i] == pytest.approx(mean[0] + spread[0] * output, rel=1e-9)
+            compared += 1
+    assert compared == 60
+
+
+def test_lbbsp_arima_predicts_by_its_difference_equation() -> None:
+    """LB-BSP, Table 3 (ARIMA): (2, 2, 1), one number at a time."""
+    rng, rounds = np.random.default_rng(16), 120
+    noise = rng.standard_normal(rounds)
+    speed = 100 + 5 * np.sin(np.arange(rounds) / 9) + noise + 0.8 * np.append(0, noise[:-1])
+    forecast = create("arima:refit=1000")
+    state = forecast.init((1,))
+    predictions = []
+    for value in speed:
+        predicted, state = forecast.step(state, Reading(np.array([value])))
+        state = forecast.train(state)  # once, after 30 rounds
+        predictions.append(float(predicted[0]))
+    (first,), (second,), (theta,) = *np.asarray(state.ar), np.asarray(state.ma)
+    assert abs(theta) > 0.1
+    e = 0.0
+    for k in range(4, rounds):  # z^k is the second difference of round k
+        z = {t: speed[t] - 2 * speed[t - 1] + speed[t - 2] for t in (k - 2, k - 1, k)}
+        expected = first * z[k - 1] + second * z[k - 2] + theta * e
+        if k > 30:
+            assert predictions[k - 1] == pytest.approx(expected + 2 * speed[k - 1] - speed[k - 2], rel=1e-9)
+        e = z[k] - expected
+
+
+def test_lbbsp_recurrent_networks_read_two_speeds_oldest_first() -> None:
+    """LB-BSP, Table 3 (SimpleRNN, LSTM)."""
+    rng, rounds = np.random.default_rng(17), 150
+    speed = rng.uniform(60, 100, (rounds, 1))
+    forecast = create("recurrent:warmup=0")
+    state = forecast.init((1,))
+    for k in range(1, rounds):
+        weights = np.asarray(state.parameters)
+        predicted, state = forecast.step(state, Reading(speed[k - 1]))
+        state = forecast.train(state)
+        if k < 130:
+            continue
+        mean, spread = speed[:k].mean(), speed[:k].std()
+        enter, repeat, bias, out = weights[:4], weights[4:20].reshape(4, 4), weights[20:24], weights[24:28]
+        hidden = np.zeros(4)
+        for v in (speed[k - 2, 0], speed[k - 1, 0]):
+            hidden = np.tanh(enter * (v - mean) / spread + repeat @ hidden + bias)
+        assert predicted[0] == pytest.approx(mean + spread * (out @ hidden + weights[28]), rel=1e-9)
 
 
 # DBW
@@ -713,26 +873,33 @@ def test_wlbs_update_of_all_nodes_is_that_of_one() -> None:
     assert np.abs(printed - parameters.values).max() > 1e-3
 
 
+@pytest.mark.parametrize(("micro", "theta"), [(4, 0.05), (1, 0.05), (1, 0.6)])
 @pytest.mark.parametrize("seed", range(4))
-def test_wlbs_the_quickest_relieves_the_slowest_until_their_times_are_near(seed: int) -> None:
+def test_wlbs_the_quickest_relieves_the_slowest_until_their_times_are_near(
+    seed: int, micro: int, theta: float
+) -> None:
     """WLBS, section 3.2 (adjustments), section 3.2 (stop)."""
     rng = np.random.default_rng(61 + seed)
-    pace = rng.uniform(0.01, 0.05, 5)
-    policy = policies.create("wlbs:micro=4,period=3,epoch=0,theta=0.05", Cluster(5, 240))
+    pace = rng.permutation(np.geomspace(0.1, 0.5, 5)) * rng.uniform(0.9, 1.1, 5)  # rounds of some 12 s
+    policy = policies.create(f"wlbs:micro={micro},period=3,epoch=0,theta={theta}", Cluster(5, 240))
     made, state = policy.init()
-    loads, moves = np.full(5, 48), 0
+    loads, moves, stopped = np.full(5, 48), 0, 0
     for t in range(1, 91):
         np.testing.assert_allclose(np.asarray(made.shares) * 240, loads, atol=1e-9)
         seconds = pace * loads
         made, state = policy.step(state, Round(loads / 240, seconds, 240))
-        if t % 3 == 0 and np.ptp(seconds) > 0.05 * seconds.mean():
+        if t % 3 == 0:
             best, worst = int(np.argmin(seconds)), int(np.argmax(seconds))
             rate = loads / seconds
             even = loads[worst] * rate[best] - loads[best] * rate[worst]
-            moved = 4 * int(np.floor(even / (rate[best] + rate[worst]) / 4 + 0.5))
-            loads = loads + moved * ((np.arange(5) == best).astype(int) - (np.arange(5) == worst))
-            moves += moved > 0
-    assert moves >= 2
+            moved = micro * int(np.floor(even / (rate[best] + rate[worst]) / micro + 0.5))
+            if np.ptp(seconds) > theta * seconds.mean():
+                loads = loads + moved * ((np.arange(5) == best).astype(int) - (np.arange(5) == worst))
+                moves += moved > 0
+            else:
+                stopped += moved > 0
+    assert moves >= (2 if theta < 0.1 else 1)
+    assert stopped > 0 or theta < 0.1  # theta alone keeps samples where they are, not the rounding
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -174,6 +174,36 @@ def test_ssp_never_lets_anybody_run_further_ahead(order, s):
                 assert max(state.clocks[w] for w in effect.workers) - min(state.clocks) <= s
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["arrive", "arrive", "leave", "join"]), st.integers(0, 99)), max_size=60
+    )
+)
+def test_ssp_worker_that_joins_has_the_clock_of_the_slowest(events):
+    """LB-BSP, baseline SSP: whoever may run, by a plain model of clocks."""
+    gate, s = sync.create("ssp:2", 4), 2
+    _, state = gate.init()
+    clocks, busy = dict.fromkeys(range(4), 0), set(range(4))  # of those present
+    for name, pick in events:
+        among = sorted({"arrive": busy, "leave": set(clocks), "join": set(range(4)) - set(clocks)}[name])
+        if not among:
+            continue
+        worker = among[pick % len(among)]
+        effects, state = getattr(gate, name)(state, worker, 0.0)
+        busy.discard(worker)
+        if name == "arrive":
+            clocks[worker] += 1
+        elif name == "leave":
+            del clocks[worker]
+        else:  # the slowest of the others; among nobody, from the start
+            clocks[worker] = min(clocks.values(), default=0)
+        released = {w for effect in effects if isinstance(effect, Release) for w in effect.workers}
+        allowed = {w for w, clock in clocks.items() if w not in busy and clock <= min(clocks.values()) + s}
+        assert released == allowed
+        busy |= released
+
+
 @pytest.mark.parametrize(
     ("text", "mode", "says"),
     [
