@@ -45,7 +45,7 @@ def test_it_waits_then_follows_the_run_to_its_end(recorder, watched, tab):
     expect(rows).to_have_count(4)
     expect(rows.nth(3)).to_contain_text("worker 3 ▲ straggler")
     expect(rows.nth(0)).to_contain_text("64 samples")
-    assert page.evaluate("getComputedStyle(document.querySelectorAll('#workers .c0')[3]).width") != "0px"
+    assert page.evaluate("getComputedStyle(document.querySelectorAll('#workers .busy')[3]).width") != "0px"
     titles = page.locator("#charts h3").all_text_contents()
     assert titles[:3] == ["Time per round", "Load per worker", "Speed of each worker"]
     assert "Compute and wait" in titles

@@ -16,7 +16,7 @@ DARK_BY_SYSTEM, DARK_BY_CHOICE = re.findall(
     r"prefers-color-scheme: \w+\) \{\s*:root[^{]*\{(.*?)\}", CSS, re.DOTALL
 )
 THEMES = {"light": re.search(r":root, .slide \{(.*?)\}", CSS, re.DOTALL)[1], "dark": DARK_BY_SYSTEM}
-WORKERS = [f"c{i}" for i in range(8)]
+WORKERS, RUNS = [f"c{i}" for i in range(8)], [f"r{i}" for i in range(8)]
 # What is left of a colour without the cones for red, or for green (Machado, Oliveira and Fernandes 2009, severity 1).
 VISIONS = {
     "any": np.eye(3),
@@ -59,7 +59,7 @@ def test_the_measures_are_right():
 @pytest.mark.parametrize("theme", THEMES)
 def test_lines_boxes_and_hatching_are_seen_on_their_card(theme):
     found = colours(theme)
-    for name in (*WORKERS, "bad", "good", "over", "hatch", "accent"):
+    for name in (*WORKERS, *RUNS, "busy", "bad", "good", "over", "hatch", "accent"):
         assert contrast(found[name], found["card"]) >= 3, name
     for name in ("ink", "soft", "bad-text"):
         assert contrast(found[name], found["card"]) >= 4.5, name
@@ -74,6 +74,10 @@ def test_no_worker_has_the_stragglers_colour(theme):
         assert min(distance(found[name], found["bad"], vision) for vision in VISIONS) > 0.1, name
     for one, other in itertools.combinations(WORKERS, 2):
         assert distance(found[one], found[other], "any") > 0.1, (one, other)
+    for one, other in itertools.combinations(RUNS, 2):
+        assert distance(found[one], found[other], "any") > 0.1, (one, other)
+    for other in ("bad", "over", "idle"):  # what is beside it in one bar
+        assert distance(found["busy"], found[other], "any") > 0.1, other
 
 
 def test_dark_is_the_same_by_the_system_and_by_choice():

@@ -131,7 +131,7 @@ def test_bars_of_the_timeline_lie_where_the_seconds_are(run):
         time_axis("time", 4.0),
     )
     boxes = dict(re.findall(r'<path class="box (\w+)" d="M([^"]*)"', drawn))
-    assert boxes["c0"] == "250.0 70.0h250.0v360.0h-250.0z"
+    assert boxes["busy"] == "250.0 70.0h250.0v360.0h-250.0z"
     assert boxes["over"] == "250.0 70.0h125.0v360.0h-125.0z"
     assert boxes["idle"] == "500.0 70.0h250.0v360.0h-250.0z"
     assert boxes["bad"] == "250.0 570.0h500.0v360.0h-500.0z"

@@ -168,7 +168,7 @@ def test_tokens_and_secrets(play: Callable[..., None]) -> None:
         for path in ("/", "/jobs/j/"):
             asked = await call.http.get(path, headers=browser)
             assert asked.status_code == 401
-            assert "name=token" in asked.text, "a person gets a field for it"
+            assert 'name="token"' in asked.text, "a person gets a field for it"
             assert "form-action 'self'" in asked.headers["content-security-policy"]
         assert (
             (await call.http.get("/v1/jobs", headers=browser))
@@ -176,7 +176,19 @@ def test_tokens_and_secrets(play: Callable[..., None]) -> None:
             .startswith("the token is missing")
         )
         assert (await call.http.get(f"/v1/jobs?token={TOKEN}")).status_code == 401, "for pages alone"
-        assert 'href="jobs/j/?token=' in (await call.http.get(f"/?token={TOKEN}")).text
+        assert 'href="jobs/j/"' in (await call.http.get(f"/?token={TOKEN}")).text
+        entered = await call.http.get(f"/jobs/j/?a=b%26c&token={TOKEN}", headers=browser)
+        assert (entered.status_code, entered.headers["location"]) == (303, "/jobs/j/?a=b%26c")
+        assert TOKEN not in str(entered.headers), "neither in the address nor in the cookie"
+        cookie = entered.headers["set-cookie"]
+        assert cookie.endswith("; Path=/; HttpOnly; SameSite=Lax")
+        kept = browser | {"Cookie": f"a=b; {cookie.partition(';')[0]}"}
+        for path in ("/", "/jobs/j/", "/jobs/j/panel"):
+            assert (await call.http.get(path, headers=kept)).status_code == 200
+        assert (await call.http.get("/v1/jobs", headers=kept)).status_code == 401, "for pages alone"
+        assert (await call.http.put("/jobs/j/", headers=kept)).status_code == 401
+        wrong = kept | {"Cookie": kept["Cookie"][:-1] + "x"}
+        assert (await call.http.get("/", headers=wrong)).status_code == 401
         assert "<title>Paceline" in (await call.http.get(f"/jobs/j/?token={TOKEN}")).text
         assert (await call.http.get(f"/jobs/..%2f/?token={TOKEN}")).status_code == 404
         report = {"round": 0, "samples": 6, "seconds": 1.0}

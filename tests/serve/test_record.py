@@ -13,6 +13,8 @@ from paceline.rounds import RoundResult
 from paceline.serve.catalog import Record
 from paceline.serve.models import Settings
 
+NAMES = ["gpu-a", None]
+
 
 def write(run_dir: Path, rounds: range, first: int) -> None:
     record = Record(run_dir, "j", Settings.of(batch=12, workers=2, policy="equal"))
@@ -20,7 +22,7 @@ def write(run_dir: Path, rounds: range, first: int) -> None:
     for number in rounds:
         six = np.array([6.0, 6.0])
         took = {"compute": six / 10, "overhead": 0 * six, "seconds": 1.0, "ended": float(number)}
-        record.write(RoundResult(step=number, batch=12, loads=six, shares=six / 12, **took))
+        record.write(RoundResult(step=number, batch=12, loads=six, shares=six / 12, **took), NAMES)
     record.close()
     assert not record.error
 

@@ -54,6 +54,7 @@ class Session:
     def __init__(self, target: str | None, interrupted: Callable[[], bool]) -> None:
         self._target, self._interrupted = target, interrupted
         self._joined, self._leads = startup.launched(), startup.leads()
+        self._noted: set[str] = set()
         self._console = Console(stderr=target == "-", quiet=not self._leads, highlight=False, soft_wrap=True)
 
     def train(self, config: TrainConfig, chosen: list[str], base: Path, port: int, listed: bool) -> None:
@@ -116,7 +117,7 @@ class Session:
             sweep(run_dir)
         with Counter(label, self._console, unit="step", note="starting workers", lasting=True) as counter:
             counter.begin(0, steps, "starting workers")
-            progress = functools.partial(show, counter)
+            progress = functools.partial(self._show, counter)
             try:
                 if config.engine == "ray":
                     from paceline.train import ray_engine
@@ -130,6 +131,13 @@ class Session:
             except BaseException:
                 self._leave_summary(run_dir)
                 raise
+
+    def _show(self, counter: Counter, event: dict[str, Any]) -> None:
+        if event["type"] == "note":
+            if event["text"] in self._noted:  # the runs that are compared say the same
+                return
+            self._noted.add(event["text"])
+        show(counter, event)
 
     def _leave_summary(self, run_dir: Path) -> None:
         """Write the report of a run that ended early, and print how many of its steps are on record."""

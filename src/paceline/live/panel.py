@@ -15,7 +15,7 @@ from paceline.errors import PacelineError
 from paceline.live.tail import Tail
 from paceline.runs import events
 from paceline.runs.charts import ROWS
-from paceline.runs.columns import Columns
+from paceline.runs.columns import BANDS, Columns
 from paceline.runs.findings import changes_in_words, speeds_in_words
 from paceline.runs.report import Card, about_config, cards
 from paceline.runs.run import waiting_share
@@ -300,7 +300,14 @@ def _workers_now(columns: Columns, last: Straggler | None) -> list[dict[str, Any
         gone = event is not None and not event.joined
         slow = last is not None and last.worker == i and not gone
         marks = ["▲ straggler" if slow else "", _mark(event, columns) if event is not None else ""]
-        row: dict[str, Any] = {"id": i, "last": slow, "gone": gone, "mark": ", ".join(filter(None, marks))}
+        row: dict[str, Any] = {
+            "id": i,
+            "name": columns.label(i),
+            "colour": f"c{i % BANDS}",
+            "last": slow,
+            "gone": gone,
+            "mark": ", ".join(filter(None, marks)),
+        }
         if gone or np.isnan(there[i]):
             row |= {"load": "absent", "time": event.what if gone and event else "", "widths": [0, 0, 0, 0]}
         else:

@@ -33,7 +33,7 @@ def round_seconds(window: Window) -> str:
     beyond = int((window.lengths > end).sum())
     cut = f"; {plural(beyond, 'round')} took longer than the scale shows" if beyond else ""
     x, known = window.middles, ~np.isnan(window.seconds.mean)
-    real = thinned(window, "measured", "c0", x, window.seconds)
+    real = thinned(window, "measured", "busy", x, window.seconds)
     average = "" if real.low is None else " (average; band: fastest to slowest)"
     return draw.curves(
         "Time per round",
@@ -72,7 +72,7 @@ def _each(window: Window, title: str, says: str, values: Array, y_axis: Axis, te
     values: shape (buckets, n). text: formats one value.
     """
     x, rows = window.middles, window.rows(BANDS)
-    series = [draw.Line(f"worker {i}", f"c{place}", x, values[:, i]) for place, i in enumerate(rows)]
+    series = [draw.Line(window.label(i), f"c{i % BANDS}", x, values[:, i]) for i in rows]
     if window.workers > len(rows):
         band = np.fmin.reduce(values, axis=1), np.fmax.reduce(values, axis=1)
         series.append(draw.Line("median of all", "good", x, median(values.T), *band, dashed=True))
@@ -84,7 +84,7 @@ def _each(window: Window, title: str, says: str, values: Array, y_axis: Axis, te
 def losses(runs: Sequence[tuple[str, Window]]) -> str:
     """The chart of the loss against time, one curve per run; empty if no run recorded a loss."""
     series = [
-        thinned(window, name, f"c{i % BANDS}", window.time, window.loss)
+        thinned(window, name, f"r{i % BANDS}" if len(runs) > 1 else "busy", window.time, window.loss)
         for i, (name, window) in enumerate(runs)
         if not np.isnan(window.loss.mean).all()
     ]
@@ -110,7 +110,7 @@ def rounds(named: Sequence[tuple[str, Window]]) -> str:
     series = []
     for i, (name, window) in enumerate(named):
         known = ~np.isnan(window.seconds.mean)
-        series.append(draw.Line(name, f"c{i % BANDS}", window.middles[known], window.seconds.mean[known]))
+        series.append(draw.Line(name, f"r{i % BANDS}", window.middles[known], window.seconds.mean[known]))
     spans = [window.span for _, window in named]
     short = any(window.short for _, window in named)
     return draw.curves(
@@ -126,7 +126,7 @@ def rounds(named: Sequence[tuple[str, Window]]) -> str:
 
 def overview(window: Window) -> str:
     """The seconds of all rounds in a strip, in which readers choose the rounds to show."""
-    line = thinned(window, "round", "c0", window.middles, window.seconds)
+    line = thinned(window, "round", "busy", window.middles, window.seconds)
     # Not marked as an axis of rounds: the live page has a separate brush to zoom here.
     return draw.strip(line, round_axis(window.span)._replace(rounds=False), top(window.lengths))
 
@@ -148,7 +148,7 @@ def gates(window: Window) -> list[str]:
             "k: the number of gradients that an update waited for; dashed: the number of workers present.",
             "gradients and workers",
             0.0,
-            draw.Line("k", "c0", x, server["quorum"]),
+            draw.Line("k", "busy", x, server["quorum"]),
             draw.Line("workers present", "good", x, server["present"], dashed=True),
         ),
         two(
@@ -169,14 +169,14 @@ def stragglers(window: Window) -> str:
     rows = sorted(int(i) for i in order[:BARS])
     whole = 1.0 if window.workers <= BARS else float(share.max()) or 1.0
     bars = [
-        (f"worker {i}", [("bad", float(share[i]) / whole)], f"{percent(share[i])}{_pace(ratios[i])}")
+        (window.label(i), [("bad", float(share[i]) / whole)], f"{percent(share[i])}{_pace(ratios[i])}")
         for i in rows
     ]
     if len(order) > len(rows):
         other = float(share[order[BARS:]].sum())
         bars.append((f"{len(order) - BARS} others", [("rest", min(other / whole, 1.0))], percent(other)))
     table = [
-        (str(i), percent(share[i], 1), times(ratios[i]) if ratios[i] == ratios[i] else "–")
+        (_short(window, i), percent(share[i], 1), times(ratios[i]) if ratios[i] == ratios[i] else "–")
         for i in order[:ROWS].tolist()
     ]
     return draw.figure(
@@ -194,11 +194,15 @@ def time_spent(window: Window) -> str:
     whole = max(window.elapsed, float((overhead + compute + wait).max(initial=0.0))) or 1.0
     bars = []
     for i in window.rows(BARS):
-        parts = [("over", overhead[i] / whole), ("c0", compute[i] / whole), ("idle", wait[i] / whole)]
-        bars.append((f"worker {i}", parts, f"waits {percent(wait[i] / whole)}"))
+        parts = [("over", overhead[i] / whole), ("busy", compute[i] / whole), ("idle", wait[i] / whole)]
+        bars.append((window.label(i), parts, f"waits {percent(wait[i] / whole)}"))
     some = "" if window.workers <= BARS else f" ({BARS} of the {window.workers:,} workers, by speed)"
     table = [
-        (str(i), *(seconds(part[i]) for part in (compute, overhead, wait)), percent(wait[i] / whole, 1))
+        (
+            _short(window, i),
+            *(seconds(part[i]) for part in (compute, overhead, wait)),
+            percent(wait[i] / whole, 1),
+        )
         for i in window.rows(ROWS)
     ]
     return draw.figure(
@@ -209,6 +213,11 @@ def time_spent(window: Window) -> str:
         _legend(overhead),
         table=draw.table(("worker", "computing", "overhead", "waiting", "waiting, share of time"), table),
     )
+
+
+def _short(window: Window, worker: int) -> str:
+    """A worker in a table whose column says that it is one."""
+    return window.label(worker).removeprefix("worker ")
 
 
 def _where(window: Window, before: str = " ") -> str:
@@ -305,14 +314,14 @@ def _strip(columns: Columns, start: int, end: int, span: float) -> str:
         bars.append(draw.Bars(title, clock, length, each[1], overhead, each[2], last, texts))
         clock += length
     span = span or 1.0  # rounds that took no time at all
-    labels = [f"{i}" if run.workers > NAMED else f"worker {i}" for i in rows]
+    labels = [f"{i}" if run.workers > NAMED else columns.label(i) for i in rows]
     return draw.gantt(labels, bars, time_axis("time", span))
 
 
 def _legend(overhead: Array, *more: tuple[str, str]) -> str:
     """The legend of the boxes; overhead: its seconds, shown if they are more than 0."""
     extra = [("over", "overhead")] if overhead.sum() > 0 else []
-    return draw.legend([("c0", "computing"), *more, *extra, ("idle", "waiting")])
+    return draw.legend([("busy", "computing"), *more, *extra, ("idle", "waiting")])
 
 
 def _strips_table(parts: Sequence[tuple[str, Columns, int, int]], what: str) -> str:

@@ -71,12 +71,13 @@ class Window:
     last: portion of the rounds in which each worker was the straggler; slowness: its seconds per sample as a
         multiple of the others' median; both of shape (n,).
     lengths: seconds of every round, not thinned and without the short ones.
-    rows: chooses the workers to draw if there are too many for all.
+    rows: chooses the workers to draw if there are too many for all. label: a worker in words.
     lost: the rounds in which workers were lost or left.
     """
 
     def __init__(self, columns: Columns, start: int, end: int, recent: int | None) -> None:
         self.start, self.end, self.workers, self.rows = start, end, columns.workers, columns.rows
+        self.label = columns.label
         self.whole = end - start == len(columns)
         rounds = np.append(columns["round"][start:end], columns["round"][end - 1] + 1)
         self.span = float(rounds[0]), float(rounds[-1])
@@ -116,6 +117,9 @@ class Columns:
         self.workers = 0
         self.happened: list[Happened] = []  # the workers that were lost, left or joined
         self.dropped: Counter[str] = Counter()  # number of gradients that a server did not use, by reason
+        self.names: dict[
+            int, str
+        ] = {}  # of the workers that have names; the newest where one took another's place
         self._events: list[Any] = []  # one entry per round
         self._plain = Growing(len(PLAIN))
         self._each = Growing(len(EACH), 0)
@@ -167,6 +171,8 @@ class Columns:
         self._sums.extend(self._sums.values[-1] + np.cumsum(steps, axis=0))
         self._events += run.extras.get("events") or [None] * len(run.round)
         self.happened += events(run)
+        for row in run.extras.get("names", ()):
+            self.names |= {i: name for i, name in enumerate(row or ()) if name is not None}
 
     def sums(self, start: int | NDArray[np.int64], end: int | NDArray[np.int64]) -> Array:
         """Sums of each worker's load, compute, overhead and wait, and of its rounds present, shape (..., 5, n)."""
@@ -193,15 +199,29 @@ class Columns:
         """A range of at least one round, ready to draw. recent: measure slowness over this many last rounds."""
         return Window(self, start, len(self) if end is None else end, recent)
 
+    def label(self, worker: int) -> str:
+        """A worker in words: its number, and its name if it has one."""
+        name = self.names.get(worker)
+        return f"worker {worker}" if name is None else f"worker {worker}, {name}"
+
     def rows(self, limit: int) -> list[int]:
-        """All workers, or ``limit`` of them spread over all speeds, by rank; chosen again when the record doubles."""
+        """All workers, or ``limit`` of them spread over all speeds, by rank; chosen again when the record doubles. No
+        two of ``BANDS`` workers have the same colour."""
         if self.workers <= limit:
             return list(range(self.workers))
         if len(self) >= 2 * self._judged:
             self._judged = len(self)
             judged = self.part(max(len(self) - RECENT, 0), len(self))
             self._order = np.argsort(np.nan_to_num(slowness(judged)), kind="stable")
-        return sorted(self._order[np.linspace(0, self.workers - 1, limit).astype(int)].tolist())
+        wanted = np.linspace(0, self.workers - 1, limit).astype(int)
+        if limit != BANDS:
+            return sorted(self._order[wanted].tolist())
+        chosen: dict[int, int] = {}  # by colour
+        for place in wanted.tolist():
+            near = self._order[np.argsort(np.abs(np.arange(self.workers) - place), kind="stable")]
+            worker = next(int(each) for each in near if int(each) % BANDS not in chosen)
+            chosen[worker % BANDS] = worker
+        return sorted(chosen.values())
 
     def _of_server(self, run: Run) -> dict[str, Array]:
         """The columns of a parameter server; NaN for other runs."""

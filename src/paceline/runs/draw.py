@@ -1,7 +1,7 @@
 """Charts as HTML: the curves are an SVG that stretches, the words are text that does not.
 
 So a chart fills the width of its container on a screen of any size, and its labels stay readable. An SVG goes from
-0 to 1000 on both axes, y downwards. Colours are classes (c0 to c7, good, bad, idle), set for light and dark in
+0 to 1000 on both axes, y downwards. Colours are classes (see page.css), set for light and dark in
 page.css; page.js adds tooltips to charts that hold a ``script`` of data.
 """
 
@@ -146,6 +146,7 @@ def top(*series: Array) -> float:
 
 Text = Callable[[float], str]
 TABLE = 12  # most rows of a curve's table
+LABEL = 18  # most characters of a row's name beside a chart
 
 
 class Line(NamedTuple):
@@ -261,13 +262,13 @@ def gantt(rows: Sequence[str], bars: Sequence[Bars], x_axis: Axis) -> str:
     bars: one entry per round, in order; x_axis: seconds, from 0.
     """
     count, span = len(rows), x_axis.end
-    paths: dict[str, list[str]] = {"idle": [], "c0": [], "bad": [], "over": []}
+    paths: dict[str, list[str]] = {"idle": [], "busy": [], "bad": [], "over": []}
     edges = np.array([0.0, *(bar.start + bar.seconds for bar in bars)])
     for bar in bars:
         for i in np.flatnonzero(np.isfinite(bar.compute)):
             y, height = (i + 0.14) / count * 1000, 0.72 / count * 1000
             busy, extra = float(bar.compute[i]), float(min(bar.overhead[i], bar.compute[i]))
-            paths["bad" if i == bar.last else "c0"].append(box(bar.start, busy, y, height, span))
+            paths["bad" if i == bar.last else "busy"].append(box(bar.start, busy, y, height, span))
             if extra > 0:
                 paths["over"].append(box(bar.start, extra, y, height, span))
             if bar.wait[i] > 0:
@@ -278,9 +279,14 @@ def gantt(rows: Sequence[str], bars: Sequence[Bars], x_axis: Axis) -> str:
     data: dict[str, Any] = {"kind": "grid", "names": rows, "edges": whole(1000 * x_axis.at(edges))}
     data |= {"at": [bar.title for bar in bars], "text": [bar.texts for bar in bars]}
     step = max(1, -(-count // 16))
-    places = [((i + 0.5) / count, str(rows[i])) for i in range(0, count, step)]
+    places = [((i + 0.5) / count, _cut(str(rows[i]))) for i in range(0, count, step)]
     height = int(min(max(26 * count, 90), 560))
     return _plot("".join(marks), x_axis, None, data, height, places, _hatched(waiting))
+
+
+def _cut(label: str) -> str:
+    """A label beside a chart, of at most ``LABEL`` characters."""
+    return label if len(label) <= LABEL else f"{label[: LABEL - 1]}…"
 
 
 def _hatched(boxes: str) -> str:
@@ -355,7 +361,7 @@ def _plot(
     # No "<" may stand in a script element's text, or a name could end it.
     payload = json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
     script = f'<script type="application/json">{payload}</script>' if data else ""
-    margin = f"{min(widest, 12) * 0.52 + 0.7:.1f}em" if places else "0px"
+    margin = f"{min(widest, LABEL) * 0.52 + 0.7:.1f}em" if places else "0px"
     axis = ' data-axis="rounds"' if x_axis.rounds else ""
     title = f'<div class="title">{escape(y_axis.title)}</div>' if y_axis is not None else ""
     return (

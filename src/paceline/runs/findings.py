@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from paceline.runs import events
-from paceline.runs.run import Run
+from paceline.runs.run import Run, is_number
 from paceline.runs.summary import (
     WORTHWHILE,
     balanced_seconds,
@@ -49,6 +49,7 @@ def findings(run: Run) -> list[str]:
         *_loads(run),
         *_odd_rounds(run),
         *_absent(run),
+        *_played(run),
         *events.sentences(run),
         *_learning(run, summary),
         *_pieces(run),
@@ -328,6 +329,25 @@ def _absent(run: Run) -> list[str]:
         ]
     most = f"worker {int(missing.argmax())} most often, from {plural(int(missing.max()), 'round')}"
     return [f"{len(who)} workers were absent at times, {most}."]
+
+
+PLAYED = {  # options of ``paceline train`` that make workers sleep, and what their numbers mean
+    "slowdown": "so that the times of a sample have the ratio {}",
+    "slowdown_ms": "{} ms a sample",
+    "slowdown_trace": "as in {}",
+}
+
+
+def _played(run: Run) -> list[str]:
+    """A sentence on workers that were slowed down on purpose."""
+    for option, words in PLAYED.items():
+        given = run.config.get(option)
+        if isinstance(given, list) and given and all(map(is_number, given)):
+            few = "/".join(map(number, given))
+            given = few if len(given) <= 8 else f"{number(min(given))} to {number(max(given))}"
+        if isinstance(given, str) and given:
+            return [f"The workers slept, {words.format(given)}: their speeds were played."]
+    return []
 
 
 def _learning(run: Run, summary: dict[str, Any]) -> list[str]:

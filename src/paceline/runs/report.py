@@ -24,17 +24,17 @@ from paceline.runs.summary import final_loss, summarize
 from paceline.runs.words import number, percent, plural, seconds
 
 
-def page(title: str, head: str, body: str, script: str = "") -> str:
+def page(title: str, head: str, body: str, script: str = "", form: bool = False) -> str:
     """A whole HTML document with its style and scripts, light or dark by the reader's system or choice.
 
-    script: a further script, after the page's own.
+    script: a further script, after the page's own. form: the page may send a form to its own server.
     """
     here = resources.files("paceline.runs")
     style = here.joinpath("page.css").read_text(encoding="utf-8")
     scripts = "\n".join(f"<script>{text}</script>" for text in _scripts(script))
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy(script)}">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy(script, form)}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f'<link rel="icon" href="{_ICON}">\n'
         f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n{_WAITING}\n<main>\n"
@@ -44,17 +44,17 @@ def page(title: str, head: str, body: str, script: str = "") -> str:
     )
 
 
-def policy(script: str = "") -> str:
+def policy(script: str = "", form: bool = False) -> str:
     """The content security policy of a page: only its own scripts run, and nothing is loaded.
 
-    script: the further script; with one, the page may send requests to its own server.
+    script: the further script; with one, the page may send requests to its own server. form: as for ``page``.
     """
     digests = (hashlib.sha256(text.encode()).digest() for text in _scripts(script))
     allowed = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
-    server = "'self'" if script else "'none'"
+    server, forms = ("'self'" if each else "'none'" for each in (script, form))
     return (
         f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data:; "
-        f"connect-src {server}; base-uri 'none'; form-action 'none'"
+        f"connect-src {server}; base-uri 'none'; form-action {forms}"
     )
 
 
@@ -217,7 +217,7 @@ def _rates(named: list[tuple[str, Run]]) -> str:
     most = max(rate or 0.0 for pair in both for rate in pair) or 1.0
     for i, ((name, _), (real, possible), summary) in enumerate(zip(named, both, summaries, strict=True)):
         rate, bound, share = real or 0.0, possible or 0.0, summary["share_of_bound"]
-        parts = [(f"c{i % BANDS}", rate / most), ("rest", max(bound - rate, 0.0) / most)]
+        parts = [(f"r{i % BANDS}", rate / most), ("rest", max(bound - rate, 0.0) / most)]
         rows.append((name, parts, f"{number(rate)} · {percent(share)}"))
         figures.append((name, number(real), number(possible), percent(share, 1)))
     return draw.figure(

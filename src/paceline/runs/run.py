@@ -125,6 +125,7 @@ EXTRAS: dict[str, Sound] = {  # plans, and the fields of parameter servers and o
     "parts": _list(lambda row: row is None or (_numbers(row) and len(row) == 3)),
     "dropped": lambda value: isinstance(value, dict) and all(map(is_number, value.values())),
     "events": lambda value: isinstance(value, list),
+    "names": _list(lambda value: value is None or isinstance(value, str)),
 }
 
 

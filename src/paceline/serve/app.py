@@ -119,8 +119,8 @@ def make(
         return {"well": not service.catalog.aside and not service.trouble}
 
     @app.get("/", include_in_schema=False)
-    async def jobs(request: Request) -> HTMLResponse:
-        text = await service.shown(lambda: pages.render(service.catalog, service.now(), request.url.query))
+    async def jobs() -> HTMLResponse:
+        text = await service.shown(lambda: pages.render(service.catalog, service.now()))
         return HTMLResponse(text, headers=pages.PAGE)
 
     @app.get("/jobs/{job}", include_in_schema=False)

@@ -135,6 +135,7 @@ class Record:
         self._recorder: runs.Recorder | None = None
         self._origin: float | None = None  # the job's time at which this part of the record starts
         self._next = 0  # rounds before this one are written
+        self._names: list[str | None] | None = None  # as this part of the record has them
 
     def open(self, first: int, settled: int) -> None:
         """Start or continue the record; an existing record of another job, or one that lacks rounds, is moved aside.
@@ -156,13 +157,14 @@ class Record:
                     resume = self._next = written
             self._recorder = runs.Recorder.create(self.run_dir, self._config, resume)
 
-    def write(self, closed: RoundResult) -> None:
-        """Write one round, unless it was already written before a restart."""
+    def write(self, closed: RoundResult, names: list[str | None]) -> None:
+        """Write one round, unless it was already written before a restart. names: of the workers, by place."""
         if self._recorder is None or closed.step < self._next:
             return
         if self._origin is None:
             self._origin = closed.ended - closed.seconds
         known = not np.isnan(closed.shares).any()
+        news: dict[str, Any] = {} if names == self._names else {"names": names}
         with self._trying():
             self._recorder.round(
                 round=closed.step,
@@ -174,8 +176,9 @@ class Record:
                 compute=np.round(closed.compute, 9),
                 overhead=np.where(np.isnan(closed.compute), np.nan, np.round(closed.overhead, 9)),
                 shares=np.round(closed.shares, 9) if known else None,
+                **news,
             )
-            self._next = closed.step + 1
+            self._next, self._names = closed.step + 1, names
 
     def finish(self) -> None:
         """Write the summary, when no worker is left."""
@@ -271,7 +274,7 @@ class Catalog:
         runtime.record = Record(self._runs / runtime.name, runtime.name, runtime.job.settings)
         runtime.record.open(runtime.first, runtime.job.settled)
         for closed in runtime.behind:
-            runtime.record.write(closed)
+            runtime.record.write(closed, runtime.job.members.names())
         runtime.behind = []
 
     def forget(self, name: str) -> None:

@@ -351,7 +351,8 @@ class Job:
             loads=loads,
             compute=seconds,
             overhead=overhead,
-            seconds=now - began,
+            # A worker may count work that it began before the round's first request, or use another clock.
+            seconds=float(np.fmax.reduce(seconds, initial=now - began)),
             shares=shares,
             ended=now,
         )

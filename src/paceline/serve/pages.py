@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from html import escape
+from importlib import resources
 
 import numpy as np
 
@@ -13,16 +14,14 @@ from paceline.runs.words import number, plural, seconds
 from paceline.serve.catalog import Catalog, JobRuntime
 
 HEAD = ("job", "state", "workers", "rounds", "samples/s", "newest round")
-FORM = HEADERS | {
-    "Content-Security-Policy": "default-src 'none'; base-uri 'none'; frame-ancestors 'none'; form-action 'self'"
-}
-PAGE = HEADERS | {"Content-Security-Policy": f"{policy()}; frame-ancestors 'none'"}
+SCRIPT = resources.files("paceline.serve").joinpath("overview.js").read_text(encoding="utf-8")
+FORM = HEADERS | {"Content-Security-Policy": f"{policy(form=True)}; frame-ancestors 'none'"}
+PAGE = HEADERS | {"Content-Security-Policy": f"{policy(SCRIPT)}; frame-ancestors 'none'"}
 
 
-def render(catalog: Catalog, now: float, query: str) -> str:
-    """The overview. now: the service's time; query: the query string of its address, which includes the token."""
-    after = f"?{escape(query)}" if query else ""
-    rows = [_row(runtime, now, after) for _, runtime in sorted(catalog.running.items())]
+def render(catalog: Catalog, now: float) -> str:
+    """The overview. now: the service's time."""
+    rows = [_row(runtime, now) for _, runtime in sorted(catalog.running.items())]
     rows += [
         f'<tr><th scope="row">{escape(name)}</th><td colspan="{len(HEAD) - 1}"><b>set aside</b> '
         f"<small>{escape(why)}</small></td></tr>"
@@ -35,13 +34,19 @@ def render(catalog: Catalog, now: float, query: str) -> str:
         if rows
         else '<p class="notice">There is no job yet: <code>PUT /v1/jobs/NAME</code> creates one.</p>'
     )
-    under = "Rates are those of the last rounds. Reload the page for newer figures."
+    under = "Rates are those of the last rounds. The page refreshes itself."
     title = plural(len(rows), "job") if rows else "No job yet"
+    plain = (
+        '<noscript><p class="notice">Without JavaScript, reload the page for newer figures.</p></noscript>'
+    )
+    lost = '<p class="notice lost" id="lost" role="status" hidden>The connection to the service is lost; this page '
+    lost += "reconnects by itself.</p>"
     links = '<p class="says"><a href="openapi.json">The API, for programs</a></p>'
-    return page(f"{title} · Paceline", header(title, under), shown + links)
+    body = f'{plain}{lost}<div id="jobs">{shown}</div>{links}'
+    return page(f"{title} · Paceline", header(title, under), body, SCRIPT)
 
 
-def _row(runtime: JobRuntime, now: float, after: str) -> str:
+def _row(runtime: JobRuntime, now: float) -> str:
     job, name = runtime.job, escape(runtime.name)
     lately = list(runtime.lately)
     spent = sum(each.seconds for each in lately)
@@ -54,7 +59,7 @@ def _row(runtime: JobRuntime, now: float, after: str) -> str:
         number(rate),
         seconds(lately[-1].seconds if lately else None),
     )
-    link = f'<th scope="row"><a href="jobs/{name}/{after}">{name}</a></th>'
+    link = f'<th scope="row"><a href="jobs/{name}/">{name}</a></th>'
     # On a narrow screen page.css shows the column's head, data-head, before each cell.
     row = "".join(f'<td data-head="{head}">{cell}</td>' for head, cell in zip(HEAD[1:], cells, strict=True))
     return f"<tr>{link}{row}</tr>"
@@ -74,12 +79,12 @@ def _state(runtime: JobRuntime, now: float) -> tuple[str, str]:
 
 
 def asks_token() -> str:
-    """HTML with a field for the token, for a browser without one; the form puts the token into the address."""
-    return (
-        "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
-        "<meta name=referrer content=no-referrer><meta name=color-scheme content='light dark'><title>Paceline</title>"
-        "<main><h1>This service asks for its token</h1><form method=get><p><label>Token "
-        "<input type=password name=token required autofocus autocomplete=current-password></label> "
-        "<button>Open</button></p></form><p>It was printed when the service started, or is stored in its directory. "
-        "Programs send it as <code>Authorization: Bearer TOKEN</code>.</p></main></html>"
+    """HTML with a field for the token, for a browser that has not sent it yet."""
+    field = (
+        '<form method="get" class="card token"><label>Token <input type="password" name="token" required autofocus '
+        'autocomplete="current-password"></label> <button>Open</button></form><p class="says">The token was printed '
+        "when the service started, or is stored in its directory. Programs send it as <code>Authorization: Bearer "
+        "TOKEN</code>.</p>"
     )
+    head = header("This service asks for its token", "A browser sends it once; the address does not keep it.")
+    return page("Token · Paceline", head, field, form=True)

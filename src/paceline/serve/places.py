@@ -50,6 +50,10 @@ class Members:
             self.mask[member.place] = member.present
         self.count = int(self.mask.sum())
 
+    def names(self) -> list[str | None]:
+        """The name of the worker that holds, or held last, each place."""
+        return [None if holder is None else holder.name for holder in self.holders]
+
     def known(self, name: str, secret: str) -> Member:
         """The worker of this name, present or not. Raises Forbidden if the secret is not its own."""
         member = self.by_name.get(name)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import hmac
 import re
 import signal
 import socket
@@ -33,6 +34,7 @@ from paceline import tokens
 from paceline.client import Part
 from paceline.errors import PacelineError
 from paceline.files import allow_open
+from paceline.live.pages import HEADERS
 from paceline.serve import models
 from paceline.serve.events import Report, status_of
 from paceline.serve.pages import FORM, asks_token
@@ -59,6 +61,17 @@ class _Refused(Exception):
         self.status, self.form, self.read = status, form, read
 
 
+class _Entered(Exception):
+    """A browser has sent the token: it is kept in a cookie, and the page is shown under its address without it."""
+
+    def __init__(self, place: str, cookie: str) -> None:
+        super().__init__(place)
+        self.headers = {
+            "location": place,
+            "set-cookie": f"{cookie}; Path=/; HttpOnly; SameSite=Lax",
+        } | HEADERS
+
+
 class Bounded:
     """ASGI middleware: the app behind it gets only permitted requests, with whole bodies, off the fast path.
 
@@ -69,6 +82,9 @@ class Bounded:
         self, app: ASGIApp, service: Service, token: str | None, seconds: float = BODY_SECONDS
     ) -> None:
         self.app, self.service, self.token, self.seconds = app, service, token, seconds
+        # Services on one host share its cookies, whatever their ports are. From the cookie the token is not known.
+        key = "" if token is None else f"paceline-{token[:12]}"
+        self._cookie = key, "" if token is None else tokens.digest(f"pages {token}")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -80,6 +96,9 @@ class Bounded:
             body = await self._whole(receive, headers)
         except _Refused as refusal:
             await _refuse(refusal, receive, send)
+            return
+        except _Entered as entered:
+            await Response(status_code=303, headers=entered.headers)(scope, receive, send)
             return
         answer = self._quick(scope, body)
         if answer is None:
@@ -105,12 +124,23 @@ class Bounded:
         scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
         if scheme.lower() == b"bearer" and tokens.matches(given.strip().decode("latin-1"), self.token):
             return
-        # A browser sends no such header, so the pages for people have the token in their address.
-        page = scope["path"] == "/" or scope["path"].startswith("/jobs/")
+        # A browser sends no such header: the pages for people are opened once with the token in their address.
+        page = scope["method"] in ("GET", "HEAD") and (
+            scope["path"] == "/" or scope["path"].startswith("/jobs/")
+        )
+        form = page and b"text/html" in headers.get(b"accept", b"")
         query = urllib.parse.parse_qs(scope["query_string"].decode("latin-1")) if page else {}
-        if page and tokens.matches(query.get("token", [""])[0], self.token):
+        key, value = self._cookie
+        if page and tokens.matches(query.pop("token", [""])[0], self.token):
+            if not form:
+                return
+            rest = urllib.parse.urlencode(query, doseq=True)
+            raise _Entered(urllib.parse.quote(scope["path"]) + (f"?{rest}" if rest else ""), f"{key}={value}")
+        sent = headers.get(b"cookie", b"").decode("latin-1").split(";")
+        if page and any(
+            hmac.compare_digest(each.strip().encode(), f"{key}={value}".encode()) for each in sent
+        ):
             return
-        form = page and scope["method"] == "GET" and b"text/html" in headers.get(b"accept", b"")
         raise _Refused(
             401, "the token is missing or wrong: send the header Authorization: Bearer TOKEN", form=form
         )

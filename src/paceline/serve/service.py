@@ -154,7 +154,7 @@ class Service:
             runtime.spans[bisect.bisect_left(SPANS, effect.seconds)] += 1
             runtime.spent += effect.seconds
             if runtime.record is not None:
-                self.store.aside(functools.partial(runtime.record.write, effect))
+                self.store.aside(functools.partial(runtime.record.write, effect, runtime.job.members.names()))
         elif isinstance(effect, events.Unlearned):
             what = f"the policy of job {runtime.name!r} failed at a round: its plans do not change"
             self.complain(runtime, what, effect.error)

@@ -46,7 +46,12 @@ class TrainConfig:
     global_batch: int = _option(256, "Samples per optimizer step, over all workers.", DATA, 1)
     epochs: int = _option(2, "Times through the training set.", DATA, 1)
     steps: int | None = _option(None, "Optimizer steps, instead of --epochs.", DATA, 1)
-    slowdown: list[float] | None = _option(None, "Slow workers down by these factors: 1,1,1,4", SLOWNESS)
+    slowdown: list[float] | None = _option(
+        None,
+        "Sleep so that workers differ by these factors: 1,1,1,4. Factor 1 is 1 ms a sample, or what the slowest "
+        "takes by itself.",
+        SLOWNESS,
+    )
     slowdown_ms: list[float] | None = _option(
         None, "Sleep these milliseconds for each sample: 1,1,4", SLOWNESS
     )

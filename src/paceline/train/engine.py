@@ -157,6 +157,8 @@ def train(
         if survives:
             pace.register(optimizer)
         notify({"type": "start", "rounds": last, "first": first, "policy": config.policy})
+        if slowed is not None and slowed.words:
+            notify({"type": "note", "text": slowed.words})
         due = pace.rounds
         try:
             while not over():

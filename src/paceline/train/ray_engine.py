@@ -55,6 +55,8 @@ def run(
     with Server(program, options, pool, address=config.address, delay=delay, state=state) as server:
         recorder = Recorder.create(run_dir, facts, resume=keep)
         try:
+            if delay is not None and delay.words:
+                on_event({"type": "note", "text": delay.words})
             log = _Log(config, kept, recorder, server, pool, on_event)
             server.on_update = log
             first = server.updates

@@ -10,9 +10,10 @@ import numpy as np
 
 from paceline.data import traces
 from paceline.rounds import Array
+from paceline.runs.words import listing
 from paceline.train.config import TrainConfig
 
-QUICKEST = 1e-3  # least seconds per sample of factor 1; smaller ones would drown in scheduling noise
+QUICKEST = 1e-3  # least seconds a sample of factor 1; with less, the factors would drown in scheduling noise
 CALIBRATIONS = 5
 
 
@@ -22,10 +23,12 @@ class Slowdown:
 
     seconds_per_sample, overhead: shape (rounds, workers); the last row also holds for all later rounds. The overhead
         is slept once per round.
+    words: a sentence on the speeds that are played, for people; empty if the options say it themselves.
     """
 
     seconds_per_sample: Array
     overhead: Array
+    words: str = ""
 
     def __call__(self, worker: int, step: int, samples: int, first: bool = True) -> float:
         """Seconds for a (micro-)batch of ``samples`` in round ``step``. first: whether it is the round's first."""
@@ -38,16 +41,19 @@ def create(config: TrainConfig, unslowed: Callable[[], list[float]]) -> Slowdown
     """The slowdown of the configuration; None if it has none.
 
     unslowed: returns seconds per sample of each worker without any sleep; called only with ``--slowdown``. Factor 1
-        is the time of the slowest worker.
+        is ``QUICKEST``, or the slowest worker's own time if that is longer: every worker sleeps for the rest.
     """
     if config.slowdown_trace is not None:
         trace = traces.read(config.slowdown_trace)
         return Slowdown(trace.seconds_per_sample, trace.overhead)
     if config.slowdown_ms is not None:
-        return _steady(np.array(config.slowdown_ms) / 1e3)
+        return Slowdown(*_steady(np.array(config.slowdown_ms) / 1e3))
     if config.slowdown is not None:
         own = np.array(unslowed())
-        return _steady(np.maximum(np.array(config.slowdown) * max(QUICKEST, *own) - own, 0.0))
+        played = np.array(config.slowdown) * max(QUICKEST, *own)
+        each = listing([f"{1e3 * seconds:.3g}" for seconds in played])
+        words = f"Workers sleep, so that computing a sample takes them {each} ms."
+        return Slowdown(*_steady(np.maximum(played - own, 0.0)), words)
     return None
 
 
@@ -62,5 +68,5 @@ def seconds_per_sample(compute: Callable[[int], object], samples: int) -> float:
     return float(np.median(took)) / samples
 
 
-def _steady(seconds: Array) -> Slowdown:
-    return Slowdown(seconds[None], np.zeros((1, len(seconds))))
+def _steady(seconds: Array) -> tuple[Array, Array]:
+    return seconds[None], np.zeros((1, len(seconds)))

@@ -43,7 +43,7 @@
   const row = () => {
     const item = document.createElement("li");
     item.innerHTML = '<b></b><span class="load"></span><span class="bar" aria-hidden="true"><i class="sum"></i></span>'
-      + '<span class="bar" aria-hidden="true"><i class="over"></i><i class="c0"></i><i class="idle"></i></span><small></small>';
+      + '<span class="bar" aria-hidden="true"><i class="over"></i><i class="busy"></i><i class="idle"></i></span><small></small>';
     return item;
   };
   const bars = (workers) => {
@@ -54,9 +54,10 @@
       const item = parent.children[i], parts = item.querySelectorAll("i");
       item.classList.toggle("last", worker.last);
       item.classList.toggle("gone", worker.gone);
-      item.querySelector("b").textContent = `worker ${worker.id}${worker.mark ? ` ${worker.mark}` : ""}`;
+      item.querySelector("b").textContent = `${worker.name}${worker.mark ? ` ${worker.mark}` : ""}`;
       item.querySelector(".load").textContent = worker.load;
       item.querySelector("small").textContent = worker.time;
+      parts[0].className = worker.colour;
       worker.widths.forEach((width, k) => { parts[k].style.width = `${100 * width}%`; });
     });
     parent.classList.toggle("many", workers.length > 16);
