@@ -16,7 +16,6 @@ def test_list_names_every_paper_and_experiment():
 
 
 def test_an_experiment_writes_its_picture_table_and_result(tmp_path):
-    """Sun et al., Fig. 4."""
     pytest.importorskip("cvxpy")
     result = run("coded", "fig4", "--quick", "--out", tmp_path)
     assert result.status == 0, result.stderr

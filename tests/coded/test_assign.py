@@ -56,7 +56,8 @@ def test_exact_is_what_brute_force_finds(masters, workers, speeds, seed):
 
 
 def test_the_integer_programme_alone_finds_the_optimum(monkeypatch):
-    """Without the greedy start that mostly finds it first, in plain and in whole units."""
+    """Sun et al., eq. (9), Proposition 1, benchmark 3: without the greedy start that mostly finds it first, in plain
+    and in whole units."""
     monkeypatch.setattr("paceline.coded.assign.iterated", lambda values: uniform(values))
     monkeypatch.setattr("paceline.coded.assign._rounded", lambda values, relaxed: uniform(values))
     for speeds in (None, (1.0, 2.0, 3.0, 4.0, 5.0)):
@@ -124,7 +125,6 @@ def test_printed_rule_leaves_masters_empty_where_they_tie_and_the_tie_safe_rule_
 
 
 def test_iterated_beats_simple_on_average_and_comes_near_the_optimum():
-    """Sun et al., Alg. 1, lines 23 to 29."""
     levels = []
     for seed in range(8):
         values = draw(4, 50, seed)

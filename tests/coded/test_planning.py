@@ -219,6 +219,7 @@ def test_a_coded_plan_that_cannot_be_is_refused_in_a_sentence(given, words):
 
 @pytest.mark.parametrize("ua", [0.001, 0.01, 0.3])
 def test_capped_loads_equal_a_numerical_minimum_over_loads_of_at_most_l(ua):
+    """Sun et al., Theorem 1."""
     u = np.array([[1.0, 2.0, 0.7]])
     made = plan(problem_of(u, ua / u), "uniform")
 

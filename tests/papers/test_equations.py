@@ -735,9 +735,11 @@ def test_coded_theorem_1_and_the_expected_rows() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_coded_p5_by_brute_force(seed: int) -> None:
     """Sun et al., eqs. (8), (9), Proposition 1, benchmark 3."""
-    problem, u = cluster(2, 8, 20 + seed)
+    _, u = cluster(2, 8, 20 + seed)
+    rows = np.array([1e4, 3e4])
+    problem = Problem(("x", "y"), tuple("abcdefgh"), rows, ShiftedExponential(u, 1 / u))
     phi = (-special.lambertw(-np.exp(-2.0), -1).real - 1) / u
-    v = u / (1e4 * (1 + u * phi))  # eq. (8)
+    v = u / (rows[:, None] * (1 + u * phi))  # eq. (8)
     # Eq. (9).
     best = max(
         min(v[0, [o == 0 for o in owner]].sum(), v[1, [o == 1 for o in owner]].sum())
@@ -745,6 +747,45 @@ def test_coded_p5_by_brute_force(seed: int) -> None:
     )
     assert plan(problem, "exact").t_star.max() == pytest.approx(1 / best, rel=1e-4)
     assert plan(problem, "probabilistic").t_star.max() <= (1 + 1e-9) / best
+
+
+def test_coded_p3_by_a_general_solver() -> None:
+    """Sun et al., eq. (6): the least t over loads, probabilities and t itself, from several starts."""
+    u = np.random.default_rng(24).uniform(1, 5, (2, 3))
+    rows = np.array([300.0, 500.0])
+    problem = Problem(("x", "y"), ("a", "b", "c"), rows, ShiftedExponential(u, 1 / u))
+
+    def expected(w: Array) -> Array:  # the left-hand side of eq. (5), rows in hundreds
+        k, load, t = w[:6].reshape(2, 3), np.exp(w[6:12]).reshape(2, 3), np.exp(w[12])
+        return (k * load * (1 - np.exp(-(u / load) * np.maximum(t - load / u, 0)))).sum(1)
+
+    found = []
+    for seed in range(4):
+        start = np.random.default_rng(seed)
+        result = optimize.minimize(
+            lambda w: w[12],
+            np.concatenate([start.uniform(0.2, 0.5, 6), np.log(start.uniform(0.5, 2, 6)), [1.5]]),
+            method="SLSQP",
+            bounds=[(0, 1)] * 6 + [(-3, 3)] * 7,
+            constraints=[
+                {"type": "ineq", "fun": lambda w: expected(w) - rows / 100},
+                {"type": "ineq", "fun": lambda w: 1 - w[:6].reshape(2, 3).sum(0)},
+            ],
+            options={"maxiter": 1000, "ftol": 1e-12},
+        )
+        found += [100 * np.exp(result.x[12])] if result.success else []
+    made = plan(problem, "probabilistic", rule="printed")
+    assert made.t_star.max() == pytest.approx(min(found), rel=1e-5)
+    assert (made.probability.sum(0) <= 1 + 1e-12).all()
+    # With k of 0 or 1 only.
+    least = min(
+        max(rows[m] / u[m, [o == m for o in owner]].sum() for m in (0, 1))
+        for owner in itertools.product((0, 1), repeat=3)
+        if len(set(owner)) == 2
+    )
+    level = -special.lambertw(-np.exp(-2.0), -1).real  # 1 + u phi
+    made = plan(problem, "exact", rule="printed")
+    assert made.t_star.max() == pytest.approx(level * least, rel=1e-4)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -791,14 +832,64 @@ def test_coded_algorithm_1_ends_where_none_of_its_moves_helps(rule: str) -> None
                 assert not (better and min(after[owner[a]], after[owner[b]]) > now.min() + 1e-9)
 
 
+def insertions(v: Array, owner: list[int]) -> bool:
+    """Lines 7 to 15 of Algorithm 1, once for each worker."""
+    masters, moved = len(v), False
+    for n in range(v.shape[1]):
+        total = [sum(v[m, i] for i in range(v.shape[1]) if owner[i] == m) for m in range(masters)]
+        m1 = owner[n]
+        m2 = min((m for m in range(masters) if m != m1), key=lambda m: total[m])
+        after = list(total)
+        after[m1], after[m2] = total[m1] - v[m1, n], total[m2] + v[m2, n]
+        if min(after) > min(total) + 1e-12:
+            owner[n], moved = m2, True
+    return moved
+
+
+def interchanges(v: Array, owner: list[int]) -> bool:
+    """Lines 16 to 22 of Algorithm 1, once for each pair of workers, with V brought up to date."""
+    masters, workers, moved = *v.shape, False
+    for n1, n2 in itertools.combinations(range(workers), 2):
+        total = [sum(v[m, i] for i in range(workers) if owner[i] == m) for m in range(masters)]
+        m1, m2 = owner[n1], owner[n2]
+        first, second = total[m1] - v[m1, n1] + v[m1, n2], total[m2] - v[m2, n2] + v[m2, n1]
+        rises = v[m1, n1] + v[m2, n2] < v[m1, n2] + v[m2, n1]
+        if m1 != m2 and rises and min(first, second) > min(total):
+            owner[n1], owner[n2], moved = m2, m1, True
+    return moved
+
+
+@pytest.mark.parametrize("rounds", [1, 4])
+@pytest.mark.parametrize("seed", range(8))
+def test_coded_algorithm_1_line_by_line(seed: int, rounds: int) -> None:
+    """Sun et al., Alg. 1, lines 1 to 29: the best assignment of the rounds, as the listing makes them."""
+    v = np.random.default_rng(40 + seed).uniform(1, 5, (3, 12))
+    removed, best, most = np.random.default_rng(0), None, 0.0
+    owner = [int(np.argmax(v[:, n])) for n in range(12)]  # lines 1 to 6
+    for _ in range(rounds):
+        while insertions(v, owner) or interchanges(v, owner):
+            pass
+        level = min(sum(v[m, n] for n in range(12) if owner[n] == m) for m in range(3))
+        if level > most + 1e-9:
+            best, most = list(owner), level
+        out = set(removed.choice(12, 12 // 3, replace=False).tolist())  # lines 23 to 29
+        while out:
+            m, n = max(itertools.product(range(3), out), key=lambda pair: v[pair])
+            owner[n] = m
+            out.remove(n)
+    assert iterated(v, rule="printed", rounds=rounds).argmax(0).tolist() == best
+
+
 def test_coded_algorithm_3_takes_the_printed_steps() -> None:
-    """Sun et al., eqs. (10), (11), Lemma 2, Alg. 3, lines 1 to 6: two steps, with a general solver for P(z)."""
+    """Sun et al., eqs. (10), (11), Lemma 2, Alg. 3, lines 1 to 6: three steps, with a general solver for P(z)."""
     pytest.importorskip("cvxpy")
     rows, alpha = 1.5, 0.1  # L M / N = 1: Algorithm 3 is not the same in other units
     u = np.random.default_rng(51).uniform(1, 5, (2, 3))
     a = 1 / u
     steps = coded.successive(ShiftedExponential(u, a), np.full(2, rows), alpha=alpha)
-    points = [np.concatenate([z.k.ravel(), z.loads.ravel(), [z.t]]) for z in itertools.islice(steps, 3)]
+    points = [np.concatenate([z.k.ravel(), z.loads.ravel(), [z.t]]) for z in itertools.islice(steps, 4)]
+    # Line 1: a feasible point, k = 1 / M with the loads and the time of Theorem 1.
+    np.testing.assert_allclose(points[0][:6], 1 / 2)
 
     def parts(w: Array) -> tuple[Array, Array, float]:
         return w[:6].reshape(2, 3), w[6:12].reshape(2, 3), float(w[12])
@@ -832,6 +923,7 @@ def test_coded_algorithm_3_takes_the_printed_steps() -> None:
             ],
         )  # fmt: skip
         assert there[12] == pytest.approx(here[12] + gamma * (found.x[12] - here[12]), rel=1e-5)
+        np.testing.assert_allclose(there, here + gamma * (found.x - here), rtol=5e-3, atol=5e-3)
         gamma *= 1 - alpha * gamma
 
 
@@ -844,6 +936,84 @@ def test_coded_benchmarks() -> None:
     times = simulate(uncoded, 40_000, np.random.default_rng(2)).times
     slowest = (1e4 / 3) * (1 + np.random.default_rng(3).standard_exponential((40_000, 3))) / u[0, :3]
     assert times[:, 0].mean() == pytest.approx(slowest.max(1).mean(), rel=0.02)
+
+
+def uniform_times(u: Array, rows: float, runs: int, code: bool) -> Array:
+    """Times of benchmarks 1 and 2 by the paper's text alone, shape (runs, M), for a = 1 / u."""
+    masters, workers = u.shape
+    rng, times = np.random.default_rng(99), []
+    level = -special.lambertw(-np.exp(-2.0), -1).real  # 1 + u phi
+    for m, mine in enumerate(np.array_split(np.arange(workers), masters)):
+        speed = u[m, mine]
+        # Theorem 1 for a = 1 / u: loads in proportion to u.
+        loads = (
+            rows * speed * level / (level - 1) / speed.sum() if code else np.full(len(mine), rows / len(mine))
+        )
+        done = loads / speed * (1 + rng.standard_exponential((runs, len(mine))))
+        order = np.argsort(done, axis=1)
+        enough = np.cumsum(loads[order], axis=1) >= rows * (1 - 1e-9)
+        at = np.take_along_axis(order, np.argmax(enough, axis=1)[:, None], 1)
+        times.append(np.take_along_axis(done, at, 1)[:, 0])
+    return np.stack(times, 1)
+
+
+def drawn_speeds(seed: int, masters: int, workers: int) -> Array:
+    """u of the cluster that an experiment draws with a seed, uniform on [1, 5]."""
+    return np.random.default_rng(seed).uniform(1, 5, (masters, workers))
+
+
+def test_coded_fig_2_is_the_98_per_cent_quantile_of_the_slower_master() -> None:
+    """Sun et al., Fig. 2, benchmark 2."""
+    seconds = coded.fig2(quick=True).figures["seconds_98"]
+    for (_, found), rows in zip(seconds.items(), (1e5, 1e4), strict=True):
+        for method, code in (("uncoded", False), ("uniform", True)):
+            each = [uniform_times(drawn_speeds(seed, 2, 20), rows, 20_000, code) for seed in range(4)]
+            worst = np.mean([np.quantile(times, 0.98, axis=0).max() for times in each]) / 1000
+            assert found[method] == pytest.approx(worst, rel=0.02)
+        # Of 1.40 s for the dedicated assignments and 1.38 s for the probabilistic one, at a tenth of the rows.
+        assert found["probabilistic"] < found["exact"] < found["simple"] < 0.8 * found["uniform"]
+        assert found["exact"] == pytest.approx(1.40 * rows / 1e4, rel=0.03)
+
+
+def test_coded_fig_3_is_the_mean_time_of_the_slowest_of_four_masters() -> None:
+    """Sun et al., Fig. 3, benchmark 2."""
+    result = coded.fig3(quick=True)
+    found, two = result.figures["system_mean_seconds"].values()
+    for method, code in (("uncoded", False), ("uniform", True)):
+        each = [uniform_times(drawn_speeds(seed, 4, 50), 1e5, 10_000, code) for seed in range(3)]
+        assert found[method] == pytest.approx(np.mean([t.max(1).mean() for t in each]) / 1000, rel=0.01)
+        bars = [np.mean([t[:, m].mean() for t in each]) / 1000 for m in range(4)]
+        shown = [r for r in result.rows if r["method"] == method and "printed" in r["setting"]]
+        np.testing.assert_allclose([r["mean_seconds"] for r in shown[:4]], bars, rtol=0.02)
+        assert shown[4]["mean_seconds"] == found[method]
+    for means, portion in zip((found, two), result.figures["portion_of_clusters"].values(), strict=True):
+        worst = max(means[each] for each in ("simple", "iterated", "probabilistic"))
+        # Where all clusters save the printed part, so does their mean; where none does, neither does the mean.
+        for saved, at_most in (("80 % less than uncoded", 0.2 * means["uncoded"]),):
+            assert portion[saved] in (0.0, 1.0)
+            assert (worst <= at_most) == bool(portion[saved])
+    assert f"{100 * (1 - max(found[m] for m in coded.PROPOSED) / found['uncoded']):.0f} % less" in result.ours
+
+
+def test_coded_fig_4_is_the_time_of_each_iterate_beside_the_dedicated_optimum() -> None:
+    """Sun et al., Fig. 4."""
+    pytest.importorskip("cvxpy")
+    result = coded.fig4(quick=True)
+    u = drawn_speeds(0, 2, 12)
+    rate = u / -special.lambertw(-np.exp(-2.0), -1).real
+    owners = np.array(list(itertools.product((0, 1), repeat=12)))
+    dedicated = 1e5 / np.minimum((owners == 0) @ rate[0], (owners == 1) @ rate[1]).max()
+    shown = result.figures["milliseconds"]
+    assert shown["exact"] == pytest.approx(dedicated, rel=1e-4)
+    for alpha in (0.1, 0.01, 0.001):
+        trace = np.array([row["t_ms"] for row in result.rows if row["alpha"] == alpha])
+        assert len(trace) == 26
+        assert trace[0] == pytest.approx((2 * 1e5 / rate.sum(1)).max())  # each worker at both masters by half
+        assert (np.diff(trace) < 1e-6 * trace[0]).all()
+        assert shown[f"{alpha:g}"] == trace[-1]
+        below = np.flatnonzero(trace < shown["iterated"])
+        assert shown[f"{alpha:g} below iterated after"] == (below[0] if len(below) else -1)
+    assert shown["probabilistic"] < shown["0.001"] < shown["0.01"] < dedicated < shown["0.1"]
 
 
 # WLBS
