@@ -20,6 +20,7 @@ import pytest
 from support import forks
 from support.commands import paceline
 from support.launched import as_torchrun, run_forked
+from support.verified import verified
 
 LOOPS = Path(__file__).with_name("foreign")
 RANKS = 3
@@ -98,6 +99,8 @@ def test_its_change_is_applied_as_printed_and_trains_the_same_model(script: str,
         assert np.allclose(each.get("logged", 0), expected.get("logged", 0), rtol=0, atol=1e-12)
     read = [each["read"] for each in ranks]
     assert read[2] < min(read[:2]), "loads are unlike"
+    verdict = verified(tmp_path / f"{script}.py", ranks=RANKS, steps=3)
+    assert verdict.exact, verdict
 
 
 @pytest.mark.parametrize("script", most_at_night(BY_HAND))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 from torch.distributed.nn.functional import all_reduce
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.flop_counter import FlopCounterMode
 
 from paceline.errors import PacelineError
 from paceline.torch import Pace
@@ -187,7 +189,13 @@ def normalised_summed(net: nn.Module, part: Part, _: Any) -> Any:
 
 
 def told(
-    rank: int, ranks: int, name: str, even: bool, options: dict[str, Any], changing: bool = False
+    rank: int,
+    ranks: int,
+    name: str,
+    even: bool,
+    options: dict[str, Any],
+    changing: bool = False,
+    counted_too: bool = False,
 ) -> list[tuple[str, str]]:
     """The warnings of two epochs with this loss, each with the line that it names, without spaces."""
     loss_of: LossOf = globals()[name]
@@ -203,7 +211,8 @@ def told(
             for part in pace.loader(Pictures(), seed=5, drop_last=True):
                 found = loss_of(ddp, part, kept)
                 loss, how = found if isinstance(found, tuple) else (found, {})
-                pace.backward(loss, **how)
+                with FlopCounterMode(display=False) if counted_too else nullcontext():
+                    pace.backward(loss, **how)
                 pace.step(optimizer)
         pace.detach()
     return [

@@ -58,6 +58,11 @@ def test_a_loss_that_grows_with_its_samples_is_warned_of_once_loads_have_changed
         assert ["the loss grows with this rank's samples" in words for words, _ in warned] == [True], warned
 
 
+def test_a_loss_is_looked_at_within_a_counter_of_operations() -> None:
+    for warned in run_ranks(3, told, "mean_by_its_samples", False, {}, True, True):
+        assert ["the loss grows with this rank's samples" in words for words, _ in warned] == [True], warned
+
+
 @pytest.mark.parametrize("name", [*RIGHT, "mean_by_an_annealed_number"])
 def test_a_loss_that_trains_the_same_model_is_not_warned_of_while_loads_change(name: str) -> None:
     assert run_ranks(3, told, name, False, {}, True) == [[], [], []]

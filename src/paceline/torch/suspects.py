@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import _disable_current_modes
 
 from paceline.errors import PacelineError
 from paceline.torch import waits
@@ -383,7 +384,8 @@ def _factors(node: Any) -> Iterator[float]:
     for name in ("_saved_other", "_saved_self"):
         factor = getattr(node, name, None)
         if isinstance(factor, torch.Tensor) and factor.numel() == 1 and not factor.requires_grad:
-            yield float(factor)
+            with _disable_current_modes():  # in which the tensor of a Python number has no value
+                yield float(factor)
 
 
 def _nodes(first: Any) -> Iterator[Any]:
