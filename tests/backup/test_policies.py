@@ -66,6 +66,11 @@ def test_dbw_waits_for_two_before_the_last_estimate_is_lost(text):
     assert known[-1] == pytest.approx(0.01 + 0.001 * max(t for t in range(15) if asked[t - 1] == 2))
 
 
+def test_blind_takes_the_most_gradients_per_second():
+    """DBW, baseline B-DBW: by hand, k / T_k, and k^2 / T_k or 1 / T_k would be largest elsewhere."""
+    assert dbw_after(arrivals(4, [1.0, 1.5, 2.9, 9.0]), text="blind") == 2  # 1, 1.33, 1.03, 0.44
+
+
 def test_blind_never_waits_for_a_variance():
     policy = backup.create("blind:depth=2", 4)
     k, state = policy.init()
@@ -216,7 +221,9 @@ def test_adasync_by_its_equation():
 @pytest.mark.parametrize("kind", ["sync", "async"])
 @pytest.mark.parametrize("first", [2.3, 0.0, -1.0])
 def test_adasync_waits_for_all_where_the_loss_is_not_positive(kind, first):
-    """The bound has 2 F E[T_K] / (eta t): without a positive F, only its second term is left, and K = P is best."""
+    """DBW, baseline AdaSync: the bound's first term is 2 F E[T_K] / (eta t). Without a positive F only the second one
+    is left, and K = P is best.
+    """
     policy = backup.create(f"adasync:kind={kind}", 16)
     _, state = policy.init()
     k, state = policy.step(state, iteration(loss=first, present=16))
@@ -227,6 +234,7 @@ def test_adasync_waits_for_all_where_the_loss_is_not_positive(kind, first):
 
 
 def test_adasync_window_and_async():
+    """DBW, baseline AdaSync: K-async has K_0 sqrt(F(w_0) / F(w_t))."""
     policy = backup.create("adasync:kind=async,window=10", 16)
     _, state = policy.init()
     k, state = policy.step(state, iteration(loss=1.0, now=10.0, present=16))

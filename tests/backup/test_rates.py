@@ -10,6 +10,7 @@ from paceline.paramserver import rates
 
 
 def test_rules():
+    """DBW, baseline static-k."""
     assert rates.create("fixed", 4, 0.08).of(1, 1, 1) == 0.08
     assert rates.create("proportional", 16, 0.08).of(10, 1, 1) == pytest.approx(0.05)
     assert rates.create("knee:table=0.1/0.2", 2, 0.5).of(2, 1, 1) == 0.2

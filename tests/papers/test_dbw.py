@@ -135,6 +135,61 @@ def test_the_gradient_of_the_whole_set_is_that_of_its_parts(
     np.testing.assert_allclose(parts, whole, rtol=0, atol=1e-5 * np.abs(whole).max())
 
 
+class Bowl:
+    """F(w) = mean of |w - x|^2 / 2 over 3,000 points x: V is their variance over B, and L is 1."""
+
+    def __init__(self, data: str) -> None:
+        rng = np.random.default_rng(len(data))
+        self.x = rng.normal(0.5, 0.7, (3000, 4))
+        self.data = SimpleNamespace(x_train=self.x)
+        self.probed: list[np.ndarray] = []  # parameters at which the whole set was asked for
+        self.batches: set[int] = set()
+
+    def start(self) -> np.ndarray:
+        return np.full(4, 3.0)
+
+    def loss(self, values: np.ndarray, samples: np.ndarray) -> float:
+        return float(((values - self.x[samples]) ** 2).sum(1).mean() / 2)
+
+    def gradient(self, values: np.ndarray, samples: np.ndarray) -> tuple[np.ndarray, float]:
+        if samples[0] == 0 and np.array_equal(np.diff(samples), np.ones(len(samples) - 1)):
+            self.probed.append(np.array(values))
+        else:
+            self.batches.add(len(samples))
+        return values - self.x[samples].mean(0), self.loss(values, samples)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "batch", "rate"), [("fig1", "mnist", 500, 0.01), ("fig2", "cifar10", 256, 0.05)]
+)
+def test_estimates_are_compared_with_the_exact_values(
+    name: str, data: str, batch: int, rate: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DBW, Figs. 1, 2: on a quadratic, whose norm, variance and decrease are known in closed form."""
+    bowl = Bowl(data)
+    monkeypatch.setattr(dbw, "learner", lambda asked, model: bowl if asked == data else None)
+    monkeypatch.setattr(dbw, "dataset", lambda asked: bowl.data if asked == data else None)
+    experiments("dbw")[name](tmp_path, False)
+    with (tmp_path / f"{name}.csv").open(newline="") as file:
+        rows = [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
+    assert len(rows) > 60
+    assert bowl.batches - {1000} == {batch}
+    mean, spread = bowl.x.mean(0), bowl.x.var(0).sum()
+    exact = np.array([((values - mean) ** 2).sum() for values in bowl.probed])
+    assert [row["norm2_exact"] for row in rows] == pytest.approx(exact, rel=1e-5)
+    assert np.mean([row["variance_exact"] for row in rows]) == pytest.approx(spread / batch, rel=0.1)
+    assert np.mean([row["variance"] for row in rows]) == pytest.approx(spread / batch, rel=0.1)
+    # Each update multiplies the distance by 1 - rate. Later rows are near the minimum, where noise is large.
+    early = slice(2, int(1 / rate) // 4)
+    decrease = np.array([row["decrease"] for row in rows])
+    assert decrease[early] == pytest.approx((1 - (1 - rate) ** 2) / 2 * exact[early], rel=0.15)
+    # The norm is the mean of those of the last five updates, 1 to 5 updates ago.
+    lag = np.mean([(1 - rate) ** (-2.0 * ago) for ago in range(1, 6)])
+    assert [row["norm2"] for row in rows][early] == pytest.approx(lag * exact[early], rel=0.1)
+    promised = np.array([row["gain"] for row in rows])
+    assert promised[early].sum() == pytest.approx(lag * decrease[early].sum(), rel=0.1)
+
+
 def test_what_is_remembered_is_what_was_computed(images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.papers.dbw.KEPT", 3 * 21_840 * 4)  # bytes: three gradients
     asked = []
@@ -161,7 +216,6 @@ def test_what_is_remembered_is_what_was_computed(images: Images, monkeypatch: py
 def test_figures_on_mnist_train_the_papers_network_unless_they_must_be_quick(
     name: str, quick: bool, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """DBW, Figs. 4, 6, 10."""
 
     class Asked(Exception):
         pass
@@ -209,7 +263,7 @@ def test_each_batch_size_has_its_rates_and_its_best_number(tmp_path: Path) -> No
 
 
 def test_each_figure_has_the_printed_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """DBW, setting: what each figure trains with, from the paper's captions and section 4."""
+    """DBW, setting, Figs. 4, 5, 6, 8, 9, 10: what each trains with, from the paper's captions and section 4."""
     played: list[tuple[str, float, dict[str, Any]]] = []
 
     def play(backup: str, delay: Any, **setting: Any) -> tuple[list[Any], Any]:
@@ -234,15 +288,22 @@ def test_each_figure_has_the_printed_setting(monkeypatch: pytest.MonkeyPatch, tm
         assert draws.mean() == pytest.approx(1.0, abs=0.03)  # 1 - alpha + alpha Exp(1)
         return float(draws.std())
 
-    assert {setting.get("batch", 500) for _, _, setting in of("fig4")} == {500}
-    assert all(alpha(delay) == pytest.approx(0.7, abs=0.02) for _, delay, _ in of("fig4"))
+    def kinds(runs: list[tuple[str, float, dict[str, Any]]]) -> set[tuple[str, str]]:
+        return {(backup, setting.get("rate", "fixed")) for backup, _, setting in runs}
+
+    dynamic = {("dbw", "fixed"), ("dbw:worth=noise", "fixed"), ("blind", "fixed")}
+    fig4 = of("fig4")
+    assert {setting.get("batch", 500) for _, _, setting in fig4} == {500}
+    assert {setting.get("target", 0.2) for _, _, setting in fig4} == {0.2}
+    assert all(alpha(delay) == pytest.approx(0.7, abs=0.02) for _, delay, _ in fig4)
+    assert dynamic | {("static:10", "proportional"), ("static:16", "proportional")} <= kinds(fig4)
     for _, delay, setting in of("fig5"):
         assert alpha(delay) == pytest.approx(1.0, abs=0.03)
         assert (setting["lr"], setting["batch"], setting["shards"]) == (0.05, 256, 16)
     fig6 = of("fig6")
     assert {setting.get("target", 0.2) for _, _, setting in fig6} == {0.2}
     assert {round(alpha(delay), 1) for _, delay, _ in fig6} == {0.0, 0.2, 1.0}
-    assert {"static:16", "static:12", "static:8"} <= {backup for backup, _, _ in fig6}
+    assert dynamic | {(f"static:{k}", "proportional") for k in (8, 12, 16)} <= kinds(fig6)
     assert {setting["batch"] for _, _, setting in of("fig8")} == {16, 128, 500}
     for _, delay, setting in of("fig9"):
         assert alpha(delay) == 0
@@ -250,9 +311,85 @@ def test_each_figure_has_the_printed_setting(monkeypatch: pytest.MonkeyPatch, tm
         assert (change.at, len(change.workers), change.factor) == (160.0, 8, 5.0)
     fig10 = of("fig10")
     assert {(setting["mode"], setting["target"]) for _, _, setting in fig10} == {("push-interrupt", 0.07)}
-    assert {"dbw", "adasync"} <= {backup for backup, _, _ in fig10}
+    assert kinds(fig10) == {("dbw", "fixed"), ("dbw:worth=noise", "fixed"), ("adasync", "fixed")}
+    assert {round(alpha(delay), 1) for _, delay, _ in fig10} == {0.1, 0.3, 0.7, 1.0}
     for each in (fig6, fig10):  # DBW keeps the full rate, static k have theirs in proportion
         assert {setting.get("rate", "fixed") for backup, _, setting in each if backup[:3] == "dbw"} == {
             "fixed"
         }
         assert {setting.get("lr", dbw.MNIST_RATE) for _, _, setting in each} == {0.08}
+
+
+@pytest.fixture
+def seconds(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, str, float], float]:
+    """Seconds of an update by (backup policy, rule of the rate, alpha), as ``play`` then plays: 20 updates, the first
+    ten with a loss of 1.01, the others with none, from 1, 2, ... 20 gradients."""
+    found: dict[tuple[str, str, float], float] = {}
+
+    def play(backup: str, delay: Any, rate: str = "fixed", **setting: Any) -> tuple[list[Any], None]:
+        alpha = round(float(next(delay.stream((40_000,), np.random.default_rng(0))).std()), 1)
+        each = found.setdefault((backup, rate, alpha), 1.0 + len(found) % 7 + 0.01 * len(found))
+        losses = [1.01] * 10 + [0.0] * 10
+        told = {"variance": 1.0, "norm2": 1.0}
+        return [
+            SimpleNamespace(ended=each * (i + 1), loss=loss, quorum=i + 1, **told)
+            for i, loss in enumerate(losses)
+        ], None
+
+    monkeypatch.setattr(dbw_training, "play", play)
+    monkeypatch.setattr(dbw_training, "learner", cache(lambda *rest: None))
+    return found
+
+
+def name_of(backup: str, rate: str) -> str:
+    return f"{backup} {rate}" if backup.startswith("static") else backup
+
+
+def test_fig4_has_the_seconds_and_the_numbers_of_gradients(
+    seconds: dict[tuple[str, str, float], float], tmp_path: Path
+) -> None:
+    """DBW, Fig. 4: five losses in a row are 0 after 15 updates."""
+    result = experiments("dbw")["fig4"](tmp_path, False)
+    assert len(seconds) == 10
+    for (backup, rate, _), each in seconds.items():
+        assert f"{name_of(backup, rate)} {15 * each:.0f} s" in result["ours"]
+    assert "mean k 3.5 in the first third, 17.5 in the last; B-DBW's median 10" in result["ours"]
+    with (tmp_path / "fig4.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["policy"] == "dbw"]
+    assert [float(row["loss"]) for row in rows] == [1.01] * 10 + [0.0] * 10
+    assert [float(row["k"]) for row in rows] == list(range(1, 21))
+    each = seconds["dbw", "fixed", 0.7]
+    assert [float(row["seconds"]) for row in rows] == pytest.approx(
+        [each * i for i in range(1, 21)], rel=1e-5
+    )
+
+
+def test_fig6_compares_with_the_best_static_number(
+    seconds: dict[tuple[str, str, float], float], tmp_path: Path
+) -> None:
+    """DBW, Fig. 6."""
+    result = experiments("dbw")["fig6"](tmp_path, False)
+    with (tmp_path / "fig6.csv").open(newline="") as file:
+        found = {(row["policy"], float(row["alpha"])): float(row["seconds"]) for row in csv.DictReader(file)}
+    assert found == {
+        (name_of(backup, rate), alpha): pytest.approx(15 * each, rel=1e-5)
+        for (backup, rate, alpha), each in seconds.items()
+    }
+    for alpha in (0.0, 0.2, 1.0):
+        best = min(each for (_, rate, a), each in seconds.items() if rate == "proportional" and a == alpha)
+        assert result["ratios"][str(alpha)] == pytest.approx(best / seconds["dbw", "fixed", alpha])
+    # From 16 gradients is one of the 20 updates.
+    assert result["ours"].count("updates from all 16 take 5 % of dbw's first run") == 3
+
+
+def test_fig10_has_the_seconds_of_each_rule(
+    seconds: dict[tuple[str, str, float], float], tmp_path: Path
+) -> None:
+    """DBW, Fig. 10."""
+    experiments("dbw")["fig10"](tmp_path, False)
+    with (tmp_path / "fig10.csv").open(newline="") as file:
+        found = {(row["policy"], float(row["alpha"])): float(row["seconds"]) for row in csv.DictReader(file)}
+    assert found == {
+        (backup, alpha): pytest.approx(15 * each, rel=1e-5) for (backup, _, alpha), each in seconds.items()
+    }
+    assert len(found) == 12

@@ -81,7 +81,7 @@ def test_identities_hold_bit_for_bit(other):
 
 
 def test_everyone_is_the_same_as_one_process():
-    """n gradients of uneven batches, weighted by samples, are the gradient of the whole batch."""
+    """n gradients of uneven batches, weighted by samples, are that of the whole batch (DBW, eqs. (1), (2), (3))."""
     trips = RoundTrips(3, Constant(0.0), Constant(np.array([1.0, 1.0, 3.0])))
     run, learner = server([0] * 3, policy="level", batch=61, trips=trips)
     updates = run.run(updates=12)
