@@ -652,6 +652,116 @@ MUTATIONS = (
         "weights =",
         (EQUATIONS + "test_dolbie_starts_from_any_partition",),
     ),
+    Mutation(
+        "papers: DBW's step is larger by the rate",
+        "axpy(self.values, step, -rate)",
+        "axpy(self.values, step, -rate * (1 + rate))",
+        ("simulate/test_server.py::test_everyone_is_the_same_as_one_process",),
+    ),
+    Mutation(
+        "papers: DBW's variance is that of k gradients, not k - 1",
+        "variance = spread * count / (count - 1)",
+        "variance = spread",
+        (EQUATIONS + "test_dbw_estimates_of_variance_and_norm",),
+    ),
+    Mutation(
+        "papers: DBW's squared norm may be negative",
+        "norm2 = max(happened.norm2 - spread, 0.0)",
+        "norm2 = happened.norm2 - spread",
+        (EQUATIONS + "test_dbw_estimates_of_variance_and_norm",),
+    ),
+    Mutation(
+        "papers: DBW's last estimate is lost",
+        "return 2 if np.isnan(state.variance[1:]).all() else 1",
+        "return 1",
+        ("backup/test_policies.py::test_dbw_waits_for_two_before_the_last_estimate_is_lost",),
+    ),
+    Mutation(
+        "papers: DBW's smoothness has the rate of the next update",
+        "smoothness = 2.0 * (state.rate * before",
+        "smoothness = 2.0 * (happened.rate * before",
+        ("backup/test_policies.py::test_smoothness_is_found_with_the_rate_of_its_own_update",),
+    ),
+    Mutation(
+        "papers: DBW's gain has the same rate for each k",
+        "happened.rates[:n]",
+        "happened.rates[-1]",
+        ("backup/test_policies.py::test_each_number_of_gradients_promises_the_gain_of_its_own_rate",),
+    ),
+    Mutation(
+        "papers: DBW takes the smallest of equally good numbers",
+        "(1 - TIE)][-1])",
+        "(1 - TIE)][0])",
+        ("backup/test_policies.py::test_dbw_takes_the_largest_of_equally_good_numbers",),
+    ),
+    Mutation(
+        "papers: DBW waits for all after a rise at k = n",
+        "if rose and happened.quorum < n:",
+        "if rose:",
+        (EQUATIONS + "test_dbw_chooses_the_most_gain_a_second_and_never_less_while_the_loss_rises",),
+    ),
+    Mutation(
+        "papers: DBW takes any rise for a rise",
+        "beta: float = 1.01",
+        "beta: float = 1.0",
+        (EQUATIONS + "test_dbw_chooses_the_most_gain_a_second_and_never_less_while_the_loss_rises",),
+    ),
+    Mutation(
+        "papers: B-DBW takes the shortest update",
+        "rate: float | Array) -> Array:\n        return k\n",
+        "rate: float | Array) -> Array:\n        return np.ones_like(k)\n",
+        ("backup/test_policies.py::test_blind_takes_the_most_gradients_per_second",),
+    ),
+    Mutation(
+        "papers: AdaSync takes a loss below 0 as any other",
+        "if not (first_loss > 0 and loss > 0) or first == n:",
+        "if first == n:",
+        ("backup/test_policies.py::test_adasync_waits_for_all_where_the_loss_is_not_positive",),
+    ),
+    Mutation(
+        "papers: K-async AdaSync has no root",
+        "first / math.sqrt(part)",
+        "first / part",
+        ("backup/test_policies.py::test_adasync_window_and_async",),
+    ),
+    Mutation(
+        "papers: exact values of Fig. 1 after half a step",
+        "after = _loss(learns, values - np.float32(rate) * mean",
+        "after = _loss(learns, values - np.float32(rate / 2) * mean",
+        ("papers/test_dbw.py::test_estimates_are_compared_with_the_exact_values",),
+    ),
+    Mutation(
+        "papers: DBW is compared with the slowest static k",
+        "return min((name for name in times",
+        "return max((name for name in times",
+        ("papers/test_dbw.py::test_fig6_compares_with_the_best_static_number",),
+    ),
+    Mutation(
+        "papers: a time to a loss is that of one update's loss",
+        "start = np.maximum(end - SMOOTHED, 0)",
+        "start = end - 1",
+        ("papers/test_dbw.py::test_fig4_has_the_seconds_and_the_numbers_of_gradients",),
+    ),
+    Mutation(
+        "papers: Fig. 10 has the time of the last update",
+        "times[name] = [reached(updates, target) for",
+        "times[name] = [updates[-1].ended for",
+        ("papers/test_dbw.py::test_fig10_has_the_seconds_of_each_rule",),
+    ),
+    Mutation(
+        "papers: the greedy assignment explores nothing",
+        "owner[removed] = favourite[removed]",
+        "owner[removed] = owner[removed]",
+        (
+            "papers/test_coded.py::test_exploration_takes_out_some_workers_and_puts_them_back_at_their_best_master",
+        ),
+    ),
+    Mutation(
+        "papers: Algorithm 3's steps do not shrink",
+        "gamma *= 1 - alpha * gamma",
+        "gamma *= 1",
+        ("papers/test_coded.py::test_fig4_has_the_steps_of_each_ratio_and_where_they_pass_the_greedy",),
+    ),
 )
 
 
