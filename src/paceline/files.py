@@ -7,6 +7,7 @@ import os
 import resource
 import secrets
 import stat
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -112,7 +113,11 @@ def _check(path: Path, wrong: str) -> None:
         wrong = wrong or ("" if above.is_dir() else f"{above} is not a directory")
     except OSError as error:
         wrong = error.strerror or str(error)
-    if not wrong and not os.access(above, os.W_OK):
-        wrong = f"{above} may not be written to"
+    if not wrong:
+        try:  # what the permissions allow, the file system may still refuse
+            with tempfile.TemporaryFile(dir=above):
+                pass
+        except OSError as error:
+            wrong = f"{above} may not be written to ({error.strerror or error})"
     if wrong:
         raise PacelineError(f"cannot write {path}: {wrong}; choose a place that can be")

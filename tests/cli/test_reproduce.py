@@ -41,7 +41,7 @@ def test_fig2_shows_the_printed_seconds_at_a_tenth_of_the_printed_rows(tmp_path)
         (["nobody"], "expected one of"),
         (["coded", "fig99"], "fig99"),
         ([], "no paper named"),
-        (["coded", "--out", "/dev/null/x"], "cannot make the folder"),
+        (["coded", "--out", "/dev/null/x"], "cannot write /dev/null/x: /dev/null is not a directory"),
     ],
 )
 def test_bad_requests_are_refused(arguments, says):

@@ -165,7 +165,7 @@ def test_pictures(trace, tmp_path):
         ([MIXED, "--seed", "-3"], "seed=-3"),
         ([MIXED, "--global-batch", "0"], "global_batch=0"),
         ([MIXED, "--json", "/nowhere/x.json", "--rounds", "2"], "cannot write"),
-        ([MIXED, "--plot", MIXED], "expected a folder"),
+        ([MIXED, "--plot", MIXED], "it is a file; choose a place"),
     ],
 )
 def test_mistakes_exit_with_2(capsys, arguments, says):

@@ -45,6 +45,35 @@ def test_a_rank_0_that_is_stopped_while_it_starts_ends_the_run(tmp_path: Path) -
     assert not [p for p in workers if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_killed_fork_server_has_a_message_of_its_own(begun: bool, tmp_path: Path) -> None:
+    options = [
+        "--workers",
+        "2",
+        "--policy",
+        "equal",
+        "--epochs",
+        "99",
+        "--slowdown-ms",
+        "2,2",
+        "--out",
+        "run",
+    ]
+    process = Program(["-m", "paceline", "train", *options], tmp_path)
+    server: list[psutil.Process] = []
+    own = psutil.Process(process.pid).cmdline()  # also of a child that has not begun its own program yet
+    while not server or (begun and not (tmp_path / "run" / "rounds.jsonl").exists()):
+        assert process.poll() is None, process.communicate()[1]
+        lines = {each: each.cmdline() for each in psutil.Process(process.pid).children()}
+        server = [each for each, words in lines.items() if words != own and "forkserver" in " ".join(words)]
+        time.sleep(0.02)
+    server[0].kill()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "paceline: the process that starts the workers was killed, perhaps for lack of memory" in err
+    assert "Traceback" not in err
+
+
 # The first worker that starts does something to itself, before it gives a sign of life.
 PROGRAM = """
 import os

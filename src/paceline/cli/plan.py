@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 from typer import Argument, Option
 
+from paceline.cli.output import check_json
 from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def command(
     from paceline.coded.deadline import by_deadline, never_done
     from paceline.files import write_whole
 
+    check_json(json)
     if fit is not None and workers is None:
         problem, fitted = read_times(fit, _rows(rows), family)
     elif workers is not None and fit is None:

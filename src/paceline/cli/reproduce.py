@@ -17,7 +17,9 @@ def command(
 ) -> None:
     """Run a paper's experiments again and set our figures beside the paper's."""
     from paceline.errors import PacelineError, among, saying
+    from paceline.files import check_directory
     from paceline.papers import PAPERS, experiments
+    from paceline.simulate.plots import figure
 
     if listing:
         for each in PAPERS if paper is None else [paper]:
@@ -29,6 +31,8 @@ def command(
     for name in names or ():
         if name not in known:
             raise PacelineError(f"experiment {name!r} of {paper!r}: expected one of {among(name, known)}")
+    check_directory(out)
+    figure()  # which needs matplotlib
     with saying(f"cannot make the folder {out}", "choose another with --out"):
         out.mkdir(parents=True, exist_ok=True)
     for name in names or known:

@@ -18,6 +18,7 @@ from paceline.cli.options import Json, options_of
 from paceline.cli.output import Counter, check_json, console_for, write_json
 from paceline.costs import Array
 from paceline.errors import PacelineError, saying
+from paceline.files import check_directory
 from paceline.runs import words
 from paceline.runs.words import number
 from paceline.simulate import dealt, worth
@@ -98,8 +99,11 @@ def command(
     described = [replace(read(path), **changes) for path in scenarios or ()]  # type: ignore[arg-type]
     if trace is not None:
         described = [of_trace(trace, **changes)]
-    if plot is not None and plot.exists() and not plot.is_dir():
-        raise PacelineError(f"--plot {plot} is a file; expected a folder")
+    if plot is not None:
+        from paceline.simulate.plots import figure
+
+        check_directory(plot)
+        figure()  # which needs matplotlib
     check_json(json_)
     console = console_for(json_)
     if learn:
@@ -128,6 +132,8 @@ def command(
     by_cost = any(what.samples for what in described)
     if by_cost and not all(what.samples for what in described):
         raise PacelineError("some of these scenarios have [samples] and others have not; simulate them apart")
+    if by_cost and plot is not None:
+        raise PacelineError("--plot draws no scenario with [samples]; leave it out")
     play: Callable[..., Played] = dealt.run if by_cost else run
     outcomes = []
     for what in described:
@@ -135,7 +141,7 @@ def command(
         with Counter(f"simulating {what.name}") as progress:
             outcomes.append(play(what, names, progress))
     show(console, outcomes, verbose)
-    if plot is not None and not by_cost:
+    if plot is not None:
         from paceline.simulate import plots
 
         for outcome, place in zip(outcomes, _places(plot, described), strict=True):

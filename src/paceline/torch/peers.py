@@ -6,10 +6,12 @@ import functools
 import gc
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any, TypeVar
+from types import TracebackType
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import torch
@@ -70,23 +72,52 @@ def agree(facts: dict[str, Any], extra: Any = None) -> list[Any]:
     for other, (theirs, _) in enumerate(everyone):
         for name, value in everyone[0][0].items():
             if theirs[name] != value:
-                raise PacelineError(
+                _raise(
                     f"rank {other} was given {name}={theirs[name]!r} and rank 0 {name}={value!r}; "
-                    "expected the same on every rank"
+                    "expected the same on every rank",
+                    0,
                 )
     return [theirs for _, theirs in everyone]
 
 
+class Repeated(PacelineError):
+    """An error that another rank raises as well, and prints: this rank ends without a traceback of its own."""
+
+
+def _raise(words: str, first: int) -> NoReturn:
+    """Raise PacelineError with these words on all ranks; ``first`` is the one that prints it."""
+    if rank() == first:
+        raise PacelineError(words)
+    _silence()
+    raise Repeated(words)
+
+
+@functools.cache
+def _silence() -> None:
+    """Let ``Repeated`` end this process without a traceback; the first rank of another machine prints its words."""
+    before = sys.excepthook
+
+    def shown(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not isinstance(error, Repeated):
+            before(kind, error, trace)
+        elif os.environ.get("LOCAL_RANK") == "0":
+            print(f"{PacelineError.__module__}.{PacelineError.__name__}: {error}", file=sys.stderr)
+
+    sys.excepthook = shown
+
+
 def together(action: Callable[[], T]) -> T:
     """What ``action`` returns on this rank; a PacelineError on any rank is raised on all of them. Collective."""
-    result, complaint = None, ""
+    result, complaint, own = None, "", None
     try:
         result = action()
     except PacelineError as error:
-        complaint = str(error)
-    for words in gather(complaint):
+        complaint, own = str(error), error
+    for other, words in enumerate(gather(complaint)):
         if words:
-            raise PacelineError(words)
+            if own is not None and other == rank():
+                raise own
+            _raise(words, other)
     return result  # type: ignore[return-value]  # there was no complaint, so there is a result
 
 

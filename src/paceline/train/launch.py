@@ -79,7 +79,10 @@ def run(
         ours, theirs = context.Pipe(duplex=False)
         arguments = (config, run_dir, resume, lasting, where, theirs, life)
         worker = _Local(target=_work, args=arguments, name=f"worker {where.place}")
-        worker.start()
+        try:
+            worker.start()
+        except (EOFError, ConnectionError) as error:
+            raise WorkerError(_unforked(run_dir)) from error
         worker.pipe = ours
         theirs.close()
         workers[where.ident] = worker
@@ -97,6 +100,8 @@ def run(
                     check_stopped(stopped, workers, now, f"the run was ended; {how_to_go_on(run_dir)}")
                 talking = list(workers.items())
                 losses = supervisor.look()
+                if any(worker.exitcode == UNKNOWN for worker in workers.values()):
+                    raise WorkerError(_unforked(run_dir))
                 if lasting and not supervisor.running:  # the run needs all workers to begin
                     losses = [loss._replace(lost=True) for loss in losses]
                 journal.lost(losses)
@@ -124,6 +129,14 @@ def run(
                 worker.pipe.close()
 
 
+def _unforked(run_dir: Path) -> str:
+    """A message that the process from which workers are forked has ended."""
+    return (
+        "the process that starts the workers was killed, perhaps for lack of memory, and the workers were ended; "
+        f"{how_to_go_on(run_dir)}"
+    )
+
+
 def join(config: TrainConfig, run_dir: Path, on_event: OnEvent, resume: bool = False) -> dict[str, Any]:
     """Train as one of the ranks that another launcher, such as torchrun, has started; returns the summary, which is
     empty on all ranks but the first."""
@@ -135,6 +148,11 @@ def join(config: TrainConfig, run_dir: Path, on_event: OnEvent, resume: bool = F
 
         engine.train(config, run_dir, emit, resume, missed="end")
         return journal.end() if journal.over else {}
+
+
+UNKNOWN = (
+    255  # the exit status of a worker whose fork server has ended, which alone knows it; none of ``_work``'s
+)
 
 
 class _Local(ForkServerProcess):
