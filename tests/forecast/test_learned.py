@@ -137,7 +137,8 @@ def test_models_take_turns_where_they_are_many(busy: Series, monkeypatch: pytest
     for k in range(3):
         index = 4 * BLOCK + k
         _, state = made.step(state, Reading(busy.speed[index - 1], busy.cpu[index], busy.memory[index]))
-        state = made.train(state)
+        before, state = state.parameters, made.train(state)
+        assert np.any(state.parameters != before, axis=1).sum() <= 2
     moved = np.any(state.parameters != start, axis=1)
     assert start.shape == (6, 17)
     assert moved.sum() >= 4  # 3 rounds of 2 out of 6, but for steps that were not taken

@@ -24,7 +24,7 @@ from paceline.balance.dolbie import play_round, start_peers
 from paceline.balance.wlbs import initial_weights
 from paceline.coded import CodedPlan, Problem, ShiftedExponential, plan, random_problem, simulate
 from paceline.coded.assign import iterated, simple
-from paceline.costs import Increasing, Linear
+from paceline.costs import Increasing, Linear, Saturating
 from paceline.data.traces import Trace
 from paceline.forecast import create, series
 from paceline.forecast.ema import Ema
@@ -262,9 +262,10 @@ def test_dolbie_opt_is_the_instantaneous_minimizer() -> None:
         assert max((x * BATCH / gamma + comm).max(), comm.max()) == pytest.approx(max(level, comm.max()))
 
 
-def test_dolbie_abs_divides_by_the_mean_seconds_of_five_rounds() -> None:
+@pytest.mark.parametrize("text", ["abs", "abs:window=5"])
+def test_dolbie_abs_divides_by_the_mean_seconds_of_five_rounds(text: str) -> None:
     """DOLBIE, baseline ABS."""
-    policy = policies.create("abs:window=5", Cluster(N, int(BATCH)))
+    policy = policies.create(text, Cluster(N, int(BATCH)))
     made, state = policy.init()
     x, window = np.full(N, 1 / N), []
     for gamma, comm in systems(25, 5):
@@ -276,9 +277,10 @@ def test_dolbie_abs_divides_by_the_mean_seconds_of_five_rounds() -> None:
             x, window = inverse / inverse.sum(), []
 
 
-def test_dolbie_lbbsp_moves_five_samples_every_five_rounds() -> None:
+@pytest.mark.parametrize("text", ["lbbsp", "lbbsp:delta=5,rounds=5"])
+def test_dolbie_lbbsp_moves_five_samples_every_five_rounds(text: str) -> None:
     """DOLBIE, baseline LB-BSP."""
-    policy = policies.create("lbbsp:delta=5,rounds=5", Cluster(N, int(BATCH)))
+    policy = policies.create(text, Cluster(N, int(BATCH)))
     made, state = policy.init()
     x = np.full(N, 1 / N)
     for t, (gamma, comm) in enumerate(systems(40, 6), 1):
@@ -361,6 +363,9 @@ def test_lbbsp_gpus_run_at_least_the_knee() -> None:
         bounds = [(knee, BATCH)] * N + [(0, None)]
         found = optimize.linprog(goal, above, -b, [np.append(np.ones(N), 0.0)], [BATCH], bounds=bounds)
         loads = np.asarray(made.shares) * BATCH
+        cost = Saturating(m, b, np.full(N, float(knee)), np.full(N, BATCH))
+        for x in range(1, int(BATCH)):  # m x + b, and below the knee that of the knee
+            np.testing.assert_allclose(cost.seconds(np.full(N, float(x))), m * max(x, knee) + b)
         assert loads[np.argmax(m)] == pytest.approx(knee)
         assert loads.min() >= knee - 1e-9
         assert (m * loads + b).max() == pytest.approx(found.x[-1], rel=1e-9)

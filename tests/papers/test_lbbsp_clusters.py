@@ -41,6 +41,9 @@ def test_the_more_uneven_the_more_is_saved(tmp_path: Path, name: str) -> None:
 
 
 def test_cluster_a_is_as_uneven_as_it_says() -> None:
+    """LB-BSP, setting."""
+    assert cluster_a(3.0, 128, 0.015, 300, 1).size == 32
+    assert cluster_a(3.0, 128, 0.015, 300, 1).global_batch == 32 * 128
     played = run(cluster_a(3.0, 128, 0.015, 300, 1), ["equal"]).policies["equal"]
     pace = played.first_seconds / played.first_seconds.min()
     assert pace.max() == pytest.approx(3.0, rel=0.15)
