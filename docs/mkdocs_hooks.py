@@ -1,4 +1,4 @@
-"""What the site has beyond the pages that people write: the reference and the examples.
+"""What the site has beyond the pages that people write: the command line, the reference and the examples.
 
 MkDocs calls the functions (``hooks`` in mkdocs.yml). A module that says in ``__all__`` what is public gets a page of
 the reference; the build stops where a public name has no docstring, and where a page or an example imports what is
@@ -15,8 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import griffe
+import typer
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
+
+from paceline import cli
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "paceline"
@@ -182,6 +185,26 @@ def _index() -> str:
     )
 
 
+def _commands() -> str:
+    """The page of the command line: each command's help and a table of its options."""
+    page = "# Command line\n\n`paceline COMMAND --help` prints the same in a terminal.\n"
+    for name in cli.COMMANDS:
+        app = typer.main.get_command(cli._app(name))
+        command = getattr(app, "commands", {name: app})[name]
+        page += f"\n## paceline {name}\n\n{command.help}\n\n| option | default | meaning |\n|---|---|---|\n"
+        for each in command.params:
+            names = ", ".join(f"`{option}`" for option in (*each.opts, *each.secondary_opts))
+            default = (
+                "" if each.default in (None, False, ()) or callable(each.default) else f"`{each.default}`"
+            )
+            page += f"| {names} | {default} | {_cell(getattr(each, 'help', None) or '')} |\n"
+    return page
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
 def on_config(config: Any) -> Any:
     """Stop where the public face has a hole; put the pages that are made here into the navigation."""
     wrong = [f"{name} is public and has no docstring" for name in undocumented()] + not_public()
@@ -192,8 +215,9 @@ def on_config(config: Any) -> Any:
     for entry in config.nav:
         if "Reference" in entry:
             entry["Reference"] = [
-                {"Overview": "reference/index.md"},
-                {"Modules": pages},
+                {"Command line": "reference/commands.md"},
+                *entry["Reference"],
+                {"Python API": [{"Overview": "reference/index.md"}, *pages]},
                 {"Examples": examples},
             ]
     return config
@@ -207,6 +231,7 @@ def on_files(files: Files, config: Any) -> Files:
     """Add the reference's pages and the examples' sources."""
     made = {f"reference/{module}.md": _page(module) for module in public_modules()}
     made["reference/index.md"] = _index()
+    made["reference/commands.md"] = _commands()
     for path in _examples():
         name = path.relative_to(ROOT).as_posix()
         source = path.read_text(encoding="utf-8")
@@ -217,11 +242,13 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Links into examples/ lead to the pages made of it; beside the sources they lead to the files.
+    """Links into examples/ lead to the pages made of it, and links to the README to the home page, which includes it
+    in part; beside the sources they lead to the files.
 
     A picture that has a dark twin is shown beside it, and the theme hides one of the two.
     """
     markdown = re.sub(r"!\[([^\]]*)\]\((pictures/\w+)(\.png)\)", _in_both_schemes, markdown)
+    markdown = re.sub(r"\]\(\.\./README\.md(#[\w-]+)?\)", r"](index.md\1)", markdown)
     return re.sub(r"\]\(\.\./examples/(?:\w+/)*(\w+)\.py\)", r"](examples/\1.md)", markdown)
 
 
