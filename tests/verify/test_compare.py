@@ -22,7 +22,7 @@ def step(number: int = 0, **changed: Any) -> dict[str, Any]:
     """A line of one step of a model with two parameters."""
     line = {
         "kind": "step", "optimizer": 0, "number": number, "options": [{"lr": 0.1}], "states": {}, "losses": [],
-        "eps": EPS, "apart": False,
+        "metrics": [], "eps": EPS, "apart": False,
         "gradients": {"a": sketch("a", torch.ones(40)), "b": sketch("b", torch.ones(3))},
         "parameters": {"a": sketch("a", torch.ones(40)), "b": sketch("b", torch.ones(3))},
     }  # fmt: skip
@@ -83,6 +83,16 @@ def test_options_that_differ_between_runs_or_ranks_are_named() -> None:
         "lr of parameter group 0 at step 2 is 0.3 on rank 1, and 0.1 on rank 0"
         in judged([EQUAL, AGAIN, other]).sentence
     )
+
+
+def test_metrics_that_differ_between_runs_are_named() -> None:
+    ours = run("equal", [step(metrics=[["pace.mean 1", 0.5]]), step(1)], [step(), step(1)])
+    other = run("uneven", [step(metrics=[["pace.mean 1", 0.6]]), step(1)], [step(), step(1)], loads=(2, 6))
+    near = run("uneven", [step(metrics=[["pace.mean 1", 0.50001]]), step(1)], [step(), step(1)], loads=(2, 6))
+    assert judged([ours, ours, other]).sentence == (
+        "not exact with loads 2/6: pace.mean 1 before step 1 is 0.6, and 0.5 with equal loads"
+    )
+    assert judged([ours, ours, near]).exact
 
 
 def test_ranks_whose_averages_differ_are_named_even_if_equal_runs_differ_too() -> None:

@@ -63,7 +63,7 @@ class Difference:
     steps: int  # steps that both took
     gradients: list[Distance]  # the worst parameter of each step
     absent: list[tuple[int, str]]  # (step, parameter) whose gradient is None in one run alone
-    options: list[str]  # sentences on options that differ between the runs
+    options: list[str]  # sentences on options and metrics that differ between the runs
     unlike: list[str]  # sentences on options that differ between the ranks of the other run
     states: list[Distance]  # the worst buffer or other module of each step
     apart: list[Distance]  # the worst difference between the ranks of the other run, in each step
@@ -145,7 +145,7 @@ def difference(first: Run, other: Run) -> Difference:
         steps=len({step for step, _ in both}),
         gradients=gradients,
         absent=absent,
-        options=_options(first, other, both),
+        options=[*_options(first, other, both), *_metrics(first, other, both)],
         unlike=_unlike(other),
         states=states,
         apart=apart,
@@ -229,6 +229,19 @@ def _options(first: Run, other: Run, both: list[Key], where: str = "with equal l
         rank = min(ours.keys() & theirs.keys())
         for name, (value, expected) in _unequal(theirs[rank], ours[rank]).items():
             found.setdefault(name, f"{name} at step {key[0] + 1} is {value:.6g}, and {expected:.6g} {where}")
+    return list(found.values())
+
+
+def _metrics(first: Run, other: Run, both: list[Key]) -> list[str]:
+    """Sentences on metrics over all ranks that differ from those of the first run, on rank 0."""
+    found: dict[str, str] = {}
+    for key in both:
+        ours, theirs = first.steps[key], other.steps[key]
+        rank = min(ours.keys() & theirs.keys())
+        for (name, expected), (_, value) in zip(ours[rank]["metrics"], theirs[rank]["metrics"], strict=False):
+            if not (_near(value, expected) or _alike(value, expected)):
+                words = f"{name} before step {key[0] + 1} is {value:.6g}, and {expected:.6g} with equal loads"
+                found.setdefault(name, words)
     return list(found.values())
 
 

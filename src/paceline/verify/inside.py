@@ -69,6 +69,7 @@ class Inside:
         self._loads: list[int] = []
         self._steps: list[tuple[Any, int]] = []  # each optimizer, and how often it has stepped
         self._losses: list[list[Any]] = []  # samples, loss, reduction and count of this step's micro-steps
+        self._metrics: list[list[Any]] = []  # name and value of each metric since the last step
         self._states: Any = None  # of Python's and NumPy's generators, when the micro-step began
         self._tried = plan["name"] != FIRST  # whether injected gradients have been looked for
         self._noted = False  # whether this micro-step's loss is known
@@ -118,6 +119,8 @@ class Inside:
             (Pace, "round", self._round),
             (Pace, "backward", self._backward),
             (Pace, "weighted", self._backward),
+            (Pace, "mean", functools.partial(self._metric, "pace.mean")),
+            (Pace, "loss_now", functools.partial(self._metric, "pace.loss_now")),
             (Hosting, "weight", self._weight),
             (torch.Tensor, "backward", self._of_tensor),
         ):
@@ -268,6 +271,12 @@ class Inside:
         self._loss(pace.host, loss, named.get("reduction", reduction), named.get("count", count))
         return plain(pace, loss, *arguments, **named)
 
+    def _metric(self, name: str, plain: Any, pace: Any, *arguments: Any, **named: Any) -> Any:
+        result = plain(pace, *arguments, **named)
+        if isinstance(result, float) or result.numel() == 1:
+            self._metrics.append([f"{name} {len(self._metrics) + 1}", float(result)])
+        return result
+
     def _weight(
         self, plain: Any, host: Any, loss: Any = None, reduction: str = "mean", count: Any = None
     ) -> Any:
@@ -364,10 +373,11 @@ class Inside:
             options=record.options(optimizer),
             states=self._state(),
             losses=self._losses,
+            metrics=self._metrics,
             eps=max(self._draws.eps, *(torch.finfo(dtype).eps for dtype in dtypes)),
             apart=any(hasattr(p, "to_local") for each in optimizer.param_groups for p in each["params"]),
         )
-        self._losses, self._draws.rows = [], rows
+        self._losses, self._metrics, self._draws.rows = [], [], rows
         if number + 1 >= self._plan["steps"]:
             record.leave(self._record, self._folder, self._rank, self._ranks)
 
