@@ -109,18 +109,12 @@ class MDS:
             raise PacelineError(
                 f"{len(blocks)} coded products have arrived: expected {self.k} of {self.n} to decode"
             )
-        missing, parities, recover = _recovery(self, frozenset(blocks))
-        standing = np.arange(self.k)
-        standing[missing] = -1
-        known = np.flatnonzero(standing >= 0)
-        first = next(iter(blocks.values()))
-        filled = np.empty((self.k, *first.shape), first.dtype)
-        for i in known.tolist():
-            filled[i] = blocks[i]
+        missing, order, recover = _recovery(self, frozenset(blocks))
+        used = np.stack([blocks[i] for i in order])
+        filled = used[: self.k]
         if len(missing):
-            used = np.stack([blocks[i] for i in [*known.tolist(), *parities.tolist()]])
-            recovered = recover.astype(filled.dtype) @ used.reshape(len(used), -1)
-            filled[missing] = recovered.reshape(-1, *first.shape)
+            recovered = recover.astype(used.dtype) @ used.reshape(len(used), -1)
+            filled[missing] = recovered.reshape(-1, *used.shape[1:])
         return filled.reshape(-1, *filled.shape[2:])[:rows]
 
     def amplification(self, blocks: Iterable[int]) -> float:
@@ -130,14 +124,19 @@ class MDS:
 
 
 @lru_cache(maxsize=8)  # decoding and its amplification ask for the same blocks
-def _recovery(code: MDS, there: frozenset[int]) -> tuple[NDArray[np.intp], NDArray[np.intp], Array]:
-    """(missing blocks of A, the parities there, coefficients that give the missing ones from A's blocks that are
-    there, in order, followed by the parities), by least squares over all parities."""
+def _recovery(code: MDS, there: frozenset[int]) -> tuple[NDArray[np.intp], tuple[int, ...], Array]:
+    """(missing blocks of A, the blocks to use, coefficients that give the missing ones from these), by least squares
+    over all parities. The first k blocks to use are A's own, in order, with parities in the places of the missing.
+    """
     missing = np.array([i for i in range(code.k) if i not in there], np.intp)
     parities = np.array(sorted(i for i in there if i >= code.k), np.intp)
+    order = np.arange(code.k)
     if not len(missing):
-        return missing, parities[:0], np.zeros((0, code.k))
+        return missing, tuple(order.tolist()), np.zeros((0, code.k))
+    order[missing] = parities[: len(missing)]
     coefficients = code.parity[parities - code.k]
     inverse = np.linalg.pinv(coefficients[:, missing], rcond=1e-15)
-    known = np.delete(coefficients, missing, axis=1)  # parity = known blocks + missing blocks
-    return missing, parities, np.hstack([-inverse @ known, inverse])
+    recover = -inverse @ coefficients  # parity = known blocks + missing blocks
+    recover[:, missing] = inverse[:, : len(missing)]
+    further = parities[len(missing) :].tolist()
+    return missing, (*order.tolist(), *further), np.hstack([recover, inverse[:, len(missing) :]])
