@@ -18,6 +18,14 @@ FOLDER = Path(__file__).parent
 BLUE, ORANGE, GREEN, PURPLE, BROWN, GREY = "#0072b2", "#d55e00", "#009e73", "#8a3ffc", "#8a6d00", "#7d828a"
 WAIT, HATCH = "#d5d8de", "#7b8694"
 COLOURS = (BLUE, ORANGE, GREEN, PURPLE, BROWN, GREY)
+STYLES = {  # of the lines of docs/figures.md: a colour and a shape for each way to divide
+    "plain DDP": (ORANGE, "s"),
+    "equal": (ORANGE, "s"),
+    "fixed split": (BROWN, "v"),
+    "split by hand": (BROWN, "v"),
+    "level": (BLUE, "D"),
+    "auto": (GREEN, "o"),
+}
 # Of each colour on white: the one that stands for it in a dark picture, on the background of the site's dark pages.
 DARK = {
     "#ffffff": "#1e2129",
@@ -96,3 +104,30 @@ def _write(made: Any, path: Path) -> None:
     image = Image.open(drawn).convert("RGB").quantize(SHADES, dither=Image.Dither.NONE)
     image.save(path, optimize=True)
     print(f"{path}: {path.stat().st_size / 1e3:.0f} kB")
+
+
+def table(heading: str) -> tuple[list[str], list[list[str]]]:
+    """The head and the rows of the table below a heading of docs/figures.md, with plain cells."""
+    page = (FOLDER.parent / "figures.md").read_text(encoding="utf-8")
+    section = page.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    rows = [line[2:-2].replace("`", "").split(" | ") for line in section.splitlines() if line[:2] == "| "]
+    return rows[0], rows[1:]
+
+
+def value(cell: str) -> float:
+    """The number of a cell; NaN where nothing was measured."""
+    return float("nan") if cell == "–" else float(cell.replace(",", ""))
+
+
+def dots(axes: Any, heading: str, columns: dict[str, int], over: int | None = None) -> None:
+    """A row of dots for each row of a table, one for each of the columns. over: a column that divides the others."""
+    head, rows = table(heading)
+    for name, column in columns.items():
+        colour, shape = STYLES[name]
+        values = [value(row[column]) / (1 if over is None else value(row[over])) for row in rows]
+        axes.plot(values, range(len(rows)), shape, color=colour, label=name, markersize=6)
+        assert head[column].startswith(name), f"{heading}: column {column} is {head[column]}, not {name}"
+    axes.set_yticks(range(len(rows)), [row[0] for row in rows], fontsize=8)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.grid(axis="y", color="#cccccc", linewidth=0.5)
+    axes.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.4, 1.14), ncols=4)

@@ -63,6 +63,32 @@ def test_each_question_has_a_picture() -> None:
         assert f"](pictures/{page}.png)" in (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8"), page
 
 
+QUESTIONS = {"faster": "How much faster?", "costs": "What does it cost?"}
+QUESTIONS |= {"scales": "How does it scale?", "loses": "When does it lose?"}
+
+
+@pytest.mark.parametrize("picture", QUESTIONS)
+def test_each_question_of_the_figures_has_a_chart_one_table_and_commands(
+    common: ModuleType, picture: str
+) -> None:
+    page = (ROOT / "docs" / "figures.md").read_text(encoding="utf-8")
+    section = page.split(f"\n## {QUESTIONS[picture]}\n")[1].split("\n## ")[0]
+    assert f"](pictures/{picture}.png)" in section
+    assert section.count("\n|---|") == 1
+    assert section.count("```bash\n") == 1
+    head, rows = common.table(QUESTIONS[picture])
+    assert len(rows) > 3
+    assert {len(row) for row in rows} == {len(head)}
+    assert QUESTIONS[picture] in (FOLDER / f"{picture}.py").read_text(encoding="utf-8")
+
+
+def test_a_cell_that_is_no_number_is_refused(common: ModuleType) -> None:
+    assert common.value("1,000") == 1000
+    assert common.value("–") != common.value("–")
+    with pytest.raises(ValueError, match="much"):
+        common.value("much")
+
+
 def test_lines_are_seen_in_light_and_in_dark(common: ModuleType) -> None:
     white, black = "#ffffff", "#000000"
     for colour in (*common.COLOURS, black):

@@ -1,0 +1,20 @@
+"""Draws costs.png from the table of docs/figures.md: a round relative to plain DDP's.
+
+python docs/pictures/costs.py
+"""
+
+from __future__ import annotations
+
+from common import GREY, dots, figure, save
+
+
+def main() -> None:
+    made, axes = figure(height=4.2, width=7.5)
+    dots(axes, "What does it cost?", {"equal": 2, "level": 3, "auto": 4})
+    axes.axvline(1, color=GREY, linestyle=":")
+    axes.set(xlim=(0.8, 1.5), xlabel="relative to plain DDP; left of the line is better")
+    save(made, __file__)
+
+
+if __name__ == "__main__":
+    main()
