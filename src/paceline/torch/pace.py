@@ -51,54 +51,56 @@ from paceline.torch.terms import agree
 class Pace:
     """Balances one data-parallel model over its ranks.
 
-    model: the DistributedDataParallel module, or one that was given to ``fully_shard``, or a module that wraps either
-        (or a plain module in a single process).
-    global_batch: B, samples per optimizer step over all ranks; constant, however they are divided.
-    policy: a name from ``paceline.policies.names()``, with options as ``name:key=value,...``, or a function
-        that makes a policy of your own for a cluster.
-    loop: the meaning of one iteration of the training loop. "whole" (default): a round, which this rank runs at once;
-        every micro-step is an optimizer step, on every rank. "round": a round, which ``pace.round(batch, function)``
-        runs in one or more pieces. "pieces": one piece of a round, so that micro-steps differ from rank to rank and
-        ``pace.step`` does nothing until the round is complete. Policies that move work within the round need one of
-        the last two; under "whole", "auto" plans as "level" does. "local": a step of this rank alone, on about
-        global_batch / n samples; at intervals (see ``every``) ``pace.step`` merges the ranks' parameters. This trains
-        a different model from that of one process, and is for slow networks. The model is a plain module.
-    limits: (least, most) samples of a round for each rank, None for the default: at least 1 (2 with batch
-        norm, which needs a variance), at most B. Or "memory": training finds how much fits into each rank's memory.
-        With loop="round" parts that do not fit at once are cut, and the run survives an out-of-memory error; with
-        "whole" loads stay below what fits. See docs/two-cards.md.
-    micro_batch: samples that fit into this rank's memory at once. A larger load is accumulated, piece by piece; if
+    model: The DistributedDataParallel module, one that ``fully_shard`` has sharded, or a module that wraps either. In
+        a single process, and with elastic=True or loop="local", a plain module.
+    global_batch: Samples per optimizer step over all ranks (B); constant, however they are divided.
+    policy: How the batch is divided: a name of ``paceline.policies.names()`` with options, ``name:key=value,...``. Or
+        a function that makes a policy of your own for a cluster.
+    limits: The fewest and the most samples of a round for each rank, or "memory" to find what fits. Given as
+        [(least, most), ...], None for the default: at least 1 (2 with batch norm, which needs a variance), at most B.
+        "memory" with loop="round" cuts parts that do not fit at once, and the run survives an out-of-memory error;
+        with "whole" loads stay below what fits. See docs/two-cards.md.
+    micro_batch: Samples that fit into this rank's memory at once. A larger load is accumulated, piece by piece; if
         the loop takes whole rounds, loads stay below it.
-    micro_steps: the number of micro-steps of every round on every rank, for hosts that step on every k-th batch.
-    fill: a micro-step without work gets a sample that counts for nothing, instead of an empty batch; the default is
+    micro_steps: Micro-steps of every round on every rank, for hosts that step on every k-th batch.
+    loop: What one iteration of the training loop is: "whole", "round", "pieces" or "local". "whole": a round, which
+        this rank runs at once; every micro-step is an optimizer step, on every rank. "round": a round, which
+        ``pace.round(batch, function)`` runs in one or more pieces. "pieces": one piece of a round, so that
+        micro-steps differ from rank to rank and ``pace.step`` does nothing until the round is complete. Policies that
+        move work within the round need one of the last two; under "whole", "auto" plans as "level" does. "local": a
+        step of this rank alone, on about global_batch / n samples; at intervals (see ``every``) ``pace.step`` merges
+        the ranks' parameters. This trains a different model from that of one process, and is for slow networks.
+    fill: Whether a micro-step without work gets a sample of weight zero instead of an empty batch. The default is
         True unless the loop takes pieces.
-    quantum: the size of every batch is a multiple of this many samples, for captured graphs that need few shapes
-        and augmentations that pair samples.
-    weigh: "loss" (default) or "hook", a DDP communication hook for loops whose loss cannot be changed:
-        there call ``loss.backward()`` as before.
-    deterministic: the result has the same bits whichever rank runs which samples, for policies that move work within
-        the round: every micro-step is one cell of a fixed grid (of ``quantum`` samples; by default B / 32), and
-        gradients are summed without rounding. Costs a micro-batch for each cell, 16 bytes for each parameter, and
-        an all-reduce that overlaps with nothing.
-    callbacks: what takes part in the run beside training, the same on every rank: ``Record``, ``Wandb``, ``MLflow``,
-        ``Prometheus``, ``OnRound``, ``StopOnNan`` and others of ``paceline.torch.callbacks``, or your own.
-    on_missed: the reaction when ranks keep this one waiting: "warn" (default) names them in a warning, again after
-        twice the time; "end" names them on standard error and ends the process with status 1, so that a launcher can
-        start the ranks again; or a function, called from a thread with a ``stall.Missing``.
-    patience: seconds without a heartbeat after which a rank is missed. A rank that lives and is only late is missed
+    quantum: Every batch size is a multiple of this number. For captured graphs that need few shapes, and
+        augmentations that pair samples.
+    weigh: Where gradients are weighted: in the "loss", or in DDP's communication "hook". The hook is for loops whose
+        loss cannot be changed: there call ``loss.backward()`` as before.
+    deterministic: Give the same bits whichever rank runs which samples. For policies that move work within the round:
+        every micro-step is one cell of a fixed grid (of ``quantum`` samples; by default B / 32), and gradients are
+        summed without rounding. Costs a micro-batch for each cell, 16 bytes for each parameter, and an all-reduce
+        that overlaps with nothing.
+    callbacks: Records, trackers and callbacks of your own that take part in the run; the same on every rank.
+        ``paceline.torch.callbacks`` has ``Record``, ``Wandb``, ``MLflow``, ``Prometheus``, ``OnRound``, ``StopOnNan``
+        and others.
+    on_missed: The reaction to a silent rank: "warn", "end", or a function. "warn" names it in a warning, again after
+        twice the time; "end" names it on standard error and ends the process with status 1, so that a launcher can
+        start the ranks again; the function is called from a thread with a ``stall.Missing``.
+    patience: Seconds without a heartbeat after which a rank is missed. A rank that lives and is only late is missed
         after ten times that, and ten times as long as rounds take: it may compile, evaluate or write a checkpoint.
-    elastic: the run goes on when a rank is killed, freezes, leaves or joins; see docs/faults.md. The model is a plain
-        module; the script is started by ``python -m paceline.torch.launcher``. Call ``pace.register(optimizer, ...)``
-        before the loop.
-
-    every: with loop="local", the distance of two merges: a whole number of steps (k times global_batch samples
-        on all ranks together, however they are divided), seconds as "2 s" or a float, or "auto" (default): as often
-        as takes the link at most 10 % of the time. A new value that training finds holds from the next interval on.
-    merge: with loop="local", a ``Merge``, which sets the weight of each rank's change, and how changes are applied.
-        A merge leaves the state of a rank's own optimizer unchanged.
-    drop: with loop="round" and micro_batch=, the seconds of a round ("0.5 s", or a number) after which a rank runs no
-        further micro-batch: DropCompute. "auto" finds them from the first 20 rounds. The gradient is the mean over
-        the samples that ran, so batches vary, and this epoch does not train the rest. See docs/backup.md.
+    elastic: Continue when a rank is killed, freezes, leaves or joins. The model is a plain module; the script is
+        started by ``python -m paceline.torch.launcher``. Call ``pace.register(optimizer, ...)`` before the loop. See
+        docs/faults.md.
+    every: With loop="local", the distance of two merges: steps, seconds, or "auto". A whole number of steps, k, is
+        k global_batch samples on all ranks together, however they are divided; seconds are "2 s" or a float; "auto"
+        (default) merges as often as takes the link at most 10 % of the time. A new value that training finds holds
+        from the next interval on.
+    merge: With loop="local", a ``Merge``: the weight of each rank's change, and how changes are applied. A merge
+        leaves the state of a rank's own optimizer unchanged.
+    drop: With loop="round" and micro_batch=, the seconds of a round after which a rank runs no further micro-batch.
+        This is DropCompute: "0.5 s", a number, or "auto", which finds them from the first 20 rounds. The gradient is
+        the mean over the samples that ran, so batches vary, and this epoch does not train the rest. See
+        docs/backup.md.
 
     Construct and use it with the same arguments on all ranks; a PacelineError names a rank that differs.
     """
