@@ -375,7 +375,7 @@ class Balancer:
 
 
 def thread_aside() -> ThreadPoolExecutor:
-    """One background thread at low priority, which runs one call after another while the training goes on."""
+    """One background thread at low priority, which runs one call after another while the training continues."""
     return ThreadPoolExecutor(1, thread_name_prefix="paceline-aside", initializer=_step_back)
 
 

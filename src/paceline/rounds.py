@@ -112,7 +112,7 @@ class Cluster:
 
     @cached_property
     def limited(self) -> bool:
-        """Whether any worker has a limit of its own."""
+        """Whether any worker has its own limit."""
         return bool(self.least_shares.any() or (self.most_shares < 1).any())
 
 

@@ -152,7 +152,7 @@ def _fill(
             left = np.where(blind, np.maximum(left, np.nextafter(start, -np.inf)), left)
             right = np.where(blind, np.minimum(right, np.nextafter(end, np.inf)), right)
             step = np.where(blind, 0.5 * (left + right), step)
-        # A settled realization keeps its level while the others go on.
+        # A settled realization keeps its level while the others continue.
         settled = settled | ~unfilled | (np.abs(step - level) <= 4e-16 * np.abs(level))
         if settled.all():
             break
@@ -243,7 +243,7 @@ def whole_samples(
 ) -> NDArray[np.int64]:
     """Samples for each worker, shape (..., n): they sum exactly to ``batch``, and no other division ends sooner.
 
-    expected: a cost, or a plan; a plan without costs stands for seconds_i(b) = b / share_i. Ties go to the
+    expected: a cost, or a plan; a plan without costs means seconds_i(b) = b / share_i. Ties go to the
     lowest rank. least, most: samples, as for a full batch; if a short batch is smaller than the sum of the
     leasts, they shrink in proportion, and a worker to which a plan gives nothing needs no least. unit: loads are
     multiples of this many samples, except that one worker takes the remainder of a batch that is not a multiple.

@@ -209,9 +209,9 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(
         assert "checkpoint.pt is damaged" in parts.note
 
     out, _ = train(["--resume", "run", "--steps", "8"], tmp_path)
-    assert "going on from step 6" in out
+    assert "continuing from step 6" in out
     assert "checkpoint.pt is damaged or is no checkpoint" in out
-    assert "goes on from the checkpoint before it, checkpoint-previous.pt" in out
+    assert "continues from the checkpoint before it, checkpoint-previous.pt" in out
     assert read(Path("run")).round.tolist() == list(range(8))
     assert_same_model(newest.read_bytes(), good)
     assert checkpoint.decode(older.read_bytes())["pace"]["rounds"] == 6, "the damaged one was not kept"

@@ -121,7 +121,7 @@ def test_an_error_of_its_own_ends_the_run_and_is_not_tried_again(tmp_path: Path)
     assert newest >= 3
     assert err.strip().splitlines()[-1] == (
         f"paceline: worker 1 failed after round {newest}: ValueError: no such sample; the other workers were ended; "
-        "go on from the last checkpoint with --resume run"
+        "continue from the last checkpoint with --resume run"
     )
     assert "Traceback" not in err
     assert "finished steps are on record in run" in out

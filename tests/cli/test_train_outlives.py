@@ -46,7 +46,7 @@ def test_a_run_outlives_whoever_reads_its_output(tmp_path: Path) -> None:
     )
     os.close(theirs)
     assert done.returncode == 0, done.stderr
-    assert done.stderr == "paceline: nobody reads the output any more; the run goes on without it\n"
+    assert done.stderr == "paceline: the output has no reader any more; the run continues without it\n"
     assert read(tmp_path / "run").summary["steps"] == 3
 
 

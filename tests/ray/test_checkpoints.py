@@ -45,7 +45,7 @@ def test_a_damaged_one_gives_way_to_the_one_before_it(tmp_path: Path) -> None:
     state = ray_engine._go_on(kept, pool)
     assert state is not None
     assert state["version"] == 4
-    assert "goes on from the checkpoint before it, server-previous.npz" in kept.note
+    assert "continues from the checkpoint before it, server-previous.npz" in kept.note
     assert pool.uses.tolist() == [1, 1, 0]
 
 

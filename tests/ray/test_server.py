@@ -217,7 +217,7 @@ def test_a_dead_server_is_named():
             os.kill(ray.get(process), signal.SIGKILL)
             time.sleep(0.2)
 
-    with pytest.raises(WorkerError, match=r"parameter server died after update \d+; go on .* --resume"):
+    with pytest.raises(WorkerError, match=r"parameter server died after update \d+; continue .* --resume"):
         served(choices(), during=during)
 
 

@@ -48,7 +48,7 @@ def test_the_rank_that_fails_is_named_with_its_error_on_the_others(
         if rank == who:
             assert words == "KeyError", "its own error is its own"
         else:
-            start = f"rank {who} failed in round 2: KeyError: 'no such image'; rank {rank} cannot go on"
+            start = f"rank {who} failed in round 2: KeyError: 'no such image'; rank {rank} cannot continue"
             assert words.startswith(start)
 
 
@@ -77,6 +77,6 @@ def test_a_program_that_ends_alone_is_named_by_the_others(how: str, words: str, 
     assert status == 1
     assert other_status == (1 if how == "raise" else 3)
     assert words in first.strip().splitlines()[-1]
-    assert "rank 0 cannot go on without it" in first
+    assert "rank 0 cannot continue without it" in first
     assert ("ValueError: a bad image" in second) == (how == "raise")
     assert "SIGABRT" not in first + second

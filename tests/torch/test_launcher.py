@@ -295,7 +295,7 @@ def test_a_first_machine_that_is_not_there_is_told_in_sentences() -> None:
     done = subprocess.run([*command, __file__], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert done.stderr.splitlines() == [
-        "paceline: nobody answers at 127.0.0.1:1; this machine joins when it answers",
+        "paceline: no answer at 127.0.0.1:1; this machine joins when it answers",
         "paceline: the machine at 127.0.0.1:1, which keeps the run together, has not answered for 0 s; "
         "start the script again from its checkpoint",
     ]

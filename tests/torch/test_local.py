@@ -317,7 +317,7 @@ def test_a_loop_that_is_wrong_is_refused(mistake: str) -> None:
         ({"limits": "memory"}, "limits='memory' cuts a step"),
         ({"limits": [(1, None)], "every": "auto"}, "limits= are samples of an interval"),
         ({"elastic": True, "merge": Merge(send="int8")}, r"Merge\(send='int8'\) rounds sums"),
-        ({"elastic": True, "merge": Merge(delay=1)}, r"Merge\(delay=1\) goes on with sums"),
+        ({"elastic": True, "merge": Merge(delay=1)}, r"Merge\(delay=1\) continues with sums"),
         ({"loop": "whole"}, "every= and merge= are for loop='local'"),
     ],
 )

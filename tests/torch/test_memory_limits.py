@@ -143,7 +143,7 @@ def test_too_little_memory_is_told_on_every_rank(loop: str) -> None:
     for said in (own, other):
         assert f"rank 1 ran out of memory in round 0 with {many}" in said
         assert ("take a smaller model" if loop == "round" else "a smaller global_batch") in said
-    assert "rank 0 cannot go on without it" in other
+    assert "rank 0 cannot continue without it" in other
 
 
 @pytest.mark.parametrize(

@@ -311,7 +311,7 @@ def test_a_launcher_that_nobody_answers_gives_up(token: str) -> None:
     time.sleep(0.9)  # of a second
     assert threading.active_count() <= threads + 3  # the launcher, its tunnel, and its call to the store
     launcher.join(30)
-    assert said[0] == f"nobody answers at 127.0.0.1:{port}; this machine joins when it answers"
+    assert said[0] == f"no answer at 127.0.0.1:{port}; this machine joins when it answers"
     assert said[1].endswith("has not answered for 1 s; start the script again from its checkpoint")
 
 

@@ -279,7 +279,7 @@ def test_all_are_killed_at_once(tmp_path: Path) -> None:
         launch.run(config, tmp_path, take)
     assert re.fullmatch(
         r"no worker is left after round \d+ \(worker 0 was killed by SIGKILL; worker 1 was killed by SIGKILL\); "
-        rf"go on from the last checkpoint with --resume {tmp_path}",
+        rf"continue from the last checkpoint with --resume {tmp_path}",
         str(ended.value),
     )
     assert not multiprocessing.active_children()

@@ -1,4 +1,4 @@
-"""Run a command that the user gave, in a session of its own, and end all its processes with this one."""
+"""Run a command that the user gave, in its own session, and end all its processes with this one."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def start(workers: int) -> TimesState:
 
 
 def update(state: TimesState, timings: Timings, memory: float = 1.0) -> TimesState:
-    """The state with these samples. memory: factor on the weight of the earlier ones; 1 keeps them for good."""
+    """The state with these samples. memory: factor on the weight of the earlier ones; 1 keeps them forever."""
     total, samples = state.total * memory, state.samples * memory
     n = len(total)
     fits = (timings.place >= 1) & (timings.place <= n) & (timings.before >= 1) & (timings.before <= n)

@@ -7,7 +7,7 @@ several k with the same G_k / T_k, the largest is taken: it costs no time.
 A single gradient gives no estimate, eq. (10). If the last D - 1 updates were from single gradients, the next one
 waits for two at least, so that the means of eqs. (13) to (15) never lose their last estimate.
 
-DBW models arrivals by their place alone, the same for all workers. If some workers are slow for good, or the cluster
+DBW models arrivals by their place alone, the same for all workers. If some workers are always slow, or the cluster
 has just changed, each worker's own recent round trips say more, and are used in a simulation.
 """
 

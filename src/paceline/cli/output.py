@@ -95,7 +95,9 @@ class _Output(io.FileIO):
             return super().write(data)
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
-            print("paceline: nobody reads the output any more; the run goes on without it", file=sys.stderr)
+            print(
+                "paceline: the output has no reader any more; the run continues without it", file=sys.stderr
+            )
             return len(data)
 
 

@@ -38,7 +38,7 @@ def place(out: str | None, data: str, model: str, chosen: list[str]) -> Path:
     check_directory(base)
     if base.exists() and any(base.iterdir()) and not restarted() and leads():
         raise PacelineError(
-            f"run directory {base} exists; choose another with --out, or go on with --resume {base}"
+            f"run directory {base} exists; choose another with --out, or continue with --resume {base}"
         )
     return base
 

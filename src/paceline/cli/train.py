@@ -38,10 +38,10 @@ def command(
     outlive_reader()
     if resume is not None and (compare is not None or out is not None):
         raise PacelineError(
-            "--resume goes on with one run in its own directory; leave out --compare and --out"
+            "--resume continues with one run in its own directory; leave out --compare and --out"
         )
     if resume is not None and (kept := next((name for name in given if name not in CHANGED), None)):
-        raise PacelineError(f"--resume goes on with the run's own options; leave out --{dashed(kept)}")
+        raise PacelineError(f"--resume continues with the run's own options; leave out --{dashed(kept)}")
     for name in ("max_restarts", "dead_after"):
         if name in given and given.setdefault("elastic", True) is False:  # these options imply --elastic
             raise PacelineError(

@@ -99,7 +99,7 @@ class Session:
             raise PacelineError(f"{run_dir} is finished after {found[0]} steps; there is nothing to resume")
         startup.announce(run_dir, self._target)
         if found is not None:
-            self._console.print(f"{run_dir}: going on from step {found[0]}")
+            self._console.print(f"{run_dir}: continuing from step {found[0]}")
         else:
             self._console.print(f"{run_dir}: no checkpoint yet, starting from the beginning")
         result = self._run(config, run_dir, config.policy, True, port, config.rounds(len(data.x_train)))

@@ -205,7 +205,7 @@ def _scale(values: Array) -> float:
 def _constraints(values: Array, usable: NDArray[np.bool_], unit: Array) -> tuple[Any, Array]:
     """(matrix, right side): V - sum_n k v <= 0 for each m, sum_m k <= 1 for each n; columns: usable pairs, V.
 
-    unit: what a 1 of a pair's variable stands for as a portion k, shape (M,); V is in units of ``_scale``.
+    unit: what a 1 of a pair's variable means as a portion k, shape (M,); V is in units of ``_scale``.
     """
     from scipy import sparse
 

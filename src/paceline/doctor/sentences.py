@@ -221,7 +221,7 @@ def by_hand(loop: Loop) -> list[str]:
         return ["The loader reads a stream: pace.stream(stream) draws from it what the plan gives this rank."]
     if loop.loader.get("options", []) is None:
         return [
-            "The loader has a sampler of its own: docs/samples.md and docs/porting.md say what can replace it."
+            "The loader has its own sampler: docs/samples.md and docs/porting.md say what can replace it."
         ]
     return []
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 CAP = 3000  # most updates of a run
 DYNAMIC = ("dbw", "dbw:worth=noise", "blind")
-SPARK = Lognormal(0.9, 0.4, 0.03, 3.0)  # the paper's trace is not public; this stands in for it
+SPARK = Lognormal(0.9, 0.4, 0.03, 3.0)  # the paper's trace is not public; this replaces it
 Runs = dict[str, list[Update]]
 
 
@@ -207,7 +207,7 @@ def fig10(quick: bool) -> Found:
 
 
 def fig7(quick: bool) -> Found:
-    """The distribution of round trips that stands in for the Spark cluster's (DBW, Fig. 7)."""
+    """The distribution of round trips in place of the Spark cluster's (DBW, Fig. 7)."""
     drawn = next(SPARK.stream((20000,), np.random.default_rng(0)))
     picture = figure(1)
     picture.axes[0].hist(drawn, bins=80, density=True)

@@ -183,7 +183,7 @@ def fig8sync(quick: bool) -> Found:
         "30 % faster than the others; SSP is like BSP",
         ours="; ".join(parts),
         why="staleness costs no updates at this rate, and 10 iterations are 10 gradients under ASP but "
-        f"{10 * n} under BSP, so that ASP stays ahead, unlike in the paper; convergence takes about 30 rounds here, "
+        f"{10 * n} under BSP, so that ASP stays ahead, contrary to the paper; convergence takes 30 rounds here, "
         "in the first of which LB-BSP still divides evenly, while the paper's run has thousands. The parameter "
         "server is no bottleneck on the virtual clock",
         setting=f"n = {n}, {batch} samples a worker, rate .1, speeds from 1 to 1 / slowest, evenly "

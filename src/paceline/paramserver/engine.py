@@ -73,7 +73,7 @@ class Join(NamedTuple):
     """The worker joins (again), and gets the newest parameters.
 
     late: the task with which it was given up and which has ended by now; its duration raises the worker's deadline,
-        so that a slow worker, unlike a frozen one, is waited for in the end.
+        so that a slow worker, but no frozen one, is waited for in the end.
     """
 
     now: float

@@ -117,7 +117,7 @@ class Server(Closing):
                 break
             if not self._pending and not self._crew.starting:
                 raise WorkerError(
-                    f"no worker is left after update {self.updates}; go on from the last checkpoint"
+                    f"no worker is left after update {self.updates}; continue from the last checkpoint"
                 )
             self._wait(now)
             self._look_after()

@@ -174,6 +174,6 @@ class Shards:
             found: list[Any] = ray.get(list(refs))
         except RayActorError as error:
             raise WorkerError(
-                f"the parameter server died after update {self.version}; go on from the last checkpoint with --resume"
+                f"the parameter server died after update {self.version}; continue its last checkpoint with --resume"
             ) from error
         return found

@@ -124,7 +124,7 @@ METRICS = (  # kind, name after "paceline_", meaning; metrics of a worker have i
 
 @dataclass
 class Prometheus(Sink):
-    """Serves metrics to Prometheus while the run goes on.
+    """Serves metrics to Prometheus while the run continues.
 
     port: 0 takes any free port. host: the address to listen on; with 0.0.0.0, other machines can reach it.
     """

@@ -266,7 +266,7 @@ class _Jobs(Collector):
             spans.add_metric([job], list(zip(*counts, strict=True)), runtime.spent)
         yield spans
         yield GaugeMetricFamily(
-            "paceline_jobs_set_aside", "Jobs that cannot go on.", len(self._catalog.aside)
+            "paceline_jobs_set_aside", "Jobs that cannot continue.", len(self._catalog.aside)
         )
 
 

@@ -1,10 +1,10 @@
 """The server in front of the API: it cuts off connections that send nothing, limits requests, checks the token,
-answers two requests on a fast path, and runs the service in this process until it is told to stop.
+answers two requests on a fast path, and runs the service in this process until it is stopped.
 
 ``Bounded`` admits bodies that are small and arrive in time; others are refused, and nothing of them is kept. It
 answers the two requests that workers send in every round without FastAPI's routing and injection, which take half
 of the time of an answer: 1,000 workers may ask at the same moment. A request that is not clearly one of the two, or
-has a mistake, goes on to FastAPI, which reports the mistake and describes both requests.
+has a mistake, continues to FastAPI, which reports the mistake and describes both requests.
 """
 
 from __future__ import annotations
@@ -295,7 +295,7 @@ def run(app: FastAPI, service: Service, listening: socket.socket, ended: Callabl
 
 
 class _Server(uvicorn.Server):
-    """Answers the requests that wait for a plan as soon as it is told to stop."""
+    """Answers the requests that wait for a plan as soon as it is stopped."""
 
     def __init__(self, config: uvicorn.Config, service: Service, ended: Callable[[], bool]) -> None:
         super().__init__(config)

@@ -81,7 +81,7 @@ class WorkerClass(Checked):
     noise: additional random variation of the pace in each round: standard deviation of its logarithm.
     knee: samples below which a round takes as long as with that many (a GPU's saturation, x^s).
     least, most: whole samples that each must and can take in a round; above ``most`` (x^o) memory is exceeded.
-    link: a link with a bandwidth of its own.
+    link: a link with its own bandwidth.
     cpus, cores, memory: sizes of the machine, for policies that start from them (WLBS).
     """
 

@@ -1,6 +1,6 @@
 """Local steps: the interval between two merges, and the outer optimizer that applies the workers' changes.
 
-Between two merges each worker takes optimizer steps of its own. The real engines and the one on a virtual clock use
+Between two merges each worker takes its own optimizer steps. The real engines and the one on a virtual clock use
 these options, sizes and values.
 """
 

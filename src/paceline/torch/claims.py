@@ -158,7 +158,7 @@ class Claims:
             raise WorkerError(
                 f"{self._counter.keeper}, where work is claimed, has not answered rank {self._rank} for "
                 f"{self._timeout:.0f} s, as long as the process group waits; it may be stopped or cut off: end the "
-                "run and go on from the last checkpoint"
+                "run and continue from the last checkpoint"
             ) from None
         self._asked = True
         if self._answer is not None and self.claimed is not None:

@@ -77,7 +77,7 @@ class LocalCounter:
 
 
 class StoreCounter:
-    """A counter on a TCPStore of its own, which rank 0 hosts: one key for each round, deleted two rounds later.
+    """A counter on its own TCPStore, which rank 0 hosts: one key for each round, deleted two rounds later.
 
     ``add`` hangs as long as rank 0 is stopped.
     """
@@ -156,7 +156,7 @@ class NearbyCounter(Counter):
                 if time.monotonic() - began > self._seconds:
                     raise WorkerError(
                         f"rank {peers.rank()} could not claim work for {self._seconds:.0f} s, as long as the process "
-                        "group waits: another rank has stopped in the middle of a claim; end the run and go on from "
+                        "group waits: another rank has stopped within a claim; end the run and continue from "
                         "the last checkpoint"
                     ) from None
                 time.sleep(pause)

@@ -38,7 +38,7 @@ class Host:
         ``pace.host.stepped``."""
 
     def without_step(self, step: int, ever: bool, finite: Callable[[], bool]) -> str:
-        """The error message for a loop that goes on after round ``step`` without an optimizer step; "" if that is
+        """The error message for a loop that continues after round ``step`` without an optimizer step; "" if that is
         intended.
 
         ever: an optimizer was stepped in an earlier round. finite: returns whether all gradients are finite.
@@ -105,7 +105,7 @@ class Hosting:
         self._loop.stepped(seconds)
 
     def end_micro_step(self) -> None:
-        """The loop goes on to the next micro-step. Raises PacelineError if the loop left something out."""
+        """The loop continues to the next micro-step. Raises PacelineError if the loop left something out."""
         self._loop.end_micro_step()
 
     def close_epoch(self) -> None:

@@ -1,6 +1,6 @@
 """The options of ``loop="local"``: the distance of two merges, and how the ranks' parameters are merged.
 
-Between two merges each rank takes optimizer steps of its own, on batches of its own, as many as its speed allows. An
+Between two merges each rank takes its own optimizer steps, on its own batches, as many as its speed allows. An
 interval between two merges is a round: its samples are divided, claimed and reported as those of any other round, and
 the merge ends it. This trains a different model from that of one process, so it is never chosen automatically.
 """
@@ -40,15 +40,15 @@ class Merge:
         as tokens. "steps": the number of its optimizer steps. "ranks": the same for each rank that took a step. A
         change also grows with the number of steps that made it: while steps are small, each sample has the same
         influence under "ranks", and one in proportion to its rank's steps under the other two, which go further. If
-        all ranks have the same kind of data, all three have the same aim; if each rank has data of its own, as with
+        all ranks have the same kind of data, all three have the same aim; if each rank has its own data, as with
         ``pace.stream``, all favour those of fast ranks, "ranks" as exact training does and the other two more.
     outer: the optimizer that takes the ranks' mean change for a gradient: "mean" (default), which sets the
         parameters to the ranks' mean; "nesterov:lr=0.7,momentum=0.9", as in DiLoCo; or a function that makes a torch
         optimizer from a list of parameters.
     send: the format in which changes are sent: None (default), their own; "bf16", with half of the bytes; "int8",
         with a quarter, and a scale for every 256 numbers. Rounding errors are sent at the next merge, and lost only
-        if a run goes on from a checkpoint.
-    delay: 0 (default): ranks wait for the merge at the end of an interval. 1: they go on, and apply it one interval
+        if a run continues from a checkpoint.
+    delay: 0 (default): ranks wait for the merge at the end of an interval. 1: they continue, and apply it an interval
         later, so neither the link nor a rank that is late by less than an interval holds up the others. All changes
         are applied at the end of an epoch, and in ``pace.flush()``.
     """
@@ -116,7 +116,7 @@ def check(given: Options, model: torch.nn.Module, ranks: int) -> None:
         "leave limits= out": limits,
         f"Merge(send={merge.send!r}) rounds sums, which cannot be undone if a rank is lost within them; leave "
         "send= out under elastic=True": given.elastic and merge.send is not None,
-        "Merge(delay=1) goes on with sums that a lost rank would leave unfinished; leave delay= out under "
+        "Merge(delay=1) continues with sums that a lost rank would leave unfinished; leave delay= out under "
         "elastic=True": given.elastic and merge.delay,
         "deterministic=True fixes the sums of gradients, and none are summed; leave it out": given.deterministic,
         "ranks take different numbers of steps, which DistributedDataParallel and fully_shard do not allow; pass "

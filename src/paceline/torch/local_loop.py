@@ -111,7 +111,7 @@ class LocalLoop(Loop):
             self.rounds.every = self.terms.every
         self.behind = self.terms.merge.delay > 0
         self.rounds.one_by_one, self._meter.settle = self.behind, self.settle
-        self._meter.rate = self._meter.options = lambda: math.nan  # each rank has a schedule of its own
+        self._meter.rate = self._meter.options = lambda: math.nan  # each rank has its own schedule
         self._hook = model.register_forward_pre_hook(_refuse_wrapped)
         self.local = Merges(model, self.terms.merge, self._reducer)
 

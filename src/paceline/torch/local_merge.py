@@ -5,7 +5,7 @@ summed over the ranks, and an outer optimizer steps from the parameters with whi
 2311.08105, algorithm 1). With SGD of rate 1, the default, the result is the weighted mean of the ranks' parameters.
 
 With a delay, the sum of interval t's changes runs during the steps of interval t+1. At the end of t+1 the outer
-optimizer steps from the base that is the same on all ranks, b' = outer(b, mean c(t)), and rank i goes on from
+optimizer steps from the base that is the same on all ranks, b' = outer(b, mean c(t)), and rank i continues from
 b' - c_i(t+1): its own change that is on its way stays in its parameters until the next base contains it, so that the
 base contains each change once. Streaming DiLoCo (arXiv 2501.18512) mixes a part of b' into parameters that have moved
 on; eager updates (arXiv 2502.12996) use the rank's own share in place of the mean until the mean is there. Here
@@ -126,7 +126,7 @@ class Projection:
     def check_alike(
         self, step: int, present: torch.Tensor, projected: torch.Tensor, norms: torch.Tensor
     ) -> None:
-        """Raises PacelineError if some ranks began the interval with parameters unlike those of most ranks."""
+        """Raises PacelineError if some ranks began the interval with parameters that differ from most ranks'."""
         usual, norm = projected[present].nanquantile(0.5), norms[present].nanquantile(0.5)
         alike = (projected - usual).abs() <= self._apart * norm
         apart = present & ~alike & ~usual.isnan()  # NaN on all ranks is reported elsewhere
@@ -140,7 +140,7 @@ class Projection:
 
 class Flight(NamedTuple):
     """Changes that are on their way. own: their sums and the table, once ``wait`` has returned; it returns the
-    seconds that the sums took. changes: this rank's change of each parameter, if the rank goes on meanwhile."""
+    seconds that the sums took. changes: this rank's change of each parameter, if the rank continues meanwhile."""
 
     own: list[torch.Tensor]
     wait: Callable[[], float]

@@ -352,7 +352,7 @@ class Loop:
         """Begin an iteration: within its epoch after ``load_state_dict``, else with a whole epoch. Returns an object
         that identifies the iteration."""
         if self._own_end and self.in_round:
-            self._end_round()  # the loop that draws its own samples goes on
+            self._end_round()  # the loop that draws its own samples continues
         left = self.passes.piece.step if self.passes.complete else None
         self.abandon()
         self.settle()

@@ -235,7 +235,7 @@ class Pace:
     def stream(
         self, stream: Any, *, drop_last: bool = False, batches: bool = False, **options: Any
     ) -> StreamLoader:
-        """This rank's loader over a stream of its own: an IterableDataset, or anything that can be iterated.
+        """This rank's loader over its own stream: an IterableDataset, or anything that can be iterated.
 
         Each rank draws as many samples as the plan gives it, from its own stream: make sure that the streams of the
         ranks hold different samples. An epoch ends when all streams have ended; if a rank's stream ends earlier, the
@@ -313,7 +313,7 @@ class Pace:
         """``loss`` times its weight; zero if it counts for nothing, though a mean over nothing is NaN.
 
         After ``pace.step`` it weights the loss of a second model, on the same batch, whose gradients are averaged by
-        a DistributedDataParallel of its own: ``pace.weighted(loss).backward()``, then its optimizer's step.
+        its own DistributedDataParallel: ``pace.weighted(loss).backward()``, then its optimizer's step.
         """
         check_loss(loss)
         return self.loop.passes.weighted(loss, reduction, count)
@@ -395,7 +395,7 @@ class Pace:
         self._reducer.join(*things)
 
     def leave(self) -> None:
-        """This rank takes part until the end of the running round, and the others go on without it: when its loop
+        """This rank takes part until the end of the running round, and the others continue without it: when its loop
         asks for the next batch, SystemExit(0) ends its program. Safe to call in a signal handler."""
         self._reducer.leave()
 
@@ -430,7 +430,7 @@ class Pace:
 
     def abandon(self) -> None:
         """Leave the running round unfinished, as after an exception; the state is that of the last finished round.
-        Its gradients are dropped, and its samples are used again if the epoch goes on."""
+        Its gradients are dropped, and its samples are used again if the epoch continues."""
         self.loop.abandon()
 
     def detach(self) -> None:

@@ -81,7 +81,7 @@ def agree(facts: dict[str, Any], extra: Any = None) -> list[Any]:
 
 
 class Repeated(PacelineError):
-    """An error that another rank raises as well, and prints: this rank ends without a traceback of its own."""
+    """An error that another rank raises as well, and prints: this rank ends without its own traceback."""
 
 
 def _raise(words: str, first: int) -> NoReturn:

@@ -37,7 +37,7 @@ class Progress:
         self.samples_done = 0  # of this epoch, over all ranks
         self.rounds = 0  # finished since the beginning, over all epochs
         self.samples = 0  # samples of an epoch of the loader in use
-        self._midway = False  # the next iteration goes on within its epoch
+        self._midway = False  # the next iteration continues within its epoch
         self.running = False  # an iteration is running
         self._chosen: int | None = None  # epoch of the next iteration, chosen while one is running
         self._of: tuple[int, int] | None = None  # number and samples of the loader whose epoch it is
@@ -64,7 +64,7 @@ class Progress:
     def choose(self, epoch: int) -> None:
         """The next iteration takes this epoch: from its beginning, unless a checkpoint was made within it.
 
-        An iteration that is running goes on as it began."""
+        An iteration that is running continues as it began."""
         if self.running:
             self._chosen = epoch
         elif epoch != self.epoch or (self.samples_done and not self._midway):
@@ -86,8 +86,8 @@ class Progress:
             assert self._of is not None
             raise PacelineError(
                 f"the checkpoint was made within an epoch of loader {self._of[0]}, which has {self._of[1]} samples; "
-                f"the loop goes on with loader {loader}, which has {samples}: make the loaders in the same order as "
-                "before, and go on with the one that was left"
+                f"the loop continues with loader {loader}, which has {samples}: make the loaders in the same order "
+                "as before, and continue with the one that was left"
             )
         self.samples, self._midway, self._of = samples, False, (loader, samples)
         self.running = True

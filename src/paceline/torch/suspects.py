@@ -6,7 +6,7 @@ and costs nothing afterwards. What it finds it reports once, and it changes noth
 - A loss that a total of all ranks has normalised, or that contains a statistic which was summed over the ranks, gets
   another weight.
 - A statistic that was summed over the ranks is divided by this rank's own number of samples.
-- A custom autograd function adds a gradient of its own, which no weight of the loss reaches.
+- A custom autograd function adds its own gradient, which no weight of the loss reaches.
 
 ``GatherSizes`` refuses a gather to which ranks give tensors of other sizes, since it would end the processes.
 """
@@ -54,7 +54,7 @@ class Summed:
 
     def __init__(self, where: tuple[str, int], results: list[torch.Tensor], in_place: bool) -> None:
         self.where, self.results = where, results
-        # The graph goes on from this node with another value, and the gradient with that of this rank's part alone.
+        # The graph continues from this node with another value, and the gradient with that of this rank's part alone.
         grown = results[0].grad_fn if in_place and len(results) == 1 else None
         self.node: Any = grown
 

@@ -132,7 +132,7 @@ def agree(model: torch.nn.Module, given: Options, in_step: bool) -> Terms:
     given.check_pieces(name, moves_work, in_step, fills)
     if given.elastic and balancer.policy.trains:
         raise PacelineError(
-            f"elastic=True: policy {name} decides in a thread of its own, and a rank that joins cannot take part in "
+            f"elastic=True: policy {name} decides in its own thread, and a rank that joins cannot take part in "
             "that yet; use auto, level or another that does not train"
         )
     unit, cell = micro_batch if own and micro_batch else quantum if quantum >= floor else floor, 0

@@ -75,7 +75,7 @@ class Checkpoints:
             raise PacelineError(
                 f"{wrong}, and {error}; start the run again, or put back a copy of one of them"
             ) from error
-        self.note = f"{wrong}; the run goes on from the checkpoint before it, {self.older.name}"
+        self.note = f"{wrong}; the run continues from the checkpoint before it, {self.older.name}"
         self._keeps = False
         _log.info("%s", self.note)
         return parts

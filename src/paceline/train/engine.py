@@ -176,7 +176,7 @@ def train(
                         break
         except Left:
             pace.abandon()
-            if pace.chief:  # all workers may have been told to leave
+            if pace.chief:  # all workers may have had to leave
                 kept.save()
             raise
         pace.flush()

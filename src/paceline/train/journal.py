@@ -212,7 +212,7 @@ class Journal:
 def how_to_go_on(run_dir: Path) -> str:
     """Advice on how to continue from what the run has written so far."""
     if (run_dir / CHECKPOINT).exists():
-        return f"go on from the last checkpoint with --resume {run_dir}"
+        return f"continue from the last checkpoint with --resume {run_dir}"
     if (run_dir / CONFIG).exists():
         return f"there was no checkpoint yet: start the run from its beginning with --resume {run_dir}"
     return "nothing of the run was written yet: start it again"

@@ -61,7 +61,7 @@ class Draws(TorchDispatchMode):
 
     @contextmanager
     def sample(self, *numbers: int) -> Iterator[None]:
-        """Within it, all generators draw what these numbers say; afterwards they go on as before."""
+        """Within it, all generators draw what these numbers say; afterwards they continue as before."""
         kept = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002 - the program may use it
         within, self._within = self._within, True
         seed_all(seeded(*numbers))

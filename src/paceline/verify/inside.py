@@ -234,7 +234,7 @@ class Inside:
         return plain(pace, batch, noticed, *arguments, **named)
 
     def _noticed(self, pace: Any, loader: Any, alone: bool) -> Any:
-        """The same loader, whose micro-steps are noticed. alone: each rank has samples of its own."""
+        """The same loader, whose micro-steps are noticed. alone: each rank has its own samples."""
         kind, draws = type(loader), self._draws
         if not hasattr(kind, "noticed"):
             plain = kind.__iter__

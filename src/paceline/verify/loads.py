@@ -1,4 +1,4 @@
-"""The loads of each run: equal, as unlike as 1 to 4, with a rank that has nothing to do, or all on one rank."""
+"""The loads of each run: equal, different by up to 1 to 4, with a rank that has nothing to do, or all on one rank."""
 
 from __future__ import annotations
 

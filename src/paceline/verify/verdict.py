@@ -1,4 +1,4 @@
-"""What a person is told: one sentence, a table of the runs, and what may have caused a difference, with its lines."""
+"""The verdict: one sentence, a table of the runs, and what may have caused a difference, with its lines."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NOT_SAMPLES = "and belongs to no sample, so all ranks drew alike here"
 
 @dataclass(frozen=True)
 class Verdict:
-    """exact: whether the program trains the same model for any loads; None if that cannot be told."""
+    """exact: whether the program trains the same model for any loads; None if that is unknown."""
 
     exact: bool | None
     sentence: str

@@ -1,1 +1,1 @@
-"""Runs that go on when a rank is killed, freezes, leaves or joins: members, sums, recovery, and the handover."""
+"""Runs that continue when a rank is killed, freezes, leaves or joins: members, sums, recovery, and the handover."""

@@ -47,7 +47,7 @@ def socket_at(host: str, port: int) -> socket.socket:
 
 
 class Relay:
-    """Listens, and calls ``serve`` for each connection, in a thread with an event loop of its own."""
+    """Listens, and calls ``serve`` for each connection, in a thread with its own event loop."""
 
     def __init__(self, host: str, port: int) -> None:
         """Raises PacelineError if the port cannot be used."""

@@ -50,7 +50,7 @@ class Link:
         self._leaving = self._joined = False
         self.known: MembershipEpoch | None = None  # the newest
         self._hard = -1  # number of the newest hard epoch
-        self._lost = False  # this worker cannot go on, for the reason in ``_wrong``
+        self._lost = False  # this worker cannot continue, for the reason in ``_wrong``
         self._wrong = "the launcher, which keeps the ranks together, has gone"
         self._over = threading.Event()
         atexit.register(self.close)  # ending may take longer than others wait for a sign of life

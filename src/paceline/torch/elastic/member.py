@@ -1,4 +1,4 @@
-"""The reducer of a run that goes on when ranks are lost or join, whose sums may fail.
+"""The reducer of a run that continues when ranks are lost or join, whose sums may fail.
 
 The gradients are summed beside DistributedDataParallel, not by it. A round ends when its gradient has all samples.
 """
@@ -41,7 +41,7 @@ class Mended(NamedTuple):
     step: int  # the round that was running, or was to begin
     membership: int  # number of the membership epoch that begins
     members: tuple[int, ...]  # places
-    seconds: float  # until this rank could go on
+    seconds: float  # until this rank could continue
     within: bool  # whether the round was running
 
 
@@ -76,7 +76,7 @@ class Member(Reducer):
     """A member of an elastic run. See ``Reducer``; call ``join`` before the first iteration.
 
     model: a plain module, or one in a DistributedDataParallel of one rank, which sums nothing. callbacks: called
-    with each change of members that this rank takes part in. Raises PacelineError for a model that cannot go on
+    with each change of members that this rank takes part in. Raises PacelineError for a model that cannot continue
     without a rank, or if no launcher of Paceline has started this process.
     """
 
@@ -355,7 +355,7 @@ class Member(Reducer):
 
 def check_model(model: nn.Module) -> DistributedDataParallel | None:
     """The DistributedDataParallel of one rank in the model, if there is one. Raises PacelineError for a model that
-    cannot go on without a rank."""
+    cannot continue without a rank."""
     modules = list(model.modules())
     wrapped = [module for module in modules if isinstance(module, DistributedDataParallel)]
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
@@ -365,7 +365,7 @@ def check_model(model: nn.Module) -> DistributedDataParallel | None:
         else "the model was given to fully_shard, and a rank's part of it would be lost with the rank"
         if any(hasattr(module, "set_requires_gradient_sync") for module in modules)
         else "the DistributedDataParallel module is in a group of several ranks, which one lost rank ends: start the "
-        "script with python -m paceline.torch.launcher, under which each rank is in a group of its own"
+        "script with python -m paceline.torch.launcher, under which each rank is in its own group"
         if any(module.process_group.size() > 1 for module in wrapped)
         else "an embedding has sparse gradients, which are not summed yet; use sparse=False"
         if any(getattr(module, "sparse", False) is True for module in modules)

@@ -188,7 +188,7 @@ class NodeAgent:
     """Starts and kills the workers of this machine by the supervisor's orders.
 
     host, port: address of the first launcher. room: the number of workers that this machine can run. start: starts
-    one. dead: seconds without an answer of the store after which the workers here are killed, since the others go on
+    one. dead: seconds without an answer of the store after which the workers here are killed, as the others continue
     without them. patience: seconds for which the store may be away. notify: called with sentences about what happens.
     token: of the run, empty if all launchers are on this machine.
 
@@ -328,4 +328,4 @@ class NodeAgent:
         except PacelineError:
             raise
         except (RuntimeError, OSError, EOFError) as error:  # torch raises RuntimeError
-            raise Lost(f"nobody answers at {self._there}") from error
+            raise Lost(f"no answer at {self._there}") from error

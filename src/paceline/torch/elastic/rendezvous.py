@@ -190,7 +190,7 @@ class Rendezvous:
     def _hand_over(
         self, group: Group, number: int, idents: list[int], up: list[int], lost: Callable[[], bool]
     ) -> tuple[bool, torch.Tensor | None]:
-        """Hand over the state from the first member in ``up`` to those that are not in it; the others go on at once.
+        """Hand over the state from the first member in ``up`` to those not in it; the others continue at once.
 
         Returns whether that worked, and the state that this rank received."""
         mine = self._link.ident

@@ -1,4 +1,4 @@
-"""Streams: each rank draws from a stream of its own as many samples as the plan gives it.
+"""Streams: each rank draws from its own stream as many samples as the plan gives it.
 
 A rank keeps samples drawn ahead, and reports to the others before each round how many it holds: no plan gives it
 more. So a stream may end at any time: its rank runs what is left of it, and the others take over the rest of the
@@ -81,7 +81,7 @@ class StreamBuffer:
         return some if self._collate is None else self._collate(some)
 
 
-AHEAD = 2  # a rank draws ahead this many times its load, and its equal share among the streams that go on
+AHEAD = 2  # a rank draws ahead this many times its load, and its equal share among the streams that continue
 # A rank's report of its stream: the samples drawn ahead, and whether they are the last.
 ROW = np.dtype([("held", "f8"), ("ended", "f8")])
 
@@ -212,7 +212,7 @@ class StreamLoader:
         self._iterations += 1
         source = iter(self._stream)
         # An iterator continues from where it was left. With persistent processes a DataLoader returns the same object
-        # again, too, but begins the stream anew.
+        # again, too, but begins the stream again.
         continues = self._resumed or (source is self._source and not loader)
         if not continues:
             self._buffer.restart([])

@@ -289,7 +289,7 @@ def reducer_of(model: torch.nn.Module, ranks: int) -> Reducer:
         if (members := wrapped[0].process_group.size()) != ranks:
             raise PacelineError(
                 f"the DistributedDataParallel module is in a group of {members} ranks, and {ranks} take part in the "
-                "run; expected a group of all ranks: start each group as a run of its own"
+                "run; expected a group of all ranks: start each group as a separate run"
             )
         return Replicated(wrapped[0])
     if not wrapped and ranks == 1:

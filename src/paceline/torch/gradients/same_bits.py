@@ -108,7 +108,7 @@ def check_model(model: torch.nn.Module) -> None:
         if not begins_well(tensor):
             raise PacelineError(
                 f"deterministic=True: {name} of the model does not begin at a multiple of {ALIGNMENT} bytes, so that "
-                f"sums may use another order; give it memory of its own first: {name}.data = {name}.data.clone()"
+                f"sums may use another order; give it its own memory first: {name}.data = {name}.data.clone()"
             )
     for name, module in model.named_modules():
         if _drops_out(module):

@@ -1,4 +1,4 @@
-"""Watches the other ranks of a process group from threads of its own, and finds out why this rank cannot go on.
+"""Watches the other ranks of a process group from its own threads, and finds out why this rank cannot continue.
 
 Ranks post signs of life (heartbeats), their progress and the reason of a failure in a store that rank 0 hosts. Rank 0
 looks at the signs of life of all the others, and writes a summary to one key that all read. So a look costs each rank
@@ -54,7 +54,7 @@ class Life(NamedTuple):
 
 
 class Reason(WorkerError):
-    """An error that names the rank without which this one cannot go on."""
+    """An error that names the rank without which this one cannot continue."""
 
 
 class Alone:
@@ -74,7 +74,7 @@ class Alone:
         return None
 
     def fail(self, error: BaseException) -> None:
-        """This rank cannot go on: inform the others, unless one of them is the reason."""
+        """This rank cannot continue: inform the others, unless one of them is the reason."""
         self.explain(error)
 
     def close(self) -> None:
@@ -159,7 +159,7 @@ class Monitor(Alone):
         _forget_end(self)
 
     def _without(self, failure: Failure) -> Reason:
-        return Reason(f"rank {failure.rank} {failure.words}; rank {self._rank} cannot go on without it")
+        return Reason(f"rank {failure.rank} {failure.words}; rank {self._rank} cannot continue without it")
 
     def _leave(self) -> None:
         until = time.monotonic() + STAY_SECONDS

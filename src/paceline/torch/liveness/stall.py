@@ -24,7 +24,7 @@ GROWTH = 2.0  # the same ranks are reported again after this many times the wait
 
 
 class Failure(NamedTuple):
-    """Why a rank cannot go on."""
+    """Why a rank cannot continue."""
 
     rank: int
     words: str  # the predicate of a sentence about the rank
@@ -42,13 +42,13 @@ class Sight(NamedTuple):
 
 
 class Missing(NamedTuple):
-    """Ranks that this rank cannot go on without; as a string, a sentence about them."""
+    """Ranks that this rank cannot continue without; as a string, a sentence about them."""
 
     round: int  # that this rank is in
     ranks: list[int]
     seconds: float  # since their last sign of life; since this rank's own part of the round, if they live
     lives: bool  # they give signs of life
-    failure: Failure | None = None  # why they cannot go on, if they posted that
+    failure: Failure | None = None  # why they cannot continue, if they posted that
 
     @property
     def words(self) -> str:
@@ -68,7 +68,7 @@ class Missing(NamedTuple):
 
     def __str__(self) -> str:
         stays = "" if self.failure is not None else "if it stays so, "
-        return f"{self.words}; {stays}end the run and go on from the last checkpoint"
+        return f"{self.words}; {stays}end the run and continue from the last checkpoint"
 
 
 OnMissed = str | Callable[[Missing], object]

@@ -222,7 +222,7 @@ def _no_answer(who: str) -> WorkerError:
 
 
 class GroupExchange:
-    """An exchange through an asynchronous all-gather, on a gloo group of its own so that its order never mixes with
+    """An exchange through an asynchronous all-gather, on its own gloo group so that its order never mixes with
     DDP's. Constructing it is collective."""
 
     def __init__(self, dtype: np.dtype[np.void], timeout: float | None = None) -> None:

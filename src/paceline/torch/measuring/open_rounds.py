@@ -204,7 +204,7 @@ def mean_losses(losses: Array, counts: Array | None, batches: NDArray[np.int64])
 
 
 class Finite:
-    """Checks that each round's losses are finite, the same on every rank: training would go on silently after a loss
+    """Checks that each round's losses are finite, the same on every rank: training would silently continue after one
     that is not, and ruin the parameters.
 
     callbacks: those that override ``on_nan`` are called; without one, rank 0 warns once.
