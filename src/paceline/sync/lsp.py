@@ -1,8 +1,8 @@
 """``lsp``: limited synchronous parallel (Zhu, Xue, Xu, Zhang and Sun 2022): groups of l workers, and sometimes all.
 
 The gradients of the first l workers to push are aggregated, and these get the new model; the others continue (a
-limited barrier). After m limited barriers all workers wait for each other once. The paper also calls l a difference of
-iterations; its formulas count workers, and so does this class.
+limited barrier). After m limited barriers all workers wait for each other once. The paper also calls l a difference
+of iterations; its formulas count workers, and so does this class.
 """
 
 from __future__ import annotations
