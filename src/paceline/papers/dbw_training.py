@@ -294,8 +294,8 @@ def fig9(quick: bool) -> Found:
         *timeline(runs),
         claim="DBW waits for 16 before the slowdown and for 8 after it",
         ours="median k before and after, and the loss at the end: " + ", ".join(ends),
-        why="eq. (17) gives all samples equal weight, 160 old ones against each new one; memory=0.9 "
-        "gives old ones less",
+        why="where no k promises a gain, dbw waits for all; worth=noise does not use L. Eq. (17) gives all samples "
+        "equal weight, 160 old ones against each new one; memory=0.9 gives old ones less",
         setting=f"MNIST, {NETWORKS[network(quick)]}, n = 16, B = 500, round trips of 1 s; "
         f"from {at:g} s on half of the workers take 5 s",
     )
