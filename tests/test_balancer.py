@@ -13,6 +13,7 @@ from paceline.balancer import Balancer
 from paceline.errors import PacelineError
 from paceline.rounds import Array, Cluster, PieceTimes, Round
 from paceline.samples import CostLearner, SampleCosts
+from support.guarantees import guarantee
 
 SECONDS = np.array([1.0, 1.0, 2.0, 4.0]) / 1e3
 
@@ -46,6 +47,10 @@ def shared_core(rng: np.random.Generator, loads: NDArray[np.int64]) -> Array:
     return np.array([alone[0], until + left]) * np.exp(0.03 * rng.standard_normal(2))
 
 
+@guarantee(
+    "With batch norm, a single sample that is left over joins an epoch's "
+    "last round, also under limits that hold just a batch."
+)
 @pytest.mark.parametrize("fits", [[32.0, 32.0], [20.0, 20.0], [10.0, 50.0], [np.nan, 9.0]])
 def test_what_fits_leaves_room_for_the_sample_that_joins_an_epochs_last_round(fits: list[float]) -> None:
     """Batch norm needs two samples, so that one that is left over cannot be a round of its own."""
@@ -64,6 +69,9 @@ def test_a_limit_makes_another_plan_for_those_who_keep_what_they_cut() -> None:
     assert loop.loads(5, 64).tolist() == [44, 20]
 
 
+@guarantee(
+    "Each worker receives work again within a few rounds after a first round that takes many times as long."
+)
 def test_no_worker_is_left_without_work_after_a_first_round_that_warms_up() -> None:
     for seed in (19, 21, 38, 40):
         rng = np.random.default_rng(seed)
@@ -220,6 +228,10 @@ def test_another_worker_than_those_planned_for_may_be_all_that_is_left(policy: s
         loop.loads(1, 30, only_the_first)
 
 
+@guarantee(
+    "`auto` plans whole rounds where a round takes less than 50 times "
+    "what a piece costs, and tries pieces again later."
+)
 def test_auto_is_level_in_rounds_too_short_for_what_a_piece_costs_and_tries_pieces_again() -> None:
     cluster, nothing, tried = Cluster(2, 64), np.zeros(2), []
     auto, level = (Balancer(policies.create(name, cluster)) for name in ("auto", "level"))

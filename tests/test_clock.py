@@ -18,6 +18,11 @@ from paceline.live import panel
 from paceline.live.tail import Tail
 from support.served import TOKEN, process
 
+GUARANTEES = (
+    "A clock that is set by a day during a run drops no worker and changes no "
+    "seconds or plans, in training, `watch` and the service.",
+)
+
 MOVED = str(Path(__file__).parent / "support" / "moved")
 PATH = os.pathsep.join([MOVED, *filter(None, [os.environ.get("PYTHONPATH")])])
 DAY = 86400.0

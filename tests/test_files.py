@@ -12,6 +12,11 @@ import pytest
 from paceline import PacelineError
 from paceline.files import check_place, write_whole
 
+GUARANTEES = (
+    "Files that are written beside other threads leave the umask "
+    "alone, and a reader sees a whole file or none.",
+)
+
 
 @pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
 def test_a_file_is_as_readable_as_the_umask_says(tmp_path: Path, mask: int) -> None:

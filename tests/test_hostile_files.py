@@ -20,6 +20,11 @@ from paceline.runs import Recorder, read
 from paceline.simulate import toml
 from paceline.train.checkpoint import Checkpoints
 
+GUARANTEES = (
+    "A pipe, a device, a huge file or JSON that is nested 100,000 "
+    "deep in place of an input is refused at once.",
+)
+
 SECONDS = 60  # only a hang takes as long
 
 

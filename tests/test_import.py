@@ -11,6 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from support.guarantees import guarantee
+
+GUARANTEES = (
+    "`import paceline` takes less than 150 ms beyond numpy's import, "
+    "and loads numpy only where a name needs it.",
+)
+
 ROOT = Path(__file__).resolve().parents[1]
 SRC = ROOT / "src"
 
@@ -22,6 +29,7 @@ def python(code: str, *options: str, **environment: str) -> subprocess.Completed
     )  # fmt: skip
 
 
+@guarantee("`paceline.client` works with the standard library alone.")
 def test_the_client_needs_the_standard_library_alone() -> None:
     # Without "site" no installed package is found, numpy neither.
     code = "import paceline.client, paceline; print(paceline.client.Worker.__name__, paceline.__version__)"
@@ -66,6 +74,7 @@ def test_the_doctor_starts_the_training_without_having_loaded_pytorch() -> None:
     assert done.stdout.split() == ["False"], done.stderr
 
 
+@guarantee("The wheel says that it is typed, and has the version of the package.")
 def test_the_wheel_is_typed_and_has_the_version_that_the_package_says(tmp_path: Path) -> None:
     hatchling = pytest.importorskip("hatchling.build")
     here = Path.cwd()

@@ -11,6 +11,10 @@ import pytest
 
 from support.shell import parse_paceline
 
+GUARANTEES = (
+    "The shell and YAML of the recipes in `examples/launch/` parse, and `torchrun` accepts their options.",
+)
+
 LAUNCH = Path(__file__).parents[1] / "examples" / "launch"
 yaml = pytest.importorskip("yaml")
 

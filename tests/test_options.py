@@ -10,6 +10,8 @@ import pytest
 from paceline.errors import PacelineError
 from paceline.options import build
 
+GUARANTEES = ("A mistyped option of a policy is refused with what was perhaps meant.",)
+
 
 @dataclass(frozen=True)
 class Thing:

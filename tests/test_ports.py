@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from support.guarantees import guarantee
+
 PORTS = Path(__file__).parents[1] / "examples" / "ports"
 NAMES = sorted(path.stem for path in PORTS.glob("*.toml"))
 PROGRAM = """\
@@ -56,6 +58,10 @@ def test_shows_the_change_and_makes_it(tmp_path: Path) -> None:
     assert "+            pace.backward(loss)" in shown.stdout.splitlines()
 
 
+@guarantee(
+    "A program of another version than a port was written for "
+    "(`examples/ports`) is refused and left as it is."
+)
 def test_another_program_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     program = tmp_path / "nlp_example.py"
     program.write_text(PROGRAM.replace("accelerator.backward(loss)", "loss.backward()"))

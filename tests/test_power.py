@@ -12,6 +12,11 @@ from paceline.files import write_whole
 from paceline.runs import Recorder, read
 from support.power import Disk
 
+GUARANTEES = (
+    "After a power cut, closed records and files that are written whole are "
+    "on the disk, and a summary counts no missing round.",
+)
+
 CONFIG = {"policy": "level", "workers": 2}
 
 

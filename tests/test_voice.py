@@ -20,6 +20,10 @@ from paceline.serve.models import Settings
 from paceline.serve.service import Service
 from paceline.train.checkpoint import Checkpoints, seal
 
+GUARANTEES = (
+    "A program that has not asked for Paceline's log sees nothing printed, and nothing is composed for it.",
+)
+
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "paceline"
 TERMINALS = ("cli", "attach", "doctor")
 LAST_WORDS = "torch/liveness/stall.py"  # of a process that ends itself: no handler of a log may run any more

@@ -13,6 +13,7 @@ from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.samples import Draws, Epochs
 from paceline.simulate.server import RoundTrips, Server
 from paceline.simulate.timing import Constant, Exponential
+from support.guarantees import guarantee
 
 
 class Numbers:
@@ -75,6 +76,9 @@ def test_pieces_that_have_begun_count_and_the_others_are_given_back():
     assert len(np.unique(taken)) == len(taken)  # what was dropped is handed out again, and nothing twice
 
 
+@guarantee(
+    "`dropcompute` on the virtual clock uses each sample once an epoch: dropped ones are handed out again."
+)
 def test_each_sample_is_used_once_an_epoch_although_much_is_dropped():
     pool = Epochs(400, 3, 1)
     run, _ = served(

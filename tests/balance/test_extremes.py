@@ -12,6 +12,11 @@ from paceline.errors import PacelineError
 from paceline.rounds import Cluster, Round
 from paceline.shares import water_level
 
+GUARANTEES = (
+    "Seconds from 1e-300 to 1e300, in any mixture, divide the whole "
+    "batch within the limits under every policy.",
+)
+
 SECONDS = st.one_of(
     st.sampled_from([1e-300, 1e-15, 1e-9, 1.0, 1e9, 1e15, 1e300]),
     st.floats(-300.0, 300.0).map(lambda power: 10.0**power),

@@ -15,6 +15,7 @@ from paceline.paramserver.samples import Draws
 from paceline.rounds import Gradients
 from paceline.simulate.server import RoundTrips, Server
 from paceline.simulate.timing import Constant, Exponential
+from support.guarantees import guarantee
 
 BATCH = 128
 
@@ -40,6 +41,7 @@ def stalling(seed, paces):
     return lambda t, loads: loads * paces * (0.3 + rng.exponential(0.7, len(paces)))
 
 
+@guarantee("`joint` plans as `level` does to the last bit, in an engine that uses every gradient.")
 def test_it_is_level_where_no_gradient_may_be_lost():
     paces = np.array([1.0, 1.0, 2.0, 4.0]) * 1e-3
     ours, level = (play(name, stalling(1, paces), 40, None) for name in ("joint", "level"))

@@ -18,6 +18,11 @@ pytest.importorskip("ray")
 from support import any_options
 from support.commands import paceline
 
+GUARANTEES = (
+    "Wrong, odd or huge options of any command give a result, or one "
+    "message and exit status 2; never a traceback.",
+)
+
 COMMANDS = any_options.commands()
 
 

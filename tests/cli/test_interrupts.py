@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from paceline.cli import startup
+from support.guarantees import guarantee
 from support.signals import ignoring
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
@@ -47,6 +48,7 @@ def started(*ignored: int) -> subprocess.Popen[str]:
     return process
 
 
+@guarantee("Ctrl-C ends a command that was started with SIGINT ignored.")
 @pytest.mark.parametrize(
     ("ignored", "sent", "status"),
     [
@@ -112,6 +114,7 @@ def commands(parent: int) -> list[str]:
     return []
 
 
+@guarantee("Ctrl-C does not end a command under `nohup`.")
 def test_nohup_means_it() -> None:
     process = started(signal.SIGINT, signal.SIGHUP)
     process.send_signal(signal.SIGINT)

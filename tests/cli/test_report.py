@@ -9,6 +9,7 @@ import typer
 from paceline.cli import report as module
 from paceline.errors import PacelineError
 from paceline.runs import Recorder, read, summarize
+from support.guarantees import guarantee
 
 SLOW = np.array([0.001, 0.001, 0.001, 0.004])
 
@@ -83,6 +84,7 @@ def test_an_unknown_sink_is_refused_before_anything_is_written(make, tmp_path):
     assert not (tmp_path / "equal" / "report.html").exists()
 
 
+@guarantee("A place for figures or a page that cannot be written is refused before anything is read.")
 def test_places_that_cannot_be_written_are_refused_before_anything_is_read(make, tmp_path):
     run = make("equal")
     for option in (("--json", str(tmp_path)), ("--out", str(tmp_path))):

@@ -20,6 +20,7 @@ from paceline.train import checkpoint
 from paceline.train.checkpoint import seal
 from support.begun import Program
 from support.commands import assert_refused, paceline
+from support.guarantees import guarantee
 from support.launched import run_script
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("cli")]
@@ -62,6 +63,7 @@ def workers_of(process: Program) -> list[psutil.Process]:
     return sorted(busy, key=lambda p: p.create_time())
 
 
+@guarantee("With `--no-elastic`, a killed worker is named, the others end, and `--resume` continues.")
 def test_a_killed_worker_is_named_and_the_run_resumes(tmp_path: Path) -> None:
     process = start([*LONG, "--no-elastic", "--out", "run"], tmp_path)
     run_dir = tmp_path / "run"
@@ -115,6 +117,10 @@ def until(true: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
+@guarantee(
+    "Ctrl-C, SIGTERM or a closed terminal leave a whole record and "
+    "no process, with exit status 130, 143 or 129."
+)
 @pytest.mark.parametrize(
     ("sent", "times", "status", "ignored", "flags"),
     [
@@ -141,6 +147,7 @@ def test_signals_end_all_workers_and_leave_a_readable_record(
     assert (tmp_path / "run" / "report.html").exists()
 
 
+@guarantee("A command that is killed with SIGKILL while its workers start leaves none.")
 def test_a_launcher_killed_while_workers_start_leaves_none(tmp_path: Path) -> None:
     process = start([*LONG, "--workers", "6", "--slowdown-ms", "1,1,1,1,1,1", "--out", "run"], tmp_path)
     # Two serve the workers, some of whom have come so far that they wait for the others.
@@ -150,6 +157,7 @@ def test_a_launcher_killed_while_workers_start_leaves_none(tmp_path: Path) -> No
     until(lambda: not session_of(process))
 
 
+@guarantee("A command that is killed with SIGKILL leaves no workers and no loader processes.")
 def test_a_killed_launcher_leaves_no_workers_and_no_loaders(tmp_path: Path) -> None:
     process = start(
         ["--workers", "2", "--slowdown-ms", "1,1", "--epochs", "40", "--loader-workers", "1", "--out", "run"],
@@ -161,6 +169,10 @@ def test_a_killed_launcher_leaves_no_workers_and_no_loaders(tmp_path: Path) -> N
     until(lambda: not session_of(process))
 
 
+@guarantee(
+    "A worker that is killed before the first round ends the run "
+    "with a message that there is nothing to resume."
+)
 def test_a_worker_killed_before_the_first_round_leaves_good_advice(tmp_path: Path) -> None:
     process = start([*LONG, "--no-elastic", "--out", "run"], tmp_path)
     until(lambda: len(workers_of(process)) >= 3)
@@ -187,6 +199,10 @@ def test_a_loss_that_is_no_number_stops_the_run(tmp_path: Path) -> None:
         assert "Traceback" not in err
 
 
+@guarantee(
+    "If the newest checkpoint is damaged or gone, a message says so "
+    "and the one before it gives the same parameters."
+)
 def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from paceline.runs import read
 from support.begun import Program
+from support.guarantees import guarantee
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("cli")]
 
@@ -79,6 +80,10 @@ def workers_of(process: Program) -> list[psutil.Process]:
     return sorted((w for server in servers for w in server.children()), key=lambda each: each.create_time())
 
 
+@guarantee(
+    "`paceline train` without options continues after killed and stopped workers "
+    "and loaders, ends with status 0 and leaves no process."
+)
 def test_workers_and_loaders_are_lost_and_the_run_goes_on(tmp_path: Path) -> None:
     process = start(
         tmp_path, "-m", "paceline", "train", "--workers", "3", "--slowdown-ms", "1,1,1", "--steps", "70",
@@ -111,6 +116,10 @@ def test_workers_and_loaders_are_lost_and_the_run_goes_on(tmp_path: Path) -> Non
     assert set(run.loads.sum(1).tolist()) == {256, 1500 % 256}
 
 
+@guarantee(
+    "A worker that fails by its own error ends `paceline train` with status 1, "
+    "its name, the round and the error, without a retry."
+)
 def test_an_error_of_its_own_ends_the_run_and_is_not_tried_again(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     options = ["--workers", "3", "--policy", "equal", "--checkpoint-every", "4"]

@@ -17,6 +17,11 @@ from support.begun import Program
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("cli")]
 
+GUARANTEES = (
+    "After a kill at any moment or a full disk, `--resume` continues "
+    "with no round missing and nothing half written.",
+)
+
 SECONDS = 300.0  # only a hang takes as long, however busy the machine is
 KILLS = (1, 3)  # checkpoints of a part of the run, after which it is killed at once
 OPTIONS = ["--workers", "2", "--steps", "200", "--checkpoint-every", "7", "--global-batch", "32"]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from paceline.cli import run
+from support.guarantees import guarantee
 
 TRACE = "round,worker,seconds_per_sample,overhead_seconds\n"
 
@@ -30,6 +31,9 @@ def sentence(capsys: pytest.CaptureFixture[str], arguments: list[str], status: i
     return said
 
 
+@guarantee(
+    "`--elastic`, `--max-restarts` and `--dead-after` are refused for a run that a lost worker would end."
+)
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -14,6 +14,7 @@ import pytest
 
 from paceline.runs import read
 from support.begun import Program
+from support.guarantees import guarantee
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("cli")]
 
@@ -38,6 +39,7 @@ def ended_well(words: Sequence[object], place: Path, **options: Any) -> str:
     return out
 
 
+@guarantee("A run continues if the reader of its output ends, as `head` does, and says so on standard error.")
 def test_a_run_outlives_whoever_reads_its_output(tmp_path: Path) -> None:
     ours, theirs = os.pipe()
     os.close(ours)
@@ -50,6 +52,7 @@ def test_a_run_outlives_whoever_reads_its_output(tmp_path: Path) -> None:
     assert read(tmp_path / "run").summary["steps"] == 3
 
 
+@guarantee("A finished run whose report or trace cannot be written ends with a message and exit status 0.")
 def test_a_finished_run_whose_trace_cannot_be_written_has_not_failed(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     # A directory of that name is in the way as soon as the run has begun.
@@ -69,6 +72,9 @@ def test_a_finished_run_whose_trace_cannot_be_written_has_not_failed(tmp_path: P
     assert (tmp_path / "run" / "report.html").exists()
 
 
+@guarantee(
+    "A shell that allows fewer open files than the workers need causes one error before anything starts."
+)
 @pytest.mark.parametrize("elastic", ["--elastic", "--no-elastic"])
 def test_a_shell_that_allows_too_few_files_ends_no_run_in_a_hang(tmp_path: Path, elastic: str) -> None:
     done = subprocess.run(
@@ -89,6 +95,7 @@ def test_as_many_files_as_are_asked_for_are_enough(tmp_path: Path, elastic: str)
     ended_well(words, tmp_path, limits={resource.RLIMIT_NOFILE: 80})
 
 
+@guarantee("Nothing is printed at the end about Triton in the server that workers are forked from.")
 def test_nothing_is_said_of_what_the_workers_server_had_loaded(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(TORN_DOWN)
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])

@@ -5,6 +5,7 @@ import pytest
 
 from paceline import cli, runs
 from paceline.data import traces
+from support.guarantees import guarantee
 
 
 def whatif(*arguments):
@@ -78,6 +79,7 @@ def test_nothing_to_gain(tmp_path, capsys):
     assert "No worker waited" in shown
 
 
+@guarantee("`whatif` on a folder of several runs gives one message with the command for each of them.")
 def test_a_comparison_tells_its_runs(run, capsys):
     assert whatif(run.parent) == 2
     told = capsys.readouterr().err

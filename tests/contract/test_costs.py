@@ -9,6 +9,10 @@ from paceline import Cluster, Machines, policies
 from paceline.balancer import Balancer
 from paceline.samples import CostLearner, SampleCosts
 
+GUARANTEES = (
+    "Every policy plans feasible shares of a round's cost, and an adaptive one gives the slow worker less.",
+)
+
 NAMES = [name for name in policies.names() if not policies.create(name, Cluster(2, 8)).needs_upcoming]
 N, BATCH, ROUNDS = 4, 64, 30
 SPEEDS = np.array([1.0, 1.0, 0.5, 2.0])

@@ -10,6 +10,7 @@ import pytest
 from paceline.data.datasets import IDX_NAMES, NPZ_NAMES, floats, load
 from paceline.errors import PacelineError
 from paceline.papers import data_folder
+from support.guarantees import guarantee
 
 
 def images(count=20, height=6, width=5, channels=None, seed=0):
@@ -144,6 +145,7 @@ def test_files_that_are_no_npz(tmp_path):
         load(str(path))
 
 
+@guarantee("A .npz of images with any byte changed is refused or gives the same images.")
 def test_a_flipped_byte_is_refused_or_changes_nothing(tmp_path):
     """Also where an archive says that there is a password, or another method: after each of zip's signatures."""
     path = Path(save(tmp_path, x_train=images(20, 2, 2), x_test=images(8, 2, 2)))

@@ -12,6 +12,11 @@ import pytest
 
 from support.blocks import ROOT
 
+GUARANTEES = (
+    "A citation that leads nowhere, or a place of the five papers without a "
+    "test, or without code or a reason, fails a test.",
+)
+
 
 def script() -> ModuleType:
     spec = importlib.util.spec_from_file_location("equations", ROOT / "docs" / "equations.py")

@@ -1,25 +1,56 @@
-"""Every test that docs/guarantees.md names is there."""
+"""The page of guarantees is what its script makes of the tests' promises."""
 
 from __future__ import annotations
 
-import re
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
 
 from support.blocks import ROOT
 
-NAMED = re.compile(r"`((?:[\w/]+\.py)?)((?:::\w+)?)`")
+
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("guarantees", ROOT / "docs" / "guarantees.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-def test_the_page_names_tests_that_exist() -> None:
-    file, missing, seen = "", [], 0
-    for line in (ROOT / "docs" / "guarantees.md").read_text().splitlines():
-        for path, name in NAMED.findall(line):
-            if path and not path.startswith("benchmarks/"):
-                file = path
-            if not (path or name) or path.startswith("benchmarks/"):
-                continue
-            source = ROOT / "tests" / file
-            seen += 1
-            if not source.is_file() or (name and f"def {name[2:]}(" not in source.read_text()):
-                missing.append(file + name)
-    assert seen > 50
-    assert missing == []
+guarantees = script()
+
+
+def test_page_has_the_promises_of_the_tests() -> None:
+    page, wrong = guarantees.made()
+    assert wrong == []
+    kept = (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8")
+    assert kept == page, "python docs/guarantees.py makes docs/guarantees.md again"
+
+
+def test_promises_are_read_from_functions_methods_and_files(tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "test_a.py").write_text(
+        'GUARANTEES = ("All of it " "works.",)\n\n\n'
+        '@guarantee("Once.")\n@guarantee("Twice.")\ndef test_b():\n    pass\n\n\n'
+        'class TestC:\n    @guarantee("Within.")\n    def test_d(self):\n        pass\n'
+    )
+    assert [*guarantees.guarantees(tmp_path)] == [
+        ("All of it works.", "torch/test_a.py"),
+        ("Once.", "torch/test_a.py::test_b"),
+        ("Twice.", "torch/test_a.py::test_b"),
+        ("Within.", "torch/test_a.py::TestC::test_d"),
+    ]
+
+
+def test_longest_beginning_of_a_path_gives_the_group() -> None:
+    assert guarantees.heading("torch/test_loops.py") == "Your own training loop"
+    assert guarantees.heading("torch/test_elastic.py::test_a").startswith("Ranks that are lost or join")
+    assert guarantees.heading("elsewhere/test_a.py") == ""
+
+
+def test_long_repeated_and_homeless_promises_are_errors() -> None:
+    found = [("A" * 161, "torch/a.py"), ("B.", "torch/a.py"), ("B.", "torch/b.py"), ("C.", "nowhere/c.py")]
+    _, wrong = guarantees.page([guarantees.Guarantee(*each) for each in found])
+    assert [each.split(":")[0] for each in wrong] == ["torch/a.py", "torch/b.py", "nowhere/c.py"]

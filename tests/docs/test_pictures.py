@@ -14,6 +14,10 @@ from PIL import Image
 from support.blocks import PAGES, ROOT
 from support.colours import contrast, linear
 
+GUARANTEES = (
+    "Each picture has a dark twin by the same script, and its lines have 3:1 against their ground.",
+)
+
 FOLDER = ROOT / "docs" / "pictures"
 PICTURES = sorted(path for path in FOLDER.glob("*.*") if path.suffix in (".png", ".webp"))
 LIGHT = [path for path in PICTURES if not path.stem.endswith("-dark")]

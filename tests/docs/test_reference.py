@@ -14,6 +14,8 @@ from support.blocks import ROOT
 
 pytestmark = pytest.mark.xdist_group("site")
 
+GUARANTEES = ("A public name or method without a docstring stops the build of the site.",)
+
 
 @pytest.mark.parametrize(
     ("file", "old", "new", "sentence"),

@@ -19,6 +19,7 @@ import pytest
 import paceline
 from support import browsers
 from support.blocks import PAGES, ROOT, name
+from support.guarantees import guarantee
 
 pytestmark = pytest.mark.xdist_group("site")
 
@@ -77,6 +78,7 @@ def test_the_site_needs_nothing_from_elsewhere(site: Path) -> None:
         assert not re.search(r"url\(['\"]?(https?:)?//", sheet.read_text(encoding="utf-8")), sheet
 
 
+@guarantee("The search of the site works from disk, without a server or network.")
 @pytest.mark.parametrize(
     ("typed", "found"),
     [
@@ -95,6 +97,7 @@ def test_the_search_works_on_pages_opened_from_disk(site: Path, typed: str, foun
         assert found in first.inner_text()
 
 
+@guarantee("axe finds nothing serious on the first page of the docs.")
 def test_axe_finds_nothing_serious_on_the_first_page(site: Path) -> None:
     with browsers.chromium() as browser:
         for scheme, width in (("light", 1400), ("dark", 400)):
@@ -103,6 +106,7 @@ def test_axe_finds_nothing_serious_on_the_first_page(site: Path) -> None:
             assert browsers.barriers(page) == []
 
 
+@guarantee("The site shows each picture in light or in dark, as the reader's screen is.")
 def test_each_picture_is_shown_in_light_and_in_dark(site: Path) -> None:
     within = (site / "within.html").read_text(encoding="utf-8")
     assert within.count('src="pictures/within.png#only-light"') == 1

@@ -15,6 +15,7 @@ from paceline import PacelineError, runs
 from paceline.doctor.command import check_ranks
 from support import forks
 from support.commands import Said, assert_refused, paceline
+from support.guarantees import guarantee
 
 SCRIPT = Path(__file__).with_name("plain.py")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
@@ -28,6 +29,7 @@ def one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
+@guarantee("The doctor watches a model with frozen parameters that its optimizer holds, too.")
 @pytest.mark.processes
 @pytest.mark.usefixtures("one_machine")
 @pytest.mark.xdist_group("doctor")
@@ -51,6 +53,10 @@ def test_a_script_under_torchrun_is_watched_and_ended(tmp_path: Path) -> None:
     assert paceline("whatif", kept, "--policy", "level").status == 0
 
 
+@guarantee(
+    "A training of which the doctor sees nothing ends after 200 "
+    "optimizer steps, with the reason and what to do."
+)
 @pytest.mark.processes
 @pytest.mark.usefixtures("one_machine")
 @pytest.mark.xdist_group("doctor")
@@ -68,6 +74,7 @@ def test_why_nothing_was_seen_is_said(arguments: tuple[object, ...], words: str)
     assert ("train for longer" in said.stderr) != (len(arguments) > 1), "it trains for long already"
 
 
+@guarantee("`paceline doctor` refuses a command of one process before it trains.")
 @pytest.mark.processes
 @pytest.mark.xdist_group("doctor")
 def test_one_process_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,6 +84,7 @@ def test_one_process_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert said.stderr.count("trained step") < 100, "it ended before the training did"
 
 
+@guarantee("`paceline doctor` refuses a torchrun of one rank before it starts.")
 @pytest.mark.parametrize(
     "command",
     [
@@ -100,6 +108,7 @@ def test_launchers_of_several_or_unknown_ranks_are_accepted() -> None:
         check_ranks([*map(str, command), str(SCRIPT)])
 
 
+@guarantee("Ctrl-C in `paceline doctor` reports the steps on record and ends the training.")
 @pytest.mark.processes
 @pytest.mark.usefixtures("one_machine")
 @pytest.mark.xdist_group("doctor")
@@ -137,6 +146,7 @@ def test_ctrl_c_reports_what_was_watched(steps: int, tmp_path: Path) -> None:
         assert "Traceback" not in error
 
 
+@guarantee("`paceline doctor` that is killed with SIGKILL leaves no rank.")
 @pytest.mark.processes
 @pytest.mark.usefixtures("one_machine")
 @pytest.mark.xdist_group("doctor")
@@ -195,6 +205,7 @@ def assert_refused_at_last(said: Said, words: str) -> None:
     assert words in last
 
 
+@guarantee("The doctor says what part of the waiting is due to long samples, in a script without Paceline.")
 @pytest.mark.processes
 @pytest.mark.usefixtures("one_machine")
 @pytest.mark.xdist_group("doctor")

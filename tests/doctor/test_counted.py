@@ -13,6 +13,7 @@ from doctor.test_findings import diagnosis, forward
 from paceline.doctor.findings import to_json
 from paceline.doctor.hooks import counted
 from support import watched
+from support.guarantees import guarantee
 from support.ranks import run_ranks
 
 
@@ -21,6 +22,7 @@ def images(*sizes: int) -> list[torch.Tensor]:
     return [torch.zeros(3, size, size) for size in sizes]
 
 
+@guarantee("Without a DataLoader, only batch objects give their number of samples to the doctor.")
 @pytest.mark.parametrize(
     ("given", "samples"),
     [
@@ -47,6 +49,10 @@ def test_a_jagged_tensor_has_a_sample_for_each_part() -> None:
     assert (found, certain) == (2, True)
 
 
+@guarantee(
+    "The doctor counts the samples that the training's DataLoader draws, also for "
+    "graphs, packed texts, batch samplers and prefetching."
+)
 @pytest.mark.processes
 @pytest.mark.xdist_group("doctor")
 def test_what_a_loader_draws_is_the_number_of_samples() -> None:
@@ -67,6 +73,7 @@ def test_what_a_loader_draws_is_the_number_of_samples() -> None:
         }
 
 
+@guarantee("The doctor says that it cannot count batches from no DataLoader, and prints no global batch.")
 def test_who_cannot_count_says_so(tmp_path: Path) -> None:
     found = diagnosis(tmp_path / "unsure", forward(0.01, 0.04), sure=False)
     assert "+ pace = paceline.torch.Pace(ddp, global_batch=2 * batch_size)" in found.lines

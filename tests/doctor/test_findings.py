@@ -11,6 +11,7 @@ import pytest
 from paceline import PacelineError, runs
 from paceline.doctor.findings import Diagnosis, diagnose, to_json
 from paceline.doctor.phases import Phase
+from support.guarantees import guarantee
 
 STEPS = 60
 LOADER = {"processes": 0, "stream": False, "options": []}
@@ -230,6 +231,9 @@ def test_changing_stragglers_are_told_from_a_lasting_one(tmp_path: Path) -> None
     assert "Waiting for each other takes" in " ".join(found.sentences)
 
 
+@guarantee(
+    "A rank that is last in most steps is named in the doctor's first sentence, also if its factor varies."
+)
 def test_a_rank_that_is_mostly_last_is_named_however_its_speed_varies(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     computing = 0.02 + 0.001 * rng.random((STEPS, 3))

@@ -19,6 +19,7 @@ import pytest
 
 from support import forks
 from support.commands import paceline
+from support.guarantees import guarantee
 from support.launched import as_torchrun, run_forked
 from support.verified import verified
 
@@ -81,6 +82,10 @@ def run(place: Path, script: str, ranks: int) -> list[dict[str, Any]]:
     return [json.loads((out / f"{rank}.json").read_text()) for rank in range(ranks)]
 
 
+@guarantee(
+    "The doctor's change for thirteen forms of program is applied by `patch` and trains the "
+    "model of one process on three ranks within 1e-12 (float64)."
+)
 @pytest.mark.skipif(shutil.which("patch") is None, reason="needs patch")
 @pytest.mark.parametrize("script", most_at_night(APPLIED))
 def test_its_change_is_applied_as_printed_and_trains_the_same_model(script: str, tmp_path: Path) -> None:
@@ -103,6 +108,7 @@ def test_its_change_is_applied_as_printed_and_trains_the_same_model(script: str,
     assert verdict.exact, verdict
 
 
+@guarantee("The doctor says what to do for a loop that it cannot change.")
 @pytest.mark.parametrize("script", most_at_night(BY_HAND))
 def test_what_it_cannot_change_is_said(script: str, tmp_path: Path) -> None:
     said = " ".join(diagnosed(script, tmp_path, *FORKS).split())

@@ -14,6 +14,7 @@ from rich.console import Console
 from paceline.doctor.patch import UnknownForm, patched
 from paceline.doctor.phases import Loop
 from paceline.tables import show_lines
+from support.guarantees import guarantee
 
 SCRIPT = '''"""Trains."""
 
@@ -78,6 +79,7 @@ def test_the_pace_is_handed_through_functions(tmp_path: Path, monkeypatch: pytes
 PLAIN = SCRIPT.replace(", *, epochs", ", epochs")
 
 
+@guarantee("The doctor prints no diff for a script that it does not recognize, and says what it looked for.")
 @pytest.mark.parametrize(
     ("old", "new", "missing"),
     [

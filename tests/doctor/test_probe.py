@@ -13,6 +13,7 @@ import pytest
 from paceline import runs
 from support import watched
 from support.commands import installs
+from support.guarantees import guarantee
 from support.ranks import run_ranks
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("doctor")]
@@ -23,6 +24,14 @@ def phase(run: runs.Run, name: str) -> np.ndarray:
     return np.array([row[name] for row in run.extras["phases"]])
 
 
+@guarantee(
+    "The doctor keeps all parameters bit for bit, and leaves no hook after "
+    "the last watched step and the next forward pass."
+)
+@guarantee(
+    "The doctor finds time that a rank loses in the loader, a pass or "
+    "the step there, and not in the waits of others."
+)
 def test_each_phase_is_told_from_the_others_and_from_waiting(tmp_path: Path) -> None:
     """Each of three ranks sleeps in two other phases; a sleep shows there, on that rank, and nowhere else."""
     pauses = [
@@ -87,6 +96,7 @@ def test_a_training_that_ends_early_leaves_what_was_reported(tmp_path: Path) -> 
     assert run.extras["loop"][-1][0]["loader"] is None
 
 
+@guarantee("The wait in the backward pass of a second DDP module does not count as work in the doctor.")
 def test_waiting_in_the_backward_pass_of_a_second_module_is_no_work() -> None:
     quick, slow = run_ranks(2, watched.second)
     assert min(slow) >= 0.1
@@ -99,10 +109,12 @@ def test_what_cannot_be_watched_is_said() -> None:
         assert "steps=1" in second
 
 
+@guarantee("A failure of the doctor does not end the training.")
 def test_a_watcher_never_ends_the_training() -> None:
     assert run_ranks(2, watched.survives) == [8, 8]
 
 
+@guarantee("Hooks that the program sets for all optimizers run at each step beside the doctor's.")
 def test_a_hook_of_the_program_behind_the_doctors_runs_at_each_step() -> None:
     assert run_ranks(2, watched.with_others) == [(8, 0)] * 2
 

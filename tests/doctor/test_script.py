@@ -9,6 +9,7 @@ import torch
 
 from paceline.doctor.patch import ADAPTERS, diff
 from paceline.doctor.phases import Loop
+from support.guarantees import guarantee
 
 LOADER = {"processes": 2, "stream": False}
 LOOPS = {
@@ -38,6 +39,9 @@ def test_what_is_added_is_python_and_fits_a_terminal(name: str) -> None:
             assert ("lbbsp-gpu" in after(lines)) == (policy == "lbbsp-gpu")
 
 
+@guarantee(
+    "The lines that the doctor prints for a form of loop run, with the optimizer steps that were asked for."
+)
 @pytest.mark.parametrize("policy", ["level", "auto"])
 @pytest.mark.parametrize(
     "name", ["loader", "accumulates", "own batches", "own batches, accumulates", "stream"]

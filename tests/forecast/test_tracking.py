@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from paceline.forecast import tracking
+from support.guarantees import guarantee
 
 
 def walk(values):
@@ -53,6 +54,7 @@ def test_a_spike_is_forgotten_a_round_later():
     assert out[51, 3] == pytest.approx(1, rel=0.15)
 
 
+@guarantee("Spikes hardly move a forecast once there were only spikes.")
 def test_spikes_are_hardly_believed_once_there_were_only_spikes():
     values = noise((300, 4), 0.05)
     values[20::10, 1] *= 3

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from support.guarantees import guarantee
 from support.hosts import COSTS, COUNT, difference, every_sample_once, whole_batch
 from support.later import later
 from support.ranks import run_ranks
@@ -65,6 +66,10 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> list[list[Any]]:
     return run_ranks(3, jobs.trained, str(tmp_path_factory.mktemp("fabric")), list(CASES.values()))
 
 
+@guarantee(
+    "Fabric trains the model of one process, also with sample costs, "
+    "work that moves within the round, and FSDP2."
+)
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_equals_one_process_with_the_whole_batch(ranks: int, three: list[list[Any]], tmp_path: Path) -> None:
     names = list(CASES) if ranks == 3 else ["accumulated and clipped"]
@@ -88,6 +93,9 @@ def test_equals_one_process_with_the_whole_batch(ranks: int, three: list[list[An
         assert far > 1e-5 or not mixed, "bfloat16 was not used"
 
 
+@guarantee(
+    "Evaluation within a balanced run under Fabric gives the outputs of a run without Paceline, bit for bit."
+)
 def test_evaluates_as_without_it(three: list[list[Any]]) -> None:
     for ours, theirs in (rank[EVALUATED] for rank in three):
         assert sum(map(len, ours)) >= 3 * COUNT

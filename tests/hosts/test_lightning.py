@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from support.guarantees import guarantee
 from support.hosts import COSTS, difference, every_sample_once, whole_batch
 from support.later import later
 from support.ranks import run_ranks
@@ -41,6 +42,7 @@ def three() -> list[list[Any]]:
     return run_ranks(3, jobs.fits, list(CASES.values()))
 
 
+@guarantee("Lightning trains the model of one process, also with sample costs, accumulated and clipped.")
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_equals_one_process_with_the_whole_batch(ranks: int, three: list[list[Any]]) -> None:
     names = list(CASES) if ranks == 3 else ["accumulated and clipped"]
@@ -62,6 +64,9 @@ def test_equals_one_process_with_the_whole_batch(ranks: int, three: list[list[An
         assert far < limit, f"{name}: relative difference {far:.1e}"
 
 
+@guarantee(
+    "Lightning's sanity check and validation within an epoch give the losses of a run without Paceline."
+)
 def test_validates_as_without_it(three: list[list[Any]]) -> None:
     for pairs in (rank[VALIDATED] for rank in three):
         assert len(pairs) == 1 + 2  # the sanity check, and every sixth of 12 batches
@@ -139,6 +144,7 @@ def logged(rank: int, ranks: int) -> dict[str, float]:
     return {name: float(trainer.callback_metrics[name]) for name in ("epoch", "step", "largest")}
 
 
+@guarantee("Means that Lightning's `training_step` logs with `sync_dist` are means over all samples.")
 def test_logged_means_are_those_over_all_samples() -> None:
     for found in run_ranks(3, logged):
         assert found == {"epoch": 89.5, "step": 149.5, "largest": 179.0}

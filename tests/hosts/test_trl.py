@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from support import hosts
+from support.guarantees import guarantee
 from support.later import later, skip_without
 from support.ranks import run_ranks
 
@@ -19,6 +20,10 @@ jobs = later("support.trl_jobs", needs="transformers")
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("hosts")]
 
 
+@guarantee(
+    "TRL's SFT, DPO and reward trainers and sentence-transformers "
+    "give the model and logged losses of one process."
+)
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("kind", ["sft", "dpo", "reward", "CosineSimilarityLoss"])
 def test_equals_one_process(kind: str, accumulate: int, tmp_path: Path, monkeypatch: Any) -> None:
@@ -34,6 +39,10 @@ def test_equals_one_process(kind: str, accumulate: int, tmp_path: Path, monkeypa
         assert not [words for words in warned if "compares the samples" in words]
 
 
+@guarantee(
+    "A loss of sentence-transformers or pytorch-metric-learning that "
+    "compares samples is warned of once, by its name."
+)
 @pytest.mark.parametrize(
     ("kind", "name"),
     [

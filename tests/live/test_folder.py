@@ -12,6 +12,10 @@ from starlette.testclient import TestClient
 from paceline.live.pages import folder_app
 from paceline.runs.run import runs_in
 
+GUARANTEES = (
+    "`watch` of a directory that is not there yet, or of a folder of runs, waits and shows the newest run.",
+)
+
 
 def begin(run_dir, rounds, started, **config):
     with start(run_dir, **config) as recorder:

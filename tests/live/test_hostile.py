@@ -7,6 +7,11 @@ import pytest
 
 from paceline.runs import Recorder, read, report
 
+GUARANTEES = (
+    "Names that are markup, read from right to left or have 10,000 characters are "
+    "shown, run nothing and keep pages as wide as the window.",
+)
+
 SCRIPT = "<script>window.harmed = 1</script><img src=x onerror='window.harmed = 1'>"
 QUOTES = '"\'><svg onload="window.harmed=1">`${window.harmed=1}`&quot;&#39;'
 RIGHT_TO_LEFT = "\u202egpj.neddih\u2066\u0627\u0644\u0639\u0631\u0628\u064a\u0629"

@@ -22,6 +22,11 @@ from paceline.torch.claims import Claims
 from paceline.torch.counter import LocalCounter
 from paceline.torch.plan import divide
 
+GUARANTEES = (
+    "A round in pieces has the same claims, sample for sample, in the "
+    "PyTorch engine, the server and the virtual clock.",
+)
+
 Sequence = list[tuple[int, int]]  # (worker, samples) of each claim, in the order of time
 
 

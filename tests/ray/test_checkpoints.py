@@ -16,6 +16,8 @@ from paceline.errors import PacelineError
 from paceline.train import ray_engine
 from paceline.train.config import TrainConfig
 
+GUARANTEES = ("A parameter server continues with the checkpoint before a damaged one, with a message.",)
+
 CONFIG = TrainConfig(engine="ray", steps=9)
 
 

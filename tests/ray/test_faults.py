@@ -21,6 +21,8 @@ from paceline.ray import Server
 
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.usefixtures("kept")]
 
+GUARANTEES = ("Each sample counts once an epoch if a parameter server's worker dies or is given up.",)
+
 WORKERS, BATCH, RATE = 5, 50, 0.1
 SECONDS = [1.5e-3, 2e-3, 2e-3, 2.5e-3, 2.5e-3]  # a sample of each worker
 FLOOR, GIVE_UP = 0.2, 4.0

@@ -24,6 +24,7 @@ from paceline.errors import PacelineError
 from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.samples import Epochs
 from paceline.ray import Server
+from support.guarantees import guarantee
 
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.usefixtures("kept")]
 
@@ -74,6 +75,7 @@ def test_pieces_are_exact_and_use_each_sample_once(policy):
         assert max(len(sizes) for u in log for sizes in u.within.pieces) > 2
 
 
+@guarantee("Where work moves within rounds, the others run a lost worker's samples in the same round.")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_what_a_lost_worker_had_is_done_by_the_others_in_the_same_round(number):
     notes = {}

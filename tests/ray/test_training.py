@@ -28,6 +28,7 @@ from paceline.runs.findings import findings
 from paceline.train import ray_engine
 from paceline.train.config import TrainConfig
 from support.commands import installs
+from support.guarantees import guarantee
 
 # In a program of its own, whose Ray forks its workers.
 PROGRAM = "from support import ray_forks; ray_forks.use(); from paceline.cli import main; main()"
@@ -139,6 +140,7 @@ class TestWithRay:
         assert record.round.tolist() == list(range(len(record.round)))
         assert record.batch.sum() == 2 * 1500
 
+    @guarantee("The record of a parameter server names a worker that died.")
     def test_a_worker_dies_the_accounts_of_the_epoch_balance_and_the_record_tells_of_it(
         self, tmp_path, monkeypatch
     ):

@@ -12,6 +12,10 @@ from paceline.cli import run as command
 from paceline.runs import Recorder, read
 from paceline.runs.causes import causes, sentence
 
+GUARANTEES = (
+    "No cause of waiting is given for a record without costs, with few rounds, or with samples of one cost.",
+)
+
 N, BATCH = 4, 32
 
 

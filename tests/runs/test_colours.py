@@ -11,6 +11,11 @@ import pytest
 
 from support.colours import contrast, linear
 
+GUARANTEES = (
+    "Lines, boxes and hatching have a contrast of 3:1 and texts 4.5:1, on "
+    "light and dark screens, for any colour vision.",
+)
+
 CSS = resources.files("paceline.runs").joinpath("page.css").read_text(encoding="utf-8")
 DARK_BY_SYSTEM, DARK_BY_CHOICE = re.findall(
     r"prefers-color-scheme: \w+\) \{\s*:root[^{]*\{(.*?)\}", CSS, re.DOTALL

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from paceline.errors import PacelineError
 from paceline.runs import Recorder, read, report, trace
 from paceline.simulate.whatif import of_run
+from support.guarantees import guarantee
 from support.mutilate import mutilations, resealed
 
 
@@ -22,6 +23,7 @@ def line(recorder, t, **changes):
     recorder.round(**fields | {"compute": [0.5, 1.0]} | changes)
 
 
+@guarantee("A record whose line was changed, left out, doubled or moved is refused with the line's number.")
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_a_mutilated_record_is_refused_or_is_a_run_that_was_killed(tmp_path_factory, data):
@@ -56,6 +58,7 @@ def finished():
         return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
+@guarantee("A damaged run makes a report or one error message.")
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_a_mutilated_run_makes_a_report_or_a_sentence(tmp_path_factory, data):
@@ -83,6 +86,9 @@ def test_a_mutilated_run_makes_a_report_or_a_sentence(tmp_path_factory, data):
     ).all()
 
 
+@guarantee(
+    "A finished run whose last rounds are lost is refused; without `summary.json` it is read as a killed run."
+)
 def test_a_finished_run_that_lost_its_last_rounds_is_refused(tmp_path, write):
     folder = write(tmp_path / "run", np.full((6, 4), 16), np.ones((6, 4)), finish={})
     path = folder / "rounds.jsonl"

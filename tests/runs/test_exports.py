@@ -8,6 +8,8 @@ import pytest
 
 from paceline.runs import Recorder, read, trace
 
+GUARANTEES = ("The spans of a trace nest, and no process is number 0, also if clocks overlap.",)
+
 SLOW = np.array([0.001, 0.001, 0.001, 0.004])
 
 

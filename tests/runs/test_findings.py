@@ -13,6 +13,7 @@ from paceline.runs import Recorder, read, report, trace
 from paceline.runs.findings import compare, findings
 from paceline.runs.summary import Change, changes, settled, slowness, straggler_share, summarize
 from paceline.runs.words import listing, number, percent, plural, seconds, times
+from support.guarantees import guarantee
 
 SLOW = np.array([0.001, 0.001, 0.001, 0.004])
 
@@ -70,6 +71,10 @@ def test_local_steps_are_said_to_train_another_model(tmp_path, write):
     assert "the same model" in compare([older, rounds])[0], "a record that does not tell is of rounds"
 
 
+@guarantee(
+    "Runs that differ in workers, batch, data or model are described "
+    "one by one, and no policy is called the faster."
+)
 def test_what_differs_beside_the_policy_is_not_put_down_to_it(tmp_path, write):
     pace = np.tile(SLOW, (40, 1))
     equal = read(write(tmp_path / "equal", np.full((40, 4), 16), pace, policy="equal"))
@@ -352,6 +357,7 @@ def lossy(folder, many=1):
     return read(folder)
 
 
+@guarantee("The report, a comparison and the trace name lost workers, their rounds and what they cost.")
 def test_lost_workers_are_told_of_in_findings_charts_comparisons_and_the_trace(tmp_path):
     run, many = lossy(tmp_path / "one"), lossy(tmp_path / "many", 7)
     assert (

@@ -15,6 +15,7 @@ from paceline.runs import Recorder, Run, draw, findings, read, report
 from paceline.runs.columns import edges, short, thin
 from paceline.runs.draw import percent_axis, ticks, time_axis, time_ticks, top
 from paceline.runs.words import number
+from support.guarantees import guarantee
 
 SLOW = np.array([0.001, 0.001, 0.001, 0.004])
 VOID = {"meta", "br", "link", "img", "input", "hr"}
@@ -83,6 +84,7 @@ def test_the_page_stands_alone_and_is_well_formed(run):
     assert 'name="viewport"' in text
 
 
+@guarantee("Browsers run no script but its own in `report.html`.")
 def test_nothing_but_the_pages_own_script_may_run(run):
     text = report.render(run)
     (policy,) = re.findall(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">', text)
@@ -200,6 +202,7 @@ def test_every_axis_has_a_title_with_its_unit(run):
     assert titles == [title for pair in expected for title in pair]
 
 
+@guarantee("Curves of seconds leave out rounds of fewer samples and say how many.")
 def test_rounds_of_fewer_samples_make_no_fence(tmp_path, write):
     """The last round of each epoch of six has half of the samples: curves leave it out, loads are parts of it."""
     loads = np.tile([24, 24, 24, 6], (60, 1))

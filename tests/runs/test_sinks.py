@@ -16,6 +16,8 @@ from paceline.errors import PacelineError
 from paceline.runs import read, sinks
 from paceline.runs.sinks import Prometheus
 
+GUARANTEES = ("A tracker whose package is not installed raises before the first round.",)
+
 SLOW = np.array([0.001, 0.001, 0.001, 0.004])
 ROOT = Path(__file__).parents[2]
 

@@ -15,6 +15,8 @@ from paceline.live.tail import Tail
 from paceline.runs.run import waiting_share, waits
 from paceline.simulate.whatif import of_run
 
+GUARANTEES = ("The doctor, the report, the live page and `whatif` give one share of waiting for a record.",)
+
 NAN = np.nan
 SPENT = {Phase.FORWARD: [0.02, 0.02, 0.06], Phase.REDUCE: [0.08, 0.08, 0.04]}
 

@@ -14,6 +14,12 @@ from paceline import Cluster, PacelineError, policies
 from paceline.balancer import Balancer
 from paceline.samples import CostLearner, CostModel, Deal, Room, SampleCosts, deal
 from paceline.samples.cost import batch_parts, cost_of
+from support.guarantees import guarantee
+
+GUARANTEES = (
+    "Lengths that are not positive and finite, too few, or longer than a "
+    "micro-batch raise one error that names the first.",
+)
 
 
 def lengths_of(seed: int, batch: int) -> np.ndarray:
@@ -64,6 +70,10 @@ def check(dealt: Deal, lengths: np.ndarray, model: CostModel, room: Room) -> Non
         assert len({len(sizes) for sizes in dealt.sizes}) == 1
 
 
+@guarantee(
+    "Every sample is dealt once within all limits, and every rank computes "
+    "the same deal, for any lengths, speeds and overheads."
+)
 @settings(max_examples=100, deadline=None)
 @given(rounds())
 def test_every_sample_is_dealt_once_within_all_limits(given: tuple) -> None:
@@ -84,6 +94,7 @@ def test_a_fixed_number_of_turns_is_taken_by_everybody(padded: bool, micro_steps
     check(dealt, lengths, model, Room(0, 60))
 
 
+@guarantee("No micro-batch that is cut by cost has fewer samples than batch norm needs.")
 @settings(max_examples=100, deadline=None)
 @given(rounds(), st.sampled_from([2, 3]), st.sampled_from([None, 1, 2, 7]))
 def test_no_micro_batch_has_fewer_samples_than_batch_norm_needs(
@@ -105,6 +116,9 @@ def test_no_micro_batch_has_fewer_samples_than_batch_norm_needs(
         assert micro_steps is None or len(sizes) == micro_steps
 
 
+@guarantee(
+    "Samples too few for batch norm join a micro-batch beside them, and every rank takes as many micro-steps."
+)
 @pytest.mark.parametrize("pace", [[1, 1, 0.5], [0.5, 1, 1], [1, 0.5, 1]])
 @pytest.mark.parametrize("overhead", [[0, 0, 0], [0, 0, 0.5], [0.5, 0, 0]])
 def test_samples_too_few_for_batch_norm_join_others_in_their_turn(
@@ -166,6 +180,10 @@ def test_a_balancer_deals_by_cost_and_policies_see_costs() -> None:
     assert learned.quadratic / learned.linear == pytest.approx(0.001, rel=0.02)
 
 
+@guarantee(
+    "A balancer that is saved within the first rounds deals on as "
+    "without it, and a broken state changes nothing."
+)
 def test_a_saved_balancer_deals_on_as_if_nothing_had_happened() -> None:
     whole, speeds = lengths_of(3, 64 * 12), np.array([1.0, 0.5, 2])
 

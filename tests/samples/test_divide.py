@@ -13,6 +13,10 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from paceline import PacelineError
 from paceline.samples.divide import bound, longest_first, lower_bound
 
+GUARANTEES = (
+    "A round of unpadded samples without overheads and limits ends within 2n / (n + 1) of the best division.",
+)
+
 
 def makespan(who: np.ndarray, costs: np.ndarray, pace: np.ndarray) -> float:
     return float((np.bincount(who, costs, len(pace)) * pace).max())

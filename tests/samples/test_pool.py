@@ -10,6 +10,11 @@ from hypothesis import strategies as st
 from paceline.samples import CostModel, InPieces, Room, in_pieces
 from paceline.samples.cost import batch_parts
 
+GUARANTEES = (
+    "Rounds in pieces of samples with costs use every sample once, the longest "
+    "first, in claims of the due cost to within a sample.",
+)
+
 
 @st.composite
 def rounds(draw: st.DrawFn) -> tuple[np.ndarray, CostModel, np.ndarray, float, np.ndarray, Room]:

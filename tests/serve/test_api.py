@@ -19,6 +19,7 @@ from paceline.serve.events import Report
 from paceline.serve.service import Service
 from support import calling
 from support.calling import JOB, Caller, refused, serving
+from support.guarantees import guarantee
 from support.served import TOKEN
 
 
@@ -107,6 +108,10 @@ def test_a_report_that_counts_is_answered_so_although_its_worker_has_left(
     play(scenario)
 
 
+@guarantee(
+    "A join that is repeated because its answer was lost changes "
+    "nothing, and the worker gets its part of the round."
+)
 def test_a_join_whose_answer_was_lost_may_be_repeated(play: Callable[..., None]) -> None:
     """A round was handed out meanwhile, of which the worker has a part."""
 
@@ -147,6 +152,10 @@ def test_metrics_tell_of_the_jobs_that_there_are(play: Callable[..., None]) -> N
     play(scenario)
 
 
+@guarantee(
+    "A browser without the service's token gets a page with a field for "
+    "it and status 401; a program gets the message."
+)
 def test_tokens_and_secrets(play: Callable[..., None]) -> None:
     async def scenario(call: Caller) -> None:
         for header in (
@@ -239,6 +248,10 @@ MISTAKES = [
 ]
 
 
+@guarantee(
+    "A report of too many samples, another round, no number or "
+    "100,000 brackets is refused and changes nothing."
+)
 def test_bad_reports(play: Callable[..., None]) -> None:
     async def scenario(call: Caller) -> None:
         await call.next("a")
@@ -262,6 +275,7 @@ def test_bad_reports(play: Callable[..., None]) -> None:
     play(scenario)
 
 
+@guarantee("The service refuses malformed requests and names that are markup.")
 def test_bad_requests(play: Callable[..., None]) -> None:
     async def scenario(call: Caller) -> None:
         refused(await call.join("a"), 409, "worker 'a' is present already")
@@ -300,6 +314,11 @@ def test_bad_requests(play: Callable[..., None]) -> None:
     play(scenario)
 
 
+@guarantee("A path that leads nowhere and a job without a name are answered with 404 and a message.")
+@guarantee(
+    "Browsers refuse to frame the service's pages elsewhere and to run "
+    "foreign scripts in them (content security policies)."
+)
 def test_paths_that_lead_nowhere(play: Callable[..., None], caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(call: Caller) -> None:
         key = {"Authorization": f"Bearer {TOKEN}"}
@@ -369,6 +388,7 @@ def test_a_slow_body_is_not_waited_for(tmp_path: Path) -> None:
     asyncio.run(all_of_it())
 
 
+@guarantee("A service that restarts within a round continues with the same plan.")
 @pytest.mark.parametrize("policy", ["level", "dolbie", "level:forecast=narx"])
 def test_a_restart_goes_on_with_the_same_plan(tmp_path: Path, policy: str) -> None:
     """Twice the same job, once with restarts in every state of a round, and a stored state between."""

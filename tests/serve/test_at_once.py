@@ -14,6 +14,11 @@ pytest.importorskip("fastapi")
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("serve")]
 
+GUARANTEES = (
+    "Of several services that start on one directory, one serves; the "
+    "others end with one message and exit status 2.",
+)
+
 
 def test_one_of_several_serves_and_the_others_end_with_a_sentence(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "PACELINE_TOKEN"}

@@ -12,6 +12,10 @@ from paceline.serve import app
 from support.calling import Caller, play
 from support.served import TOKEN
 
+GUARANTEES = (
+    "A scrape of the metrics holds the jobs that exist, and figures of each worker up to 1,000 workers.",
+)
+
 
 async def scraped(call: Caller) -> list[str]:
     answer = await call.http.get("/metrics", headers={"Authorization": f"Bearer {TOKEN}"})

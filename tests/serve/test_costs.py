@@ -19,6 +19,11 @@ from paceline.serve.events import Dealt, Settle, logged, read
 from support.served import TOKEN, process, until
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("serve")]
+
+GUARANTEES = (
+    "A job with costs has the plans of a balancer in one process and "
+    "hands out every sample once, also after a kill.",
+)
 BATCH, ROUNDS, SPEEDS = 48, 14, (1.0, 1.0, 0.25)
 
 

@@ -15,6 +15,8 @@ import uvicorn
 
 from support.commands import paceline
 
+GUARANTEES = ("With `--sync`, each commit is forced to the disk before it is answered.",)
+
 FULL, NORMAL = 2, 1  # as SQLite's "pragma synchronous" says
 
 

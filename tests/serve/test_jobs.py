@@ -33,6 +33,7 @@ from paceline.serve.events import (
 from paceline.serve.jobs import Job
 from paceline.serve.models import Settings, Waiting
 from paceline.tokens import digest
+from support.guarantees import guarantee
 
 
 def started(**changes: Any) -> Job:
@@ -410,6 +411,10 @@ def test_every_policy_for_rounds_run_as_planned_is_served() -> None:
     assert {"abs", "dolbie", "equal", "lbbsp", "level", "ogd"} <= set(served())
 
 
+@guarantee(
+    "A worker that waits for its next part is told to look again as "
+    "soon as there is one, after any sequence of calls."
+)
 @settings(max_examples=150)
 @given(
     calls=CALLS,

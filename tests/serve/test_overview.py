@@ -11,6 +11,7 @@ pytest.importorskip("fastapi")
 
 from support import browsers
 from support.calling import JOB, play
+from support.guarantees import guarantee
 from support.served import TOKEN
 
 
@@ -78,6 +79,10 @@ def test_no_link_carries_the_token_and_nothing_is_loaded(told):
     assert not re.search(r"https?://|@import|url\((?!#)|\bsrc=", told[1])
 
 
+@guarantee(
+    "axe finds nothing serious on the service's page; at 400 pixels "
+    "each job is a card, with no cell out of sight."
+)
 def test_axe_finds_nothing_serious(told, tmp_path):
     with browsers.chromium() as browser:
         for scheme, width in (("light", 1400), ("dark", 400)):

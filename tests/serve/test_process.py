@@ -20,6 +20,7 @@ pytest.importorskip("fastapi")
 from paceline import PacelineError, client, runs
 from support import fuzz, served
 from support.commands import assert_refused, paceline
+from support.guarantees import guarantee
 from support.served import TOKEN, Process, process, until
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("serve")]
@@ -47,6 +48,7 @@ def together(
     return logs, threads
 
 
+@guarantee("Workers of a service that is killed within a round lose nothing that was answered.")
 def test_workers_that_notice_nothing_of_a_killed_service(tmp_path: Path) -> None:
     with process(tmp_path, "--batch", 700, "--workers", 3) as service:
         logs, threads = together(service, 30, 0.02)
@@ -93,6 +95,10 @@ def test_ctrl_c_lets_go_of_those_who_wait(tmp_path: Path) -> None:
         assert errors.strip() in ("", "paceline: interrupted")
 
 
+@guarantee(
+    "SIGINT, SIGTERM and SIGHUP end the service in order with 130, 143 "
+    "and 129, also if they were ignored at its start."
+)
 @pytest.mark.parametrize(
     ("ignored", "sent", "status"),
     [
@@ -111,6 +117,7 @@ def test_signals_end_it_however_it_was_started(
     assert not (tmp_path / "service.sqlite-wal").exists(), "closed in order"
 
 
+@guarantee("More workers than a shell allows open files are served, up to what the system allows.")
 def test_more_workers_than_a_shell_allows_files(tmp_path: Path) -> None:
     """Connections stay open for as long as a worker lives."""
     import resource
@@ -133,6 +140,7 @@ def test_more_workers_than_a_shell_allows_files(tmp_path: Path) -> None:
             assert connection.recv(100).startswith(b"HTTP/1.1 200")
 
 
+@guarantee("A signal while the service starts is not lost.")
 def test_a_signal_at_the_start_is_not_lost(tmp_path: Path) -> None:
     """What a handler raises while Python destroys an object goes nowhere, as in the collection before serving."""
     begin = """
@@ -156,6 +164,7 @@ main()
     assert "Exception ignored" in done.stderr
 
 
+@guarantee("Under `nohup`, only SIGTERM ends the service.")
 def test_nohup_outlives_its_terminal(tmp_path: Path) -> None:
     with process(tmp_path, "--batch", 8, "--workers", 2, ignored=(signal.SIGINT, signal.SIGHUP)) as service:
         for sent in (signal.SIGINT, signal.SIGHUP):

@@ -20,6 +20,7 @@ from paceline import PacelineError
 from paceline.serve import catalog, store
 from paceline.serve.service import STATE, Service
 from support.calling import JOB, Caller, refused, serving
+from support.guarantees import guarantee
 
 GOOD = {"samples": 6, "seconds": 1.0}
 
@@ -98,6 +99,7 @@ def test_a_store_that_another_program_has_looked_into_is_whole(left: Path) -> No
     assert opened(left).catalog.running["j"].job.closed == 5
 
 
+@guarantee("A store without its `-wal` is refused, also after checkpoints.")
 def test_a_lost_wal_is_noticed_after_checkpoints_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "CHECKPOINT", 10)
 
@@ -184,6 +186,10 @@ def a_directory(directory: Path) -> None:
     (directory / STATE).mkdir()
 
 
+@guarantee(
+    "A store that is empty, cut short, damaged or of another version or "
+    "program ends the service with exit status 2, unchanged."
+)
 @pytest.mark.parametrize(
     ("harm", "words"),
     [
@@ -255,6 +261,10 @@ def settings(**changes: Any) -> str:
     return json.dumps({name: value for name, value in values.items() if value != "gone"})
 
 
+@guarantee(
+    "A job that cannot be read or replayed is set aside, named in "
+    "the log and the API, and kept; the others run."
+)
 @pytest.mark.parametrize(
     ("harm", "words"),
     [
@@ -325,6 +335,10 @@ def test_a_job_that_cannot_go_on_is_set_aside(
     assert still == kept, "its stored state is kept"
 
 
+@guarantee(
+    "Rounds that were handed out keep their plan under a service with "
+    "other rules, and the log names both versions."
+)
 def test_other_rules_do_not_change_what_was_handed_out(
     left: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -14,6 +14,10 @@ from paceline.simulate import dealt
 from paceline.simulate.dealt import play
 from simulate.test_dealt import scenario
 
+GUARANTEES = (
+    "Pieces by cost on the virtual clock use every sample once, with limits, stalls and absent workers.",
+)
+
 
 def plan_of(n: int, at_once: float, part: float, least: float, speeds: np.ndarray) -> PiecePlan:
     return PiecePlan(np.array(at_once), np.array(part), np.array(part), np.full(n, least), speeds)

@@ -8,6 +8,7 @@ from paceline import PacelineError
 from paceline.data import traces
 from paceline.simulate import dealt, of_trace, read, run, scenario, timing
 from paceline.simulate.timing import MODELS, Ar1, Constant, Replay
+from support.guarantees import guarantee
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples" / "scenarios").glob("*.toml"))
@@ -77,6 +78,7 @@ def test_traces_of_workers_lie_beside_the_scenario(file, tmp_path):
     assert np.array_equal(played.overhead.table, pace[:, [2, 0]] / 10)
 
 
+@guarantee("A mistake in a scenario, such as seconds that no clock shows, is refused in one message.")
 @pytest.mark.parametrize(
     ("text", "says"),
     [

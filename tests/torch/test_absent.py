@@ -8,6 +8,7 @@ import pytest
 
 from support import absent_jobs as jobs
 from support.forked import TESTS, ended
+from support.guarantees import guarantee
 from support.ranks import run_ranks
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("torch")]
@@ -20,6 +21,10 @@ CASES = [  # who is stopped, in which round, under which policy
 ]
 
 
+@guarantee(
+    "A stopped rank is named in a warning after `patience` seconds (30), from "
+    "the first round, under every policy, rank 0 included."
+)
 def test_a_stopped_rank_is_named_under_every_policy_from_the_first_round_on() -> None:
     """Also rank 0, which hosts what the ranks tell each other: every call to it hangs meanwhile."""
     told = run_ranks(3, jobs.stopped, CASES)
@@ -29,6 +34,7 @@ def test_a_stopped_rank_is_named_under_every_policy_from_the_first_round_on() ->
             assert (when, [who]) in named, (who, when, policy, rank)
 
 
+@guarantee("A rank that lives and is late is named as such.")
 def test_a_rank_that_lives_and_is_late_is_named_as_such() -> None:
     first, slow, third = run_ranks(3, jobs.late)
     for told in (first, third):
@@ -36,6 +42,9 @@ def test_a_rank_that_lives_and_is_late_is_named_as_such() -> None:
     assert not [missing for missing in slow if missing.lives]
 
 
+@guarantee(
+    "If a rank raises, the others end with a `WorkerError` that names the rank, the round and the error."
+)
 @pytest.mark.parametrize(
     ("who", "policy", "ahead"), [(0, "level", False), (2, "factoring", False), (2, "level", True)]
 )
@@ -52,6 +61,13 @@ def test_the_rank_that_fails_is_named_with_its_error_on_the_others(
             assert words.startswith(start)
 
 
+@guarantee(
+    "Ranks that wait for reports or claims while rank 0 is stopped end "
+    "with an error after the process group's timeout."
+)
+@guarantee(
+    "A late report on a device is waited for as long as the process group waits (tested on processors)."
+)
 def test_reports_are_waited_for_as_long_as_the_process_group_waits() -> None:
     (waits, none), (_, sentences) = run_ranks(2, jobs.limits_of_waiting)
     assert waits == 60, "what run_ranks gives its group"
@@ -63,6 +79,10 @@ def test_reports_are_waited_for_as_long_as_the_process_group_waits() -> None:
         )
 
 
+@guarantee(
+    "If a rank leaves its program or is killed, the others end with a "
+    "`WorkerError` that says which, as far as known within 4 s."
+)
 @pytest.mark.parametrize(
     ("how", "words"),
     [

@@ -11,6 +11,7 @@ import torch
 from paceline.errors import PacelineError
 from paceline.torch import Pace
 from paceline.torch.passes import RowCheck
+from support.guarantees import guarantee
 from support.loader_jobs import collated
 from support.ranks import run_ranks
 from support.torch_jobs import Samples, fresh, optimizer_of
@@ -41,6 +42,7 @@ def test_a_batch_that_tells_for_certain_that_samples_are_missing(batch: Any) -> 
     assert RowCheck().missing(batch, 16) in (0, 5, 15)
 
 
+@guarantee("Batches that do not say their size, or have several rows for a sample, are accepted.")
 @pytest.mark.parametrize(
     "batch",
     [
@@ -76,6 +78,10 @@ def test_merged_samples_are_merged_in_every_batch() -> None:
     assert check.missing([rows(8, 3), rows(8)], 16) == 8, "a row stood for one sample before"
 
 
+@guarantee(
+    "A collate function that leaves out samples is exact with `count=` (1e-12, "
+    "float64), and raises before the backward pass without it."
+)
 @pytest.mark.processes
 @pytest.mark.xdist_group("torch")
 @pytest.mark.parametrize(
@@ -104,6 +110,7 @@ def _default(samples: list[Any]) -> Any:
     return torch.utils.data.default_collate(samples)
 
 
+@guarantee("A data set that has grown raises when the next epoch begins.")
 def test_a_data_set_that_has_grown_is_refused_when_an_epoch_begins() -> None:
     model, data = fresh(torch.float64), Samples(32)
     with Pace(model, 16) as pace:
@@ -113,6 +120,7 @@ def test_a_data_set_that_has_grown_is_refused_when_an_epoch_begins() -> None:
             next(iter(loader))
 
 
+@guarantee("An assignment to `pace.global_batch` raises.")
 def test_the_global_batch_stays() -> None:
     with Pace(fresh(torch.float64), 16) as pace:
         with pytest.raises(

@@ -13,6 +13,11 @@ from paceline.torch import Pace
 from paceline.torch.callbacks import GarbageCollection, OnRound
 from support.ranks import run_ranks
 
+GUARANTEES = (
+    "With the callback `GarbageCollection`, all ranks collect after the "
+    "same rounds, and by count again after the run.",
+)
+
 
 def rounds(rank: int, ranks: int, every: int, seconds: float, many: int) -> list[int]:
     """The rounds after which this rank collected, in so many rounds of so many seconds."""

@@ -16,6 +16,7 @@ from paceline.runs.findings import findings
 from paceline.torch import Pace
 from paceline.torch.work import WARM_UP, found
 from support.drop_jobs import COUNT, alone, counting, dropping
+from support.guarantees import guarantee
 from support.ranks import run_ranks
 from support.torch_jobs import Samples, fresh
 
@@ -32,6 +33,11 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@guarantee(
+    "With `drop=`, the parameters and losses are those of one process "
+    "with the samples that ran, within 1e-12 (float64)."
+)
+@guarantee("With `drop=`, each rank runs at least one micro-batch, and all ranks learn what was left out.")
 def test_the_gradient_is_the_mean_over_what_ran() -> None:
     """Against one process that takes in each round the samples that the ranks really ran."""
     ranks = run_ranks(3, dropping, list(CASES.values()))
@@ -53,6 +59,7 @@ def test_the_gradient_is_the_mean_over_what_ran() -> None:
         assert case.get("leave") or len(set(epoch)) == len(epoch), name  # nothing twice in an epoch
 
 
+@guarantee("A `drop=` threshold that no rank reaches changes no bit.")
 def test_a_threshold_that_nobody_reaches_changes_no_bit() -> None:
     ranks = run_ranks(3, dropping, [{"stall": 0.0}, {"stall": 0.0, "drop": 600}])
     for without, rank in ranks:
@@ -64,6 +71,7 @@ def test_a_threshold_that_nobody_reaches_changes_no_bit() -> None:
         assert without["dropped"] is None
 
 
+@guarantee("`drop=` with `count=` for some losses only raises before any rank steps.")
 def test_counts_with_some_losses_alone_are_refused() -> None:
     """Else tokens of some would be added to samples of others."""
     for said in run_ranks(3, counting, True):

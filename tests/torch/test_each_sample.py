@@ -24,6 +24,11 @@ from paceline.torch.measuring.meter import OpenRound, layout
 from paceline.torch.measuring.open_rounds import OpenRounds
 from paceline.torch.plan import Division, Piece, RoundPlan
 
+GUARANTEES = (
+    "Each epoch has its own order, which can be repeated. A claim ends with "
+    "the pool, and samples that were not run are reported.",
+)
+
 HALF = np.array(0.5)
 
 

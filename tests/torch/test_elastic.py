@@ -27,6 +27,7 @@ from paceline.torch.measuring.meter import layout
 from support import elastic_jobs
 from support.elastic_jobs import FOR_EVER, Told, alone, exactly, faults, hit, run
 from support.elastic_phases import Plan, phased, write
+from support.guarantees import guarantee
 
 pytestmark = pytest.mark.xdist_group("elastic")
 
@@ -53,6 +54,7 @@ def check(told: Told, rounds: int | None = None, whole: bool = True, **options: 
     assert all(sum(loads) == elastic_jobs.BATCH for loads, _ in by_step.values()) or not whole
 
 
+@guarantee("Ranks that begin with different parameters train those of the first rank.")
 def test_nothing_happens(tmp_path: Path) -> None:
     told = run(tmp_path, 3, 30, lambda *_: None)
     check(told, 30)
@@ -60,6 +62,10 @@ def test_nothing_happens(tmp_path: Path) -> None:
     assert np.array(told.of("round")[-1][1]["loads"]).min() >= 1
 
 
+@guarantee(
+    "After kills, freezes, departures and joins at random moments, each sample of a round counts "
+    "once, with the parameters of one process within 1e-12 (float64)."
+)
 def test_faults_at_random_moments(tmp_path: Path) -> None:
     plan = faults(tmp_path, ["kill", "kill", "leave", "freeze"], 14, 0.05, seed=1)
     told = run(
@@ -77,6 +83,10 @@ def test_faults_at_random_moments(tmp_path: Path) -> None:
     assert len(told.faults) == 14
 
 
+@guarantee(
+    "After a fault at any named instant (a piece, the sums, the meeting, the handover), the "
+    "parameters are those of one process within 1e-12 (float64)."
+)
 def test_faults_at_named_instants(tmp_path: Path) -> None:
     """Also where some ranks have completed a round and others have not, and in the change of members itself."""
     plan = phased(tmp_path, 12, seed=4, kinds=("kill", "leave", "fail", "two", "joiner", "first"))
@@ -100,6 +110,7 @@ def uneven(tmp_path: Path, ranks: int, plan: Plan, **asked: Any) -> Told:
     return run(tmp_path, ranks, FOR_EVER, plan, restarts=1000, nap=1e-4, phases=True, slow=slow, **asked)
 
 
+@guarantee("Where work moves within rounds, the others run what a lost rank had claimed, and nothing twice.")
 def test_work_moves_within_rounds(tmp_path: Path) -> None:
     """What a lost rank has claimed and not run, or run and not summed, is run by the others."""
     plan = phased(tmp_path, 10, seed=2, kinds=MOVING, phases=CLAIMED)
@@ -109,6 +120,10 @@ def test_work_moves_within_rounds(tmp_path: Path) -> None:
     assert most_pieces(told) > 3
 
 
+@guarantee(
+    "Under `deterministic=True`, the parameters after a lost rank "
+    "have the bits of one process without faults."
+)
 def test_the_same_bits_whoever_is_lost(tmp_path: Path) -> None:
     """Those of one process that is not elastic, also where ranks are lost in the middle of a round."""
     plan = phased(tmp_path, 5, seed=3, kinds=MOVING, phases=tuple(p for p in CLAIMED if p != "backward"))
@@ -123,6 +138,10 @@ def test_the_same_bits_whoever_is_lost(tmp_path: Path) -> None:
         assert end["parameters"] == expected
 
 
+@guarantee(
+    "After a lost rank, samples with costs and losses with `count=` give the "
+    "parameters of one process within 1e-12 (float64)."
+)
 @pytest.mark.parametrize(("policy", "padded"), [("auto", False), ("level", True)])
 def test_samples_that_cost_differently(tmp_path: Path, policy: str, padded: bool) -> None:
     """A lost rank's are run by the others in parts of equal cost; the loss is a mean over their tokens."""
@@ -133,6 +152,10 @@ def test_samples_that_cost_differently(tmp_path: Path, policy: str, padded: bool
     assert len(told.faults) >= 6
 
 
+@guarantee(
+    "Loader processes load each round's first part ahead, except the first of "
+    "an epoch or membership, and stay exact after a loss."
+)
 @pytest.mark.parametrize("policy", ["factoring", pytest.param("level", marks=pytest.mark.nightly)])
 def test_processes_load_ahead(tmp_path: Path, policy: str) -> None:
     """The next round's samples, and what is claimed, also where ranks are lost and what was loaded is of no use."""
@@ -148,6 +171,10 @@ def test_processes_load_ahead(tmp_path: Path, policy: str) -> None:
         assert sum(end["ahead"]) >= len(end["ahead"]) - 12 > 20
 
 
+@guarantee(
+    "Sums that fail without a lost rank, or a left backward pass, keep the "
+    "parameters exact and close earlier connections and threads."
+)
 def test_sums_fail_and_a_round_is_left(tmp_path: Path) -> None:
     """Though nobody is lost; in the last round, too, which one of the ranks has completed by then. Another leaves its
     loop in the middle of a backward pass, and goes on with it. Connections that are not needed are closed."""
@@ -168,6 +195,7 @@ def test_sums_fail_and_a_round_is_left(tmp_path: Path) -> None:
     assert max(end["opened"] for _, end in told.of("end")) <= 7  # each may wait for a name server
 
 
+@guarantee("A rank that joins takes over the running statistics of batch norm.")
 def test_batch_norm(tmp_path: Path) -> None:
     """A joiner has the running statistics of one of the others, and all ranks have the same parameters."""
 
@@ -190,6 +218,10 @@ def test_batch_norm(tmp_path: Path) -> None:
         assert line["statistics"] in had
 
 
+@guarantee(
+    "If all ranks that have the model are lost, the run ends with "
+    "an error, and none starts from the beginning."
+)
 def test_nobody_is_left_who_has_the_model(tmp_path: Path) -> None:
     """One is killed, and the other freezes before the one that joins has the model: nothing begins from the start."""
 
@@ -206,6 +238,7 @@ def test_nobody_is_left_who_has_the_model(tmp_path: Path) -> None:
     assert {who for who, _ in told.of("round")} == {0, 1}
 
 
+@guarantee("If all ranks are lost at once, the run ends with an error.")
 def test_all_are_lost_at_once(tmp_path: Path) -> None:
     """The run ends, and waits for nobody."""
 
@@ -223,6 +256,10 @@ def options(**changed: Any) -> dict[str, Any]:
     return {"loop": "round", "weigh": "loss", "micro_steps": None, "callbacks": []} | changed
 
 
+@guarantee(
+    "A model, loop, policy or option that cannot continue without a rank "
+    "raises with what to use instead, before anything runs."
+)
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
@@ -237,6 +274,7 @@ def test_what_does_not_go_with_it(changed: dict[str, Any], words: str) -> None:
         Pace(torch.nn.Linear(1, 1), 4, elastic=True, **options(**changed))
 
 
+@guarantee("A model on a GPU is refused with `elastic=True` before anything runs.")
 @pytest.mark.parametrize(
     ("model", "words"),
     [
@@ -276,6 +314,9 @@ def test_what_nobody_has_run() -> None:
         assert sorted(recovery.missing([*ran, *rest], first, size)) == []
 
 
+@guarantee(
+    "A gradient that the loop keeps is not overwritten, and a rank's own gradient stays whole if a sum fails."
+)
 @pytest.mark.parametrize("to_none", [True, False])
 @pytest.mark.parametrize("tells", [True, False])
 def test_a_gradient_stays_what_it_was(to_none: bool, tells: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,6 +355,7 @@ def test_a_gradient_stays_what_it_was(to_none: bool, tells: bool, monkeypatch: p
     held.close()
 
 
+@guarantee("A lost rank's samples are run in parts of equal cost, within a micro-batch's budget.")
 @pytest.mark.parametrize("padded", [False, True])
 def test_parts_of_equal_cost(padded: bool) -> None:
     """Every sample once, within the limits of a micro-batch; two parts for each member, as equal as samples allow."""
@@ -351,6 +393,7 @@ def test_parts_that_a_model_can_take() -> None:
     assert recovery.parts([(0, 19)], 1, 8, unit=8) == [(0, 8), (8, 8), (16, 3)]  # the end of an epoch
 
 
+@guarantee("A sample that is missing or counts twice in a round's gradient ends the run before the step.")
 def test_a_sample_that_counts_twice_ends_the_run() -> None:
     row = np.zeros((), layout(False, by_itself=True))
 

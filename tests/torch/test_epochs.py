@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.torch.progress import Progress
+from support.guarantees import guarantee
 from support.ranks import run_ranks
 from support.scripted import Script
 from support.torch_jobs import indices_used, part_of_an_epoch
@@ -67,6 +68,7 @@ def test_stopped_and_resumed_in_mid_epoch(loader_workers: int, then: int) -> Non
     assert {part["rounds"] for part in after} == {6}
 
 
+@guarantee("A resumed run divides its rounds as an unbroken one.")
 def test_a_resumed_run_divides_as_an_unbroken_one() -> None:
     policy = Script(((5, 2, 1), (1, 6, 2), (3, 3, 3), (1, 1, 9), (7, 1, 4), (2, 1, 1)))
     whole = run_ranks(3, part_of_an_epoch, 99, None, 0, policy)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from support.guarantees import guarantee
 from support.ranks import run_ranks
 from support.torch_jobs import differences_from_one_process
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("torch")]
+
+GUARANTEES = ("Results agree within rounding for all kernels of torch and MKL and all orders of DDP's sums.",)
 
 CASES = {
     "weighted loss": {},
@@ -26,6 +29,9 @@ CASES = {
 }
 
 
+@guarantee(
+    "Ranks that run different numbers of samples compute the gradient of one process with the whole batch."
+)
 def test_parameters_equal_those_of_one_process() -> None:
     differences = run_ranks(3, differences_from_one_process, list(CASES.values()))
     assert differences[0] == differences[1] == differences[2], "the ranks' parameters differ"

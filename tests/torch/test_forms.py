@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from support.form_jobs import counted_by_hook, forms, forward_method, refused
+from support.guarantees import guarantee
 from support.ranks import run_ranks
 from support.sharding import possible
 from support.torch_jobs import UNEVEN
@@ -39,6 +40,10 @@ CASES: dict[str, dict[str, Any]] = {
 CASES = possible(CASES)
 
 
+@guarantee(
+    'Losses over the samples of all ranks (`reduction="global"`) give the '
+    "parameters and losses of one process within 1e-12 (float64)."
+)
 def test_losses_over_all_ranks_are_those_of_one_process() -> None:
     found = run_ranks(3, forms, list(CASES.values()))
     for number, name in enumerate(CASES):
@@ -47,6 +52,10 @@ def test_losses_over_all_ranks_are_those_of_one_process() -> None:
             assert losses < 1e-12, f"{name}: losses differ by {losses:.1e}"
 
 
+@guarantee(
+    '`reduction="global"` raises before the step with `count=`, `drop=`, '
+    '`loop="local"`, `elastic=True` or a filler sample in the loss.'
+)
 @pytest.mark.parametrize(
     ("given", "idle", "options", "words"),
     [
@@ -73,12 +82,14 @@ def _refused(rank: int, ranks: int, given: dict[str, Any], idle: int | None, opt
     return refused(rank, ranks, given, idle, **options)
 
 
+@guarantee('`pace.weighted(loss, count=...).backward()` under `weigh="hook"` raises before the step.')
 @pytest.mark.parametrize("how", ["own", "pace"])
 def test_a_weighted_loss_with_a_count_under_the_hook_raises_before_a_step(how: str) -> None:
     for sentence in run_ranks(3, counted_by_hook, how):
         assert "is not divided by the count of all ranks; call pace.backward(loss, count=...)" in sentence
 
 
+@guarantee("`ddp.forward(x)` in place of `ddp(x)` trains the model of one process within 1e-12 (float64).")
 def test_the_forward_method_of_ddp_is_its_forward_pass() -> None:
     for through in ("call", "forward"):
         for sentence, far in run_ranks(3, forward_method, through):

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.torch import Pace
+from support.guarantees import guarantee
 from support.ranks import run_ranks
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("torch")]
@@ -56,6 +57,10 @@ def trained(rank: int, ranks: int, order: str, options: dict[str, Any]) -> list[
     return [p.detach().numpy().copy() for p in model.parameters()]
 
 
+@guarantee(
+    "A parameter that no sample of a round uses has no gradient, also "
+    "on an idle rank: weight decay does not move it."
+)
 @pytest.mark.parametrize("options", [{}, {"loop": "round", "micro_batch": 5}])
 @pytest.mark.parametrize("order", ["first", "last"])
 def test_idle_rank_uses_no_parameter_that_the_round_does_not_use(order: str, options: dict[str, Any]) -> None:

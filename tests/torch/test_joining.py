@@ -12,6 +12,11 @@ from support.elastic_phases import phased
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("elastic")]
 
+GUARANTEES = (
+    "A joining rank that is told to leave or is killed at any point leaves "
+    "the parameters of one process within 1e-12 (float64).",
+)
+
 
 def test_ranks_that_leave_or_are_killed_while_they_join(tmp_path: Path) -> None:
     plan = phased(tmp_path, 8, seed=2, kinds=("joiner leaves", "joiner is killed"))

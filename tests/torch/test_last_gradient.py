@@ -9,6 +9,11 @@ from support.ranks import run_ranks
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("loops")]
 
+GUARANTEES = (
+    "A rank reports its round when its own gradients are ready, before it "
+    "waits for others, in every kind of backward pass.",
+)
+
 
 def test_told_before_the_gradients_of_others_are_waited_for() -> None:
     hooked = {way.__name__: way not in QUICK for way in WAYS}

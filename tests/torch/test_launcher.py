@@ -15,6 +15,7 @@ from paceline.torch import launcher
 from paceline.torch.elastic.membership import Where
 from paceline.torch.elastic.supervisor import Supervisor
 from paceline.torch.liveness.detector import Threads
+from support.guarantees import guarantee
 from support.stands import Stands
 
 pytestmark = pytest.mark.xdist_group("elastic")
@@ -74,6 +75,10 @@ def plain() -> list[float]:
     return [float(each) for each in model.weight.detach().flatten()]
 
 
+@guarantee(
+    "A script under `python -m paceline.torch.launcher` continues at once "
+    "after killed workers, with the result of one process."
+)
 def test_a_script_goes_on_without_its_workers(tmp_path: Path) -> None:
     """One is killed at the end of an epoch, where nobody waits for it, and one ends with an error. An optimizer is
     refused whose state nobody who joins would be given."""
@@ -141,6 +146,10 @@ print(f"end {pace.rounds}\\n", end="", flush=True)  # in one piece, also beside 
 """
 
 
+@guarantee(
+    "A joiner that trains more epochs than the first ranks ends with an "
+    "error, and their model and checkpoint stay as they are."
+)
 @pytest.mark.parametrize("loop", ["wrong", "right"])
 def test_one_that_joined_trains_no_longer_than_those_who_were_there(loop: str, tmp_path: Path) -> None:
     """One whose loop begins with epoch 0 again is told so, when all others have ended."""
@@ -397,6 +406,7 @@ def test_one_that_is_about_to_join_when_the_run_ends_is_told_nothing() -> None:
     keeper.close()
 
 
+@guarantee("`paceline.torch.launcher` starts no replacement for a worker that fails by its own error.")
 def test_nobody_takes_the_place_of_one_that_failed() -> None:
     """Its error would come again; what a signal has ended is started again."""
     keeper, stands = kept(3, restarts=5)

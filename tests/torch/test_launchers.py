@@ -27,9 +27,17 @@ from paceline.torch.elastic.nodes import Machines as Known
 from paceline.torch.elastic.supervisor import _store
 from support import own_script
 from support.elastic_jobs import alone, network
+from support.guarantees import guarantee
 from support.stands import Stands
 
 pytestmark = pytest.mark.xdist_group("elastic")
+
+GUARANTEES = (
+    "If one of several machines disappears, the others continue without a "
+    "restart, and a machine that comes back takes the free slots.",
+    "If the machine with the store is lost, the run ends with an error "
+    "and resumes exactly from the script's checkpoint.",
+)
 PORT = 29417
 
 
@@ -169,6 +177,9 @@ def test_a_machine_disappears_and_comes_back_and_the_one_with_the_store_is_lost(
     assert (found - alone(kept["pace"]["rounds"])).abs().max() < 1e-12
 
 
+@guarantee(
+    "Ctrl-C at one launcher or all of them ends all with status 130 and a message, and leaves no worker."
+)
 @pytest.mark.parametrize("which", ["a", "ba"])
 def test_ctrl_c_ends_all_machines(which: str, machines: Machines) -> None:
     """At the first of them, and at the other before. Each launcher says so, and no worker is left."""

@@ -15,6 +15,7 @@ from paceline.errors import PacelineError
 from paceline.torch import Pace, RoundResult
 from paceline.torch.callbacks import OnRound
 from paceline.torch.feed.pieces import Order
+from support.guarantees import guarantee
 from support.torch_jobs import Samples, fresh, optimizer_of, reference
 
 LOSS = nn.CrossEntropyLoss()
@@ -25,6 +26,10 @@ def paced(**options: Any) -> tuple[nn.Module, torch.optim.Optimizer, Pace]:
     return model, optimizer_of(model), Pace(model, 16, "equal", **options)
 
 
+@guarantee(
+    "After a loop is left at any micro-step, the next `for` begins a fresh "
+    "round without the old gradients, with the same samples."
+)
 @pytest.mark.parametrize("at", ["drawn", "forward", "backward"])
 @pytest.mark.parametrize("micro_step", range(1, 12))
 def test_after_a_loop_that_was_left_the_next_begins_a_fresh_round(micro_step: int, at: str) -> None:
@@ -67,6 +72,7 @@ def _left_and_gone_on(done: int) -> list[torch.Tensor]:
     return [p.detach() for p in model.parameters()]
 
 
+@guarantee("`next(iter(loader))` before the loop changes nothing.")
 def test_a_first_batch_may_be_looked_at() -> None:
     model, optimizer, pace = paced()
     loader = pace.loader(Samples(83), seed=5)
@@ -82,6 +88,7 @@ def test_a_first_batch_may_be_looked_at() -> None:
         torch.testing.assert_close(ours.detach(), theirs, rtol=1e-12, atol=1e-14)
 
 
+@guarantee("Loaders of different lengths may take turns.")
 def test_loaders_of_unlike_length_take_turns() -> None:
     model, optimizer, pace = paced()
     loaders = [pace.loader(Samples(count), seed=5) for count in (83, 40, 7)]
@@ -96,6 +103,7 @@ def test_loaders_of_unlike_length_take_turns() -> None:
     pace.detach()
 
 
+@guarantee("A loader within another one raises.")
 def test_loaders_within_each_other_are_refused() -> None:
     model, optimizer, pace = paced()
     one, other = pace.loader(Samples(83)), pace.loader(Samples(83))
@@ -110,6 +118,7 @@ def test_loaders_within_each_other_are_refused() -> None:
     pace.detach()
 
 
+@guarantee("A checkpoint resumes with the loader in which it was made.")
 def test_a_checkpoint_goes_on_with_the_loader_that_it_was_made_in() -> None:
     model, optimizer, pace = paced()
     pace.loader(Samples(40))
@@ -129,6 +138,10 @@ def test_a_checkpoint_goes_on_with_the_loader_that_it_was_made_in() -> None:
     again.detach()
 
 
+@guarantee(
+    "With `quantum=m`, every batch is a multiple of m, also in pieces "
+    "and the last round, or the data set is refused."
+)
 @settings(max_examples=40)
 @given(
     quantum=st.integers(2, 6), units=st.integers(2, 12), rounds=st.integers(1, 4), rest=st.integers(0, 11),
@@ -150,6 +163,10 @@ def test_every_batch_is_a_multiple_of_quantum(
             pace.step(torch.optim.SGD(model.parameters(), lr=0.1))
 
 
+@guarantee(
+    "`drop_last=True`, `loader.sampler.set_epoch(e)`, `batch_size=` and "
+    "`sampler=` work, or raise with what to write instead."
+)
 def test_what_a_loader_is_asked() -> None:
     _, _, pace = paced(quantum=4)
     for options, words in (
@@ -168,6 +185,10 @@ def test_what_a_loader_is_asked() -> None:
     pace.detach()
 
 
+@guarantee(
+    "After a loop is left, `set_epoch` begins the next loop with the first "
+    "samples of that epoch, also of the current one."
+)
 @pytest.mark.parametrize("asked", [[0, 0, 0, 1, 1], [2, 2, 0, 1, 0], [0, 1, 1, 0, 0]])
 @pytest.mark.parametrize("rounds", [0, 1, 3])
 def test_a_loop_that_is_left_is_given_the_epoch_that_it_asks_for(asked: list[int], rounds: int) -> None:
@@ -285,6 +306,7 @@ def test_a_step_of_ones_own_tells_no_learning_rate_of_another_round() -> None:
     assert all(result.learning_rate != result.learning_rate for result in results[1:])
 
 
+@guarantee("A loop that draws its own samples and steps its optimizer itself has its last round on record.")
 def test_the_last_round_of_a_loop_that_draws_its_own_samples_and_steps_itself_is_on_record() -> None:
     results: list[RoundResult] = []
     model, optimizer, pace = paced(callbacks=[OnRound(results.append)])

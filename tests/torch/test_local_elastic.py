@@ -14,6 +14,11 @@ from support.elastic_phases import phased
 
 pytestmark = pytest.mark.xdist_group("elastic")
 
+GUARANTEES = (
+    "After a lost rank, the others run its samples since the last merge "
+    "before the next one, with the parameters of a replay.",
+)
+
 
 def check(told: Told, replay: bool = True) -> None:
     """Each sample counted once in every epoch that was finished, and the parameters are those of one process that

@@ -15,6 +15,7 @@ from paceline.torch.measuring import piece_reports
 from paceline.torch.measuring.measure import CudaStopwatch
 from paceline.torch.measuring.meter import layout
 from paceline.torch.measuring.open_rounds import mean_losses
+from support.guarantees import guarantee
 from support.peers_jobs import exchanged
 from support.ranks import run_ranks
 from support.torch_jobs import (
@@ -43,6 +44,9 @@ def test_seconds_are_the_same_on_all_ranks_and_shape_the_next_round() -> None:
     assert second.loads[slowest] == second.loads.min() < 20, "what was measured in round 0 shapes round 1"
 
 
+@guarantee(
+    "Short rounds, which are reported in batches, have the same plans and the same state on all ranks."
+)
 @pytest.mark.parametrize("policy", ["level", "auto", "dolbie"])
 def test_short_rounds_are_told_of_in_intervals_that_are_the_same_on_all_ranks(policy: str) -> None:
     ranks = run_ranks(3, in_intervals, policy, [0.02, 0.02, 0.06], 400)
@@ -58,6 +62,7 @@ def test_short_rounds_are_told_of_in_intervals_that_are_the_same_on_all_ranks(po
             assert (first.loss, first.within) == (other.loss, other.within)
 
 
+@guarantee("Each short round is on record with its own loss and loads.")
 def test_rounds_of_an_interval_have_the_losses_and_loads_that_they_had() -> None:
     """Against one process that is given the same batches, and the loads that each rank counted for itself."""
     ranks = run_ranks(2, in_intervals, "level", [0.02, 0.06], 200)
@@ -68,6 +73,7 @@ def test_rounds_of_an_interval_have_the_losses_and_loads_that_they_had() -> None
         assert two.loads.sum() == 24
 
 
+@guarantee("Each round is on record if a loop is left or ends between two reports.")
 @pytest.mark.parametrize("end", ["break", "exhausted", "own"])
 def test_no_round_is_missing_after_a_loop_that_ends_within_an_interval(end: str) -> None:
     for steps, rounds in run_ranks(2, left_within_an_interval, end):
@@ -91,6 +97,10 @@ def test_readings_that_come_late_shape_the_round_after_the_next_and_none_is_lost
     assert loads == [result.loads.tolist() for result in results[2]]
 
 
+@guarantee(
+    "Every rank receives the same rows by their names, through shared "
+    "memory on one machine and collectives between several."
+)
 def test_every_exchange_brings_each_rank_all_rows_by_their_names() -> None:
     for found in run_ranks(3, exchanged):
         for kind, rows in found.items():
@@ -137,6 +147,14 @@ def test_the_loss_is_the_mean_over_the_whole_batch() -> None:
         assert three.loss == pytest.approx(one.loss, rel=1e-12)
 
 
+@guarantee(
+    "A loss that DDP would not sum, such as that of `model(x)` or under "
+    "`no_sync()`, raises within 16 rounds, before the backward pass."
+)
+@guarantee(
+    "An optimizer step that only some ranks take raises on every rank, except with "
+    "`elastic=True`; after at most 64 rounds of a few milliseconds."
+)
 @pytest.mark.parametrize(
     ("kind", "words"),
     [

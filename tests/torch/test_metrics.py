@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline import PacelineError
 from paceline.torch import Pace, metrics
+from support.guarantees import guarantee
 from support.ranks import run_ranks
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("torch")]
@@ -48,6 +49,10 @@ def measured(rank: int, ranks: int, loop: str) -> tuple[list[float], list[tuple[
     return rows, means
 
 
+@guarantee(
+    "`pace.mean` and `pace.gather` count each sample of a round once, "
+    "also with an idle rank and a short last round."
+)
 @pytest.mark.parametrize("loop", ["whole", "round"])
 def test_metrics_with_an_idle_rank_count_each_sample_once(loop: str) -> None:
     whole = np.arange(float(SAMPLES))

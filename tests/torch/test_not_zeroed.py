@@ -11,6 +11,11 @@ from support.ranks import run_ranks
 from support.torch_jobs import fresh
 from support.zero_jobs import OWN, RIGHT, ROUNDS, STEPS, train, under_the_hook
 
+GUARANTEES = (
+    "Gradients that are still there when the next round's backward "
+    "pass begins raise before they are counted again.",
+)
+
 FORMS: tuple[dict[str, Any], ...] = ({}, {"loop": "round"}, {"loop": "pieces", "micro_batch": 3})
 CASES = [
     (name, options) for name in STEPS for options in FORMS

@@ -20,6 +20,7 @@ from paceline.runs import sinks
 from paceline.runs.sinks import Sink
 from paceline.torch import Pace, RoundResult
 from paceline.torch.callbacks import Callback, Prometheus, Record, TensorBoard, Training, Wandb
+from support.guarantees import guarantee
 
 
 def trained(*callbacks: Callback) -> Pace:
@@ -70,6 +71,7 @@ class Broken(Sink):
             raise OSError("the disk is full")
 
 
+@guarantee("A sink that fails is warned of once, and the training continues without it.")
 def test_a_sink_that_fails_ends_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sinks, "TensorBoard", Broken)
     with pytest.warns(
@@ -81,6 +83,7 @@ def test_a_sink_that_fails_ends_no_training(monkeypatch: pytest.MonkeyPatch) -> 
     pace.detach()
 
 
+@guarantee("A port that is no number raises before the training.")
 def test_port_that_is_no_number_raises_before_training() -> None:
     with pytest.raises(PacelineError, match="metrics port='here': expected a whole number"):
         Pace(torch.nn.Linear(2, 1), 8, callbacks=[Prometheus("here")])  # type: ignore[arg-type]

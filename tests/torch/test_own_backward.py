@@ -10,6 +10,11 @@ from paceline.errors import PacelineError
 from paceline.torch import Pace
 from support.torch_jobs import Samples, fresh, optimizer_of
 
+GUARANTEES = (
+    "`loss.backward()` or the host's own in place of "
+    "`pace.backward(loss)` raises before a step with its gradients.",
+)
+
 
 @pytest.mark.parametrize("by", ["pace.step", "optimizer.step"])
 def test_no_step_is_taken(by: str) -> None:

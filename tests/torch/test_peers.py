@@ -10,6 +10,7 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
+from support.guarantees import guarantee
 from support.peers_jobs import counted, hindered, left_early, out_of_reach
 from support.ranks import run_ranks
 
@@ -26,6 +27,10 @@ def test_a_rank_that_cannot_reach_the_store_is_named_on_every_rank(who: int) -> 
         assert sentence.startswith(f"rank {who} cannot reach rank 0 at 127.0.0.1")
 
 
+@guarantee(
+    "Each round has its own rows if a report comes early, half written "
+    "or for a left round, or its rank leaves at once."
+)
 @pytest.mark.parametrize("apart", [None, 0, 1])
 def test_rounds_keep_apart_whatever_becomes_of_their_messages(apart: int | None) -> None:
     for rank, found in enumerate(run_ranks(3, hindered, apart)):
@@ -39,6 +44,10 @@ def test_rounds_keep_apart_whatever_becomes_of_their_messages(apart: int | None)
             assert f"{who} has left the run" in found["missing"]
 
 
+@guarantee(
+    "Ranks that claim at the same instant claim each sample once; if one "
+    "is killed within a claim, the others continue."
+)
 @pytest.mark.parametrize(
     ("apart", "name"), [(None, "NearbyCounter"), (2, "StoreCounter"), (0, "StoreCounter")]
 )
@@ -62,6 +71,9 @@ sys.stdin.read()
 """
 
 
+@guarantee(
+    "After a worker of one of several torchruns is killed, all ranks meet again at once and waste no restart."
+)
 def test_ranks_meet_again_though_each_launcher_counts_other_restarts() -> None:
     """Under several torchruns, which keep the store: only the one whose worker was killed counts the restart."""
     store = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=20), wait_for_workers=False)

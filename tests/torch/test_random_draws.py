@@ -15,6 +15,11 @@ from support.ranks import run_ranks
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("torch")]
 
+GUARANTEES = (
+    "Loader processes of ranks with equal seeds draw no random number "
+    "twice, and draw the same again from the same `seed`.",
+)
+
 COUNT, EPOCHS = 96, 2
 
 

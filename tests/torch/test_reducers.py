@@ -15,6 +15,11 @@ from support.reducer_jobs import ROUNDS, SAMPLES, members, ranked
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("torch")]
 
+GUARANTEES = (
+    "One script trains the parameters of one process within 1e-12 (float64) in one process, DDP, "
+    "FSDP2 and with `elastic=True`, also after a round that was left.",
+)
+
 
 def ran(kind: str, out: Path) -> list[dict[str, Any]]:
     if kind == "elastic":

@@ -13,7 +13,13 @@ from torch import nn
 from paceline.errors import PacelineError
 from paceline.torch import Pace
 from paceline.torch.feed.pieces import Order
+from support.guarantees import guarantee
 from support.torch_jobs import Samples, fresh
+
+GUARANTEES = (
+    "A step that is not due (doubled, before the pass, within a round, after zeroing) "
+    "raises before it is taken, also if it would change nothing.",
+)
 
 MicroStep = Callable[[Pace, torch.optim.Optimizer, torch.Tensor], object]
 
@@ -118,6 +124,10 @@ def test_an_optimizer_around_one_of_torch_is_stepped_and_what_it_steps_is_checke
     pace.detach()
 
 
+@guarantee(
+    "One process whose parameters begin to require gradients later "
+    "trains those of the plain loop within 1e-12."
+)
 def test_one_process_trains_parameters_that_were_frozen_at_first() -> None:
     """Also in several pieces, and by an optimizer that has only these."""
     paced, plain = fresh(torch.float64), fresh(torch.float64)

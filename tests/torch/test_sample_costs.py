@@ -13,6 +13,7 @@ from paceline.errors import PacelineError
 from paceline.torch.feed.costs import pads, read
 from paceline.torch.feed.pieces import Order
 from support.cost_jobs import BATCH, COUNT, SEED, Texts, divided_by_cost, filled, lengths_of, refused
+from support.guarantees import guarantee
 from support.ranks import run_ranks
 from support.sharding import possible
 from support.torch_jobs import UNEVEN
@@ -55,6 +56,11 @@ CASES |= {f"in pieces: {name}": case for name, case in IN_PIECES.items()}
 CASES = possible(CASES)
 
 
+@guarantee(
+    "With `loader(cost=...)`, every sample is used once an epoch and the "
+    "parameters are those of one process within 1e-12 (float64)."
+)
+@guarantee("With `loader(cost=...)`, each round has the samples that it has without costs.")
 def test_the_model_is_that_of_one_process_and_every_sample_is_used_once() -> None:
     found = run_ranks(3, divided_by_cost, list(CASES.values()))
     for number, name in enumerate(CASES):
@@ -97,6 +103,7 @@ def test_pieces_hold_as_much_cost_as_they_should() -> None:
                 assert cost <= max(one, 2 + one / 2) + 1e-9
 
 
+@guarantee("Ranks of equal speed receive parts of equal cost if their samples have different lengths.")
 def test_parts_are_of_equal_cost_where_ranks_are_equal() -> None:
     cost = {"cost": lengths_of(), "padded": False}
     case = {"policy": "equal", "limits": ((0, None),) * 3, "loading": cost}
@@ -109,6 +116,10 @@ def test_parts_are_of_equal_cost_where_ranks_are_equal() -> None:
     assert slices.max() > 1.2 * slices.mean(), "equal counts would have done as well"
 
 
+@guarantee(
+    "Costs that are negative, not finite, too few, different between ranks or "
+    "of an unknown column raise one error on every rank."
+)
 def test_what_is_refused_is_refused_on_every_rank_in_a_sentence() -> None:
     right = {"cost": "tokens"}
     cases: list[tuple[dict[str, Any], dict[str, Any], str]] = [
@@ -129,6 +140,10 @@ def test_what_is_refused_is_refused_on_every_rank_in_a_sentence() -> None:
             assert expected in sentence
 
 
+@guarantee(
+    "Padding by a collate function is found from the shortest and "
+    "the longest sample, unless an option says it."
+)
 def test_padding_is_found_by_trying() -> None:
     texts = Texts()
     costs = read("tokens", texts)

@@ -12,6 +12,7 @@ import torch
 from paceline.torch import Pace
 from support import fsdp_jobs
 from support.fsdp_jobs import measured, misuse, trained
+from support.guarantees import guarantee
 from support.hosts import (
     BATCH,
     COUNT,
@@ -66,6 +67,10 @@ def test_seconds_are_a_ranks_own_in_spite_of_the_collectives_in_each_layer() -> 
     assert max(round.seconds for round in rounds) >= slept[2]
 
 
+@guarantee(
+    "A model that was given to `fully_shard` under PyTorch 2.6 to 2.8 "
+    "is refused with the version that it needs, 2.9."
+)
 def test_what_cannot_be_balanced_is_refused() -> None:
     for partly, moving, hook, old in run_ranks(2, misuse):
         assert "second.weight is not sharded" in partly
@@ -94,6 +99,7 @@ def left(rank: int, ranks: int, leaves: bool) -> list[np.ndarray]:
     return [p.full_tensor().detach().numpy() for p in model.parameters()]  # type: ignore[attr-defined]
 
 
+@guarantee("With FSDP2, the gradients of a round that is left do not count in the next round.")
 @balanced
 def test_round_that_is_left_leaves_no_gradient_in_the_next() -> None:
     for whole, again in zip(run_ranks(3, left, False), run_ranks(3, left, True), strict=True):

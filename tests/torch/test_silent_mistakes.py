@@ -16,6 +16,7 @@ from paceline.torch import Pace
 from paceline.torch.callbacks import StopOnNan
 from paceline.torch.feed.pieces import Order
 from paceline.torch.measuring.open_rounds import Blind, Finite
+from support.guarantees import guarantee
 from support.ranks import run_ranks
 from support.silent_jobs import Heard, left_alone, no_number, other_epochs, own_options, own_schedules
 from support.torch_jobs import Samples, fresh, optimizer_of
@@ -32,6 +33,7 @@ def train(rounds: int, step: Callable[[Pace, torch.optim.Optimizer], object], **
     return pace
 
 
+@guarantee("A loop that never steps the optimizer raises a `PacelineError` after the first round.")
 @pytest.mark.parametrize("rounds", [1, 5])
 def test_a_loop_that_never_steps_is_told_so(rounds: int) -> None:
     with pytest.raises(
@@ -40,6 +42,10 @@ def test_a_loop_that_never_steps_is_told_so(rounds: int) -> None:
         train(rounds, lambda pace, optimizer: None)
 
 
+@guarantee(
+    "A loss that is NaN or infinite is warned of once, with the round and "
+    "the rank; with `StopOnNan` it raises on every rank."
+)
 def test_what_to_do_about_a_loss_that_is_no_number() -> None:
     told, losses = np.array([1.0, 1.0, 0.0]), np.array([2.5, np.inf, np.nan])
     finite = Finite([])
@@ -68,6 +74,11 @@ def test_every_rank_hears_whose_loss_was_no_number_and_rank_0_warns_once() -> No
         assert [text[: len(words)] for text in warned] == [words] * (rank == 0)
 
 
+@guarantee(
+    "Learning rates that differ between ranks raise on every rank after the first round "
+    "with them, or after at most 64 rounds of a few milliseconds."
+)
+@guarantee("Learning rates that differ by rounding are accepted.")
 @pytest.mark.processes
 @pytest.mark.xdist_group("torch")
 def test_learning_rates_that_go_by_a_ranks_own_samples_are_told_on_all_ranks() -> None:
@@ -77,6 +88,10 @@ def test_learning_rates_that_go_by_a_ranks_own_samples_are_told_on_all_ranks() -
     assert run_ranks(3, own_schedules, True) == [""] * 3
 
 
+@guarantee(
+    "An optimizer's option that differs between ranks, such as weight "
+    "decay, raises on every rank at the next report."
+)
 @pytest.mark.processes
 @pytest.mark.xdist_group("torch")
 @pytest.mark.parametrize(
@@ -120,6 +135,10 @@ def weighed(loss_of: Any, counts: Any, micro_batch: int | None) -> tuple[list[st
     return [str(each.message) for each in heard], [p.detach() for p in model.parameters()]
 
 
+@guarantee(
+    "A loss with class weights or ignored targets is exact with `count=` (1e-12, float64); "
+    "without it, torch's losses of that kind are warned of once."
+)
 def test_a_mean_over_class_weights_or_targets_that_are_not_ignored_is_told_of_once() -> None:
     """It counts as one over samples, unless what it is a mean over is handed over."""
     weight = torch.tensor([0.2, 1.0, 3.0], dtype=torch.float64)
@@ -144,6 +163,7 @@ def test_a_mean_over_class_weights_or_targets_that_are_not_ignored_is_told_of_on
     assert weighed(plain, None, 5)[0] == []
 
 
+@guarantee("Step times that do not follow the loads are warned of once: balancing gains nothing.")
 def test_seconds_that_do_not_follow_loads_are_told_of_once() -> None:
     """Ranks that wait for each other unseen, and those whose seconds are equal since they are balanced."""
     rng, speeds = np.random.default_rng(0), np.array([1.0, 1.0, 4.0])
@@ -201,6 +221,10 @@ def same(found: list[Any], expected: list[torch.Tensor]) -> bool:
     return all(np.allclose(ours, theirs.numpy(), rtol=1e-11, atol=1e-13) for ours, theirs in pairs)
 
 
+@guarantee(
+    "If all ranks leave a complete round before its step, the next `for` begins "
+    "a fresh round and the model is that of one process."
+)
 @pytest.mark.processes
 @pytest.mark.xdist_group("torch")
 @pytest.mark.parametrize("how", ["break", "exception"])
@@ -214,6 +238,10 @@ def test_a_complete_round_that_all_ranks_leave_before_its_step_is_dropped(
         assert same(parameters, alone(at, 40))
 
 
+@guarantee(
+    "If one rank alone leaves a complete round before its step, the "
+    "run ends with an error before another step."
+)
 @pytest.mark.processes
 @pytest.mark.xdist_group("torch")
 @pytest.mark.parametrize(("who", "policy", "at"), [(1, "level", 2), (0, "level", 30), (2, "equal", 39)])
@@ -228,6 +256,10 @@ def test_a_complete_round_that_one_rank_leaves_alone_ends_the_run_before_another
     assert any(f"round {at} was left on this rank" in words or "another plan" in words for *_, words in found)
 
 
+@guarantee(
+    "A rank whose loop is in another epoch is named in an error, in "
+    "rounds of a few milliseconds after at most 64."
+)
 @pytest.mark.processes
 @pytest.mark.xdist_group("torch")
 def test_ranks_that_are_not_in_one_epoch_are_named() -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from paceline.torch.feed.pieces import Order
+from support.guarantees import guarantee
 from support.ranks import run_ranks
 from support.slow_jobs import (
     BATCH,
@@ -29,6 +30,15 @@ from support.slow_jobs import (
 from support.torch_jobs import Samples, fresh
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("torch")]
+
+GUARANTEES = (
+    "`fp16_compress_hook` trains the model of one process within fp16's "
+    "rounding, with different loads in each round.",
+    "PowerSGD gives within 1e-12 (float64) what it gives on the whole batch, also with `count=` and claims.",
+    "`PostLocalSGDOptimizer` gives within 1e-12 (float64) what local "
+    "steps with gradients weighted by samples give.",
+    "Waits within a communication hook do not count as work.",
+)
 
 CASES: dict[str, dict[str, Any]] = {
     "fp16": {"hook": "fp16", "dtype": "float32"},
@@ -185,6 +195,9 @@ def test_waits_within_a_hook_are_not_taken_for_a_ranks_own_time(hook: str) -> No
     assert loads[2] < 10, "an equal load is 20, and its share by speed 6.7"
 
 
+@guarantee(
+    '`bf16_compress_hook` over gloo, and a hook of the user\'s beside `weigh="hook"`, raise one error.'
+)
 def test_what_cannot_be_had_is_said_in_a_sentence() -> None:
     needs = "BF16 all reduce communication hook required CUDA 11+ and NCCL 2.10+ or XPU and XCCL"
     for told in run_ranks(2, refusals):

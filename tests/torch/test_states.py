@@ -17,6 +17,12 @@ import paceline.torch
 from paceline import PacelineError, policies
 from paceline.balancer import Balancer
 from paceline.rounds import Cluster
+from support.guarantees import guarantee
+
+GUARANTEES = (
+    "A state of `Pace` that is none, incomplete, of another version "
+    "or global batch raises and changes nothing.",
+)
 
 JUNK = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3),
@@ -101,6 +107,9 @@ def pace_after(rounds: int) -> paceline.torch.Pace:
     return pace
 
 
+@guarantee(
+    "After a backward pass that raises, and `pace.abandon()`, none of its gradients are left in the next one."
+)
 def test_a_backward_pass_that_ends_in_its_middle_leaves_nothing() -> None:
     """The gradients that it had by then do not count in the round that is run once more."""
     torch.manual_seed(0)

@@ -32,6 +32,7 @@ from paceline.torch.elastic.messages import Seal
 from paceline.torch.elastic.nodes import BYE_SECONDS, COUNT, DOING, FIRST, Machines, NodeAgent
 from paceline.torch.elastic.rendezvous import Handover
 from paceline.torch.elastic.supervisor import Supervisor, _store
+from support.guarantees import guarantee
 from support.stands import Stands
 
 pytestmark = pytest.mark.xdist_group("elastic")
@@ -76,6 +77,7 @@ class Runs:
         return os.mkdir, (str(self.path),)
 
 
+@guarantee("Nothing that is read from the store is run as code.")
 def test_nothing_that_is_read_is_run(tmp_path: Path) -> None:
     given = {
         "array": np.arange(3.0),
@@ -97,6 +99,7 @@ def test_nothing_that_is_read_is_run(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+@guarantee("A registered state that no joiner could read without running code raises in `pace.register()`.")
 def test_a_state_that_no_joiner_could_read_is_told_at_once() -> None:
     class Odd:
         def state_dict(self) -> dict[str, Any]:
@@ -111,6 +114,7 @@ def test_a_state_that_no_joiner_could_read_is_told_at_once() -> None:
         handover.register([Odd()])
 
 
+@guarantee("What a stranger writes into the store of a run is refused with the name of its owner.")
 def test_what_a_stranger_writes_into_the_store_is_refused(tmp_path: Path) -> None:
     started: list[Stands] = []
 
@@ -190,6 +194,7 @@ def listening_ports() -> set[int]:
     return {each.laddr.port for each in connections if each.status == psutil.CONN_LISTEN}
 
 
+@guarantee("A stranger that answers in the place of a member takes no part in any sum.")
 def test_who_guesses_gloo_s_numbers_takes_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gloo takes whoever first sends the number of a member for that member."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
@@ -315,6 +320,10 @@ def test_a_launcher_that_nobody_answers_gives_up(token: str) -> None:
     assert said[1].endswith("has not answered for 1 s; start the script again from its checkpoint")
 
 
+@guarantee(
+    "A stranger that connects to a run's port, with garbage, another token or "
+    "none, is turned away and reported; the run continues."
+)
 def test_a_stranger_at_the_door_is_turned_away(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -382,6 +391,7 @@ def test_a_stranger_at_the_door_is_turned_away(
     assert not caplog.records
 
 
+@guarantee("A launcher that joins a stranger ends with an error that says which token is wrong.")
 def test_a_first_machine_that_is_a_stranger_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not given what would let it in elsewhere, and nothing that it says is taken."""
     monkeypatch.setattr(gateway, "SECONDS", 1.0)

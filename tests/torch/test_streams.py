@@ -17,11 +17,17 @@ from torch.nn.parallel import DistributedDataParallel
 from paceline.errors import PacelineError
 from paceline.torch import Pace
 from paceline.torch.feed.streams import available
+from support.guarantees import guarantee
 from support.ranks import run_ranks
 from support.stream_jobs import Stream, fails_while_drawing, streams
 from support.torch_jobs import UNEVEN, fresh
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("loops")]
+
+GUARANTEES = (
+    "Streams of different lengths use every sample once, in whole batches until fewer samples are "
+    "left, and train the model of one process within 1e-12 (float64).",
+)
 
 CASES: dict[str, dict[str, Any]] = {
     "alike": {},
@@ -124,6 +130,7 @@ def epochs(rank: int, ranks: int, persistent: bool) -> list[list[float]]:
     return found
 
 
+@guarantee("Each epoch of a stream has all samples, also if persistent processes read it.")
 @pytest.mark.parametrize("persistent", [False, True])
 def test_each_epoch_of_a_stream_has_all_samples(persistent: bool) -> None:
     found = run_ranks(2, epochs, persistent)
@@ -131,6 +138,7 @@ def test_each_epoch_of_a_stream_has_all_samples(persistent: bool) -> None:
         assert sorted(chain(*parts)) == list(range(50))
 
 
+@guarantee("An epoch of streams without a round, as with an exhausted iterator, raises on all ranks.")
 @pytest.mark.parametrize(
     ("stream", "options", "words"),
     [

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from support import suspect_jobs
+from support.guarantees import guarantee
 from support.ranks import run_ranks
 from support.suspect_jobs import averaged, told
 
@@ -40,6 +41,10 @@ RIGHT = (
 )
 
 
+@guarantee(
+    "A loss that trains another model where loads differ, such as a sum or an "
+    "injected gradient, is warned of once, with file and line."
+)
 @pytest.mark.parametrize("name", WRONG)
 def test_a_loss_that_trains_another_model_is_warned_of_once(name: str) -> None:
     lines, _ = inspect.getsourcelines(suspect_jobs)
@@ -68,6 +73,7 @@ def test_a_loss_that_trains_the_same_model_is_not_warned_of_while_loads_change(n
     assert run_ranks(3, told, name, False, {}, True) == [[], [], []]
 
 
+@guarantee("Averaged metrics, barriers, correct statistics, penalties and `count=` cause no warning.")
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_loss_that_trains_the_same_model_is_not_warned_of(name: str) -> None:
     assert run_ranks(3, told, name, False, {}) == [[], [], []]
@@ -82,6 +88,7 @@ def test_an_injected_gradient_under_the_hook_is_not_warned_of() -> None:
     assert run_ranks(3, told, "injected", False, {"weigh": "hook"}) == [[], [], []]
 
 
+@guarantee("An average of parameters that is updated in micro-steps without an optimizer step raises.")
 @pytest.mark.parametrize("loop", ["pieces", "round"])
 def test_an_average_is_updated_after_steps_alone(loop: str) -> None:
     right: list[Any] = run_ranks(3, averaged, loop, True)

@@ -12,10 +12,16 @@ import torch
 
 from paceline import runs
 from paceline.torch import waits
+from support.guarantees import guarantee
 from support.ranks import run_ranks
 from support.wait_jobs import CASES, SOME, Case, gathers_within, paced, watched
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("torch")]
+
+GUARANTEES = (
+    "Waits for other ranks in any collective of torch do not count as a "
+    "rank's own seconds, in `Pace` and in the doctor.",
+)
 
 RANKS = 3
 
@@ -64,6 +70,10 @@ def test_the_doctor_finds_the_slow_rank_wherever_the_loop_waits(tmp_path: Path) 
     assert "the fastest rank's time per sample" in said
 
 
+@guarantee(
+    "A collective within rounds whose micro-steps differ between ranks "
+    "raises with its file and line, and does not hang."
+)
 @pytest.mark.parametrize("loop", ["whole", "round", "pieces"])
 def test_a_collective_within_rounds_of_unlike_turns_is_refused_and_does_not_hang(loop: str) -> None:
     for said, rounds, line in run_ranks(2, gathers_within, loop):

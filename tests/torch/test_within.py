@@ -22,6 +22,7 @@ from paceline.torch.claims import Claims
 from paceline.torch.counter import LENGTH, SPEED_UNITS, LocalCounter, NearbyCounter, StoreCounter
 from paceline.torch.gradients.same_bits import ExactSum
 from paceline.torch.plan import Division, Piece, RoundPlan, divide
+from support.guarantees import guarantee
 from support.ranks import run_ranks
 from support.torch_jobs import (
     Samples,
@@ -199,6 +200,7 @@ class PiecesLater(Factoring):
         return dataclasses.replace(plan, piece_plan=None), state
 
 
+@guarantee("A policy whose first plan is whole has all its rounds run whole, without a missing sample.")
 def test_a_policy_whose_first_plan_is_whole_moves_no_work_later() -> None:
     model = fresh(torch.float64)
     optimizer, used = optimizer_of(model), []

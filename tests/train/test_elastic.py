@@ -28,6 +28,7 @@ from paceline.train import checkpoint, checks, launch
 from paceline.train.config import TrainConfig
 from paceline.train.journal import Journal
 from support import elastic_jobs
+from support.guarantees import guarantee
 
 pytestmark = pytest.mark.xdist_group("elastic")
 STEPS = 90
@@ -38,6 +39,10 @@ def parameters(run_dir: Path) -> torch.Tensor:
     return torch.cat([value.flatten() for value in held.values()])
 
 
+@guarantee(
+    "Workers that are killed, stopped or get SIGTERM leave the parameters of one process "
+    "within float32's rounding, and each round on record once."
+)
 def test_workers_are_lost_and_the_run_goes_on(tmp_path: Path) -> None:
     hits = {
         15: ("worker 0", signal.SIGKILL),
@@ -131,6 +136,7 @@ class Told:
         return [event["text"] for event in self.said if event["type"] == "note"]
 
 
+@guarantee("A round that only the lost worker had completed is on record once, as the others ran it.")
 def test_a_round_that_a_lost_worker_had_completed_alone_is_on_record_as_the_others_ran_it(
     tmp_path: Path,
 ) -> None:
@@ -217,6 +223,9 @@ def test_a_worker_that_fails_is_named_with_its_error(tmp_path: Path) -> None:
     assert read(tmp_path).round.tolist() == [0]
 
 
+@guarantee(
+    "An option of `paceline train` that cannot continue without a worker is refused with what to use instead."
+)
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
@@ -239,6 +248,7 @@ def check(config: TrainConfig, joined: bool = False) -> bool:
     return checks.survives(config, joined)
 
 
+@guarantee("A run that a lost worker would end says so at its beginning, with the reason.")
 def test_by_itself_a_run_goes_on_wherever_it_can() -> None:
     assert check(TrainConfig())
     assert not check(TrainConfig(elastic=False))
@@ -263,6 +273,10 @@ def test_a_run_says_whether_it_was_asked_for() -> None:
         TrainConfig.from_dict({"elastic": 1})
 
 
+@guarantee(
+    "If all workers are killed at once, `paceline train` ends with "
+    "status 1 and names them, and `--resume` continues."
+)
 def test_all_are_killed_at_once(tmp_path: Path) -> None:
     def take(event: dict[str, Any]) -> None:
         if event["type"] == "round" and event["round"] == 15:
@@ -310,6 +324,10 @@ def test_a_run_of_one_step_waits_for_its_directory(tmp_path: Path) -> None:
     assert checkpoint.of_run(tmp_path / "run").load() is not None
 
 
+@guarantee(
+    "Without a fault, a run with two workers and constant plans has "
+    "the bits and the accuracy of `--no-elastic`."
+)
 def test_the_same_bits_as_without_it(tmp_path: Path) -> None:
     """With two workers, whose gradients have one sum; with more, the sums are taken in another order."""
     accuracies = []
@@ -329,6 +347,10 @@ def test_the_same_bits_as_without_it(tmp_path: Path) -> None:
     assert accuracies[0] == accuracies[1] > 0.5
 
 
+@guarantee(
+    "If all workers of `paceline train` get SIGTERM, the run ends with a checkpoint of its "
+    "last round, and `--resume` gives the parameters of one process."
+)
 def test_all_are_told_to_leave(tmp_path: Path) -> None:
     """As where the machine is taken away: the run ends with a checkpoint of its last round, and can go on."""
 
@@ -350,6 +372,7 @@ def test_all_are_told_to_leave(tmp_path: Path) -> None:
     assert (parameters(tmp_path / "two") - parameters(tmp_path / "one")).abs().max() < 2e-5
 
 
+@guarantee("The record is on the disk before the checkpoint that counts its rounds.")
 def test_a_checkpoint_is_committed_when_its_rounds_are_on_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -393,6 +416,7 @@ def test_the_last_round_is_on_record_also_if_one_that_joined_tells_nothing_of_it
     told.journal.close()
 
 
+@guarantee("SIGTERM to all workers in the last round, or after it, lets the run end and be evaluated.")
 @pytest.mark.parametrize(("when", "model"), [("round", "mlp"), ("test", "resnet18")])
 def test_all_are_told_to_leave_in_the_last_round_or_when_the_rounds_are_over(
     tmp_path: Path, when: str, model: str

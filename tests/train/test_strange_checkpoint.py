@@ -13,6 +13,8 @@ import torch
 from paceline.errors import PacelineError
 from paceline.train.checkpoint import CHECKPOINT, of_run, seal
 
+GUARANTEES = ("A stranger's checkpoint is read without running any of it, or refused.",)
+
 
 class Runs:
     """Makes a file when it is read by whoever runs what a pickle names."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from support.guarantees import guarantee
 from support.verified import verified
 
 PROGRAM = Path(__file__).with_name("program.py")
@@ -30,6 +31,10 @@ def form(name: str, *often: str) -> object:
     return pytest.param(name, marks=() if name in often else pytest.mark.nightly)
 
 
+@guarantee(
+    "`paceline verify` calls an exact port exact, with dropout, noise, loader "
+    "processes, pieces, streams or a GradScaler, also if it ends early."
+)
 @pytest.mark.processes
 @pytest.mark.xdist_group("verify")
 @pytest.mark.parametrize("name", [form(name, OFTEN) for name in EXACT])
@@ -45,6 +50,9 @@ def test_a_program_that_is_exact_is_called_exact(name: str) -> None:
     assert any(note.startswith(notes[name]) for note in verdict.notes) if name in notes else not verdict.notes
 
 
+@guarantee(
+    "`paceline verify` finds a port that trains another model, and names the likely cause by file and line."
+)
 @pytest.mark.processes
 @pytest.mark.xdist_group("verify")
 @pytest.mark.parametrize("name", [form(name, "center", "injected") for name in WRONG])

@@ -1,0 +1,154 @@
+"""Writes docs/guarantees.md from the promises of the tests: ``python docs/guarantees.py``.
+
+A promise is the text of a test's ``@guarantee("...")``, or of its file's ``GUARANTEES = ("...",)``. What a command
+shows instead of a test is in ``SHOWN``.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+LONGEST = 160  # characters of a promise
+GROUPS = {  # headings, and the beginnings of the paths of their tests, of which the longest counts
+    "Your own training loop": ("torch/",),
+    'Ranks that step by themselves, with `loop="local"`': ("torch/test_local", "cli/test_train_local"),
+    "The doctor and `paceline verify`": ("doctor/", "verify/"),
+    "Frameworks around your loop": ("hosts/", "ray/test_ray_train", "test_ports"),
+    "Ranks that freeze, fail or are late": (
+        *("torch/test_absent", "torch/test_stall", "torch/test_peers", "cli/test_train_frozen"),
+    ),
+    "Ranks that are lost or join, with `elastic=True`": (
+        *("torch/test_elastic", "torch/test_joining", "torch/test_launcher", "torch/test_strangers"),
+        *("train/test_elastic", "cli/test_train_goes_on"),
+    ),
+    "`paceline train`: checkpoints, signals and input": (
+        *("train/", "cli/test_train", "cli/test_interrupts", "cli/test_any_options", "torch/test_states"),
+    ),
+    "`paceline serve`": ("serve/",),
+    "Policies, plans and the parameter server": (
+        *("backup/", "balance/", "coded/", "contract/", "forecast/", "papers/", "paramserver/", "pieces/"),
+        *("ray/", "sync/", "test_balancer", "test_costs", "test_policies", "test_rounds", "test_shares"),
+    ),
+    "Samples that cost differently": (
+        *("samples/", "torch/test_sample_costs", "contract/test_costs", "simulate/test_claimed"),
+        *("serve/test_costs", "runs/test_causes"),
+    ),
+    "Simulation, traces and records": (
+        *("simulate/", "runs/", "data/", "live/", "test_clock", "test_hostile_files", "test_power"),
+    ),
+    "Bits, processors and versions": (
+        *("torch/test_same_bits", "torch/test_sharded", "forecast/test_portable_math"),
+    ),
+    "Commands and the site": ("cli/", "docs/", "test_commands", "test_launch", "test_options"),
+    "The library itself": ("test_",),
+}
+SHOWN = (  # by commands: heading, promise, command
+    (
+        "Ranks that are lost or join, with `elastic=True`",
+        "After faults at random moments and named instants, the parameters are those of one process (1e-12).",
+        "`python benchmarks/faults.py`",
+    ),
+    (
+        "Bits, processors and versions",
+        "Runs that are repeated under `deterministic=True` have the same bits.",
+        "`python benchmarks/determinism.py`",
+    ),
+    (
+        "Bits, processors and versions",
+        "The installer refuses versions below the lowest in `pyproject.toml`, with which the tests pass.",
+        "`uv pip compile --resolution lowest-direct --all-extras pyproject.toml`, then the tests",
+    ),
+    (
+        "The library itself",
+        "A changed line that a guarantee rests on fails a test.",
+        "`python tests/mutations.py`, each night",
+    ),
+    (
+        "The library itself",
+        "An import that leads up, a circle, or a policy that imports an engine's framework fails the check.",
+        "`make lint`",
+    ),
+)
+HEAD = """\
+# Guarantees
+
+What Paceline promises for each fault and each kind of input, and the test or command that shows it. Tests are named
+by their file below `tests/` and their function. [Limits](limits.md) has what is not promised.
+
+<!-- python docs/guarantees.py makes this page from the tests. -->
+"""
+
+
+class Guarantee(NamedTuple):
+    """A promise. test: a test's path below tests/, with its function if the promise is not of all of the file."""
+
+    promise: str
+    test: str
+
+
+def guarantees(folder: Path) -> Iterator[Guarantee]:
+    """The promises of all test files below a folder, in the order of their lines."""
+    for path in sorted(folder.rglob("test_*.py")):
+        file = path.relative_to(folder).as_posix()
+        yield from _of(ast.parse(path.read_text(encoding="utf-8")), file)
+
+
+def _of(node: ast.Module | ast.ClassDef, owner: str) -> Iterator[Guarantee]:
+    for child in node.body:
+        if isinstance(child, ast.Assign) and ast.unparse(child.targets[0]) == "GUARANTEES":
+            yield from (Guarantee(promise, owner) for promise in ast.literal_eval(child.value))
+        elif isinstance(child, ast.ClassDef):
+            yield from _of(child, f"{owner}::{child.name}")
+        elif isinstance(child, ast.FunctionDef):
+            for mark in child.decorator_list:
+                if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "guarantee":
+                    yield Guarantee(ast.literal_eval(mark.args[0]), f"{owner}::{child.name}")
+
+
+def heading(test: str) -> str:
+    """The heading of a test, or "" if no group has it."""
+    fits = [
+        (len(start), group) for group, starts in GROUPS.items() for start in starts if test.startswith(start)
+    ]
+    return max(fits, default=(0, ""))[1]
+
+
+def page(found: list[Guarantee]) -> tuple[str, list[str]]:
+    """The page, and what is wrong with its promises: a line for each."""
+    wrong, seen = [], set()
+    rows: dict[str, list[tuple[str, str]]] = {group: [] for group in GROUPS}
+    for promise, test in found:
+        if len(promise) > LONGEST:
+            wrong.append(f"{test}: {len(promise)} characters, at most {LONGEST}: {promise}")
+        if promise in seen:
+            wrong.append(f"{test}: another test has this promise: {promise}")
+        seen.add(promise)
+        group = heading(test)
+        if group:
+            rows[group].append((promise, f"`{test}`"))
+        else:
+            wrong.append(f"{test}: no group in docs/guarantees.py has it")
+    for group, promise, command in SHOWN:
+        rows[group].append((promise, command))
+    parts = [HEAD]
+    for group, listed in rows.items():
+        if listed:
+            lines = [f"| {promise.replace('|', chr(92) + '|')} | {shown} |" for promise, shown in listed]
+            parts.append("\n".join([f"## {group}", "", "| promise | shown by |", "|---|---|", *lines, ""]))
+    return "\n".join(parts), wrong
+
+
+def made() -> tuple[str, list[str]]:
+    """The page as it should be, and what is wrong: see ``page``."""
+    return page([*guarantees(ROOT / "tests")])
+
+
+if __name__ == "__main__":
+    text, errors = made()
+    (ROOT / "docs" / "guarantees.md").write_text(text, encoding="utf-8")
+    sys.exit("\n".join(errors) or 0)
