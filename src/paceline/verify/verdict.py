@@ -142,7 +142,8 @@ def _suspects(runs: list[Run], found: list[Difference], limit: float) -> list[st
     first, suspects = runs[0], []
     passed = {each[2] for line in first.lines("step") for each in line["losses"]}
     kinds = {each.loss for each in found[1:] if each.loss}
-    for line in _lines(first, "injected"):
+    injected = _lines(first, "injected")
+    for line in injected:
         suspects.append(
             f"{_at(line)}: the autograd function {line['name']} makes a gradient that does not come from the "
             'loss, so no weight reaches it; use Pace(..., weigh="hook")'
@@ -163,7 +164,8 @@ def _suspects(runs: list[Run], found: list[Difference], limit: float) -> list[st
             "the loss is neither a mean nor a sum of a loss of each sample: it compares samples, or divides by "
             "another number than this rank's samples, which count= says"
         )
-    suspects += _first(_warnings(run) for run in runs[1:])
+    warned = _first(_warnings(run) for run in runs[1:])
+    suspects += [words for words in warned if not any(line["name"] in words for line in injected)]
     for line in _lines(first, "collective"):
         suspects.append(
             f"{_at(line)}: {line['name']} on {line['elements']} elements between the batch and the optimizer's step"
