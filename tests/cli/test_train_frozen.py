@@ -66,14 +66,14 @@ def test_a_killed_fork_server_has_a_message_of_its_own(begun: bool, tmp_path: Pa
         "run",
     ]
     process = Program(["-m", "paceline", "train", *options], tmp_path)
-    server: list[psutil.Process] = []
-    own = psutil.Process(process.pid).cmdline()  # also of a child that has not begun its own program yet
-    while not server or (begun and not (tmp_path / "run" / "rounds.jsonl").exists()):
+    server: psutil.Process | None = None
+    while server is None or (begun and not (tmp_path / "run" / "rounds.jsonl").exists()):
         assert process.poll() is None, process.communicate()[1]
-        lines = {each: each.cmdline() for each in psutil.Process(process.pid).children()}
-        server = [each for each, words in lines.items() if words != own and "forkserver" in " ".join(words)]
+        below = psutil.Process(process.pid).children(recursive=True)
+        parents = [each.ppid() for each in below if each.ppid() != process.pid]  # of the first worker
+        server = psutil.Process(parents[0]) if parents else None
         time.sleep(0.02)
-    server[0].kill()
+    server.kill()
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "paceline: the process that starts the workers was killed, perhaps for lack of memory" in err
