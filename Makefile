@@ -9,7 +9,7 @@ MARKED ?=
 
 SECONDS ?= 120
 
-.PHONY: demo test check lint fuzz format bench docs clean
+.PHONY: help demo test check lint fuzz format bench docs clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -22,6 +22,9 @@ $(DEMO_STAMP): pyproject.toml constraints.txt
 	@echo "Installing Paceline and what the demo needs into $(VENV) (once, a minute or two)..."
 	@$(INSTALL) torch -e '.[plot,torch]'
 	@touch $@
+
+help:  ## this list
+	@sed -n 's/^\([a-z]*\):.*## /\1: /p' Makefile
 
 demo: $(DEMO_STAMP)  ## train the digits on 4 uneven workers: plain equal split against Paceline
 	@$(BIN)/paceline train --data digits --workers 4 --slowdown 1,1,1,4 --epochs 20 --compare equal,level
@@ -40,7 +43,7 @@ lint: $(STAMP)
 fuzz: $(STAMP)  ## malformed and made-up requests to the service, for SECONDS: nothing but documented answers
 	@cd tests && PYTHONPATH=../src ../$(BIN)/python -m support.fuzz $(SECONDS)
 
-format: $(STAMP)
+format: $(STAMP)  ## rewrite what lint would complain of
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -50,5 +53,5 @@ bench: $(STAMP)  ## every benchmark, one after another, but that for a GPU
 docs: $(STAMP)  ## the site, into site/; stops at the first broken link
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict && echo "Open site/index.html"
 
-clean:
+clean:  ## remove the site, the environment and all caches
 	rm -rf site $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

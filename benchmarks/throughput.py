@@ -11,6 +11,7 @@ the best whole-sample division of each step, known beforehand. The figures are w
 from __future__ import annotations
 
 import csv
+import sys
 import time
 from typing import Any
 
@@ -160,6 +161,8 @@ def measure(
             raise SystemExit("a rank has failed; see above")
         name, seconds = ours.recv()
         results[name] = seconds
+        took = f"{name} took {float(np.sum(seconds)):.0f} s"
+        print(f"{len(results)} of {len(chosen)} ways: {took}", file=sys.stderr, flush=True)
     for worker in workers:
         worker.join()
     return results

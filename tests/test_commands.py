@@ -12,7 +12,7 @@ import pytest
 
 from paceline import commands
 
-SCRIPT = "#!{python}\nfrom paceline.cli import main\nmain()\n"
+SCRIPT = '#!{python}\nfrom paceline.cli import main\n\nif __name__ == "__main__":\n    main()\n'
 PLAIN = "/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin"  # without any Python environment
 
 

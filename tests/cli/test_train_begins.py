@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline import policies
 from paceline.cli import COMMANDS
 from paceline.cli.output import Counter
 from paceline.cli.training import show
@@ -85,12 +86,17 @@ def test_help_has_its_options_in_panels(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("COLUMNS", "80")
     said = paceline("train", "--help").stdout
     panels = [
-        *("Options", "Data and training", "Balancing", "Played slowness"),
-        *("Run directory and checkpoints", "With --engine ray"),
+        *("Options", "More on data and training", "More on balancing", "More on played slowness"),
+        *("Figures and checkpoints", "Workers that are lost or join", "With --engine ray"),
     ]
     places = [said.index(f"─ {panel} ─") for panel in panels]
     assert sorted(places) == sorted(set(places))
-    assert places[4] < said.index("--resume") < places[5] < said.index("--backup")
+    first = re.findall(r"^│ --([a-z-]+)", said[places[0] : min(places[1:])], re.MULTILINE)
+    assert first[:10] == ["data", "model", "workers", "policy", "global-batch", "epochs", *first[6:10]]
+    assert set(first[6:]) == {"slowdown", "compare", "out", "resume", "help"}
+    assert places[6] < said.index("--backup")
+    for name in policies.names():
+        assert re.search(rf"^ +{name}: ", said, re.MULTILINE), name
 
 
 @guarantee(

@@ -70,7 +70,7 @@ def test_the_fastest_alone_is_told() -> None:
         "Worker 0 alone, the fastest, would be 2.2x slower than all 3 together, balanced."
     ]
     faster = said([1.0, 8.0], 40.0)[0]
-    assert faster == "Worker 0 alone, the fastest, would be 1.22x faster than all 2 together, balanced."
+    assert faster == "Worker 0 alone, the fastest, would be 1.22x as fast as all 2 together, balanced."
 
 
 def test_who_costs_more_than_it_brings_is_told_if_it_is_sure() -> None:
@@ -78,8 +78,8 @@ def test_who_costs_more_than_it_brings_is_told_if_it_is_sure() -> None:
     alone, without = said([1.0, 1.0, 50.0], 40.0)
     assert alone == "Worker 0 alone, the fastest, would be 1.21x slower than all 3 together, balanced."
     assert without == (
-        "Without worker 2 the others would be 10 % faster: it brings 1 % more speed, but the sums with it cost 10 % "
-        "of a round."
+        "Without worker 2 the others would be 1.10x as fast: it brings 1 % more speed, but the sums with it cost "
+        "10 % of a round."
     )
     assert len(said([1.0, 1.0, 50.0], 40.0, error=0.1)) == 1
     assert len(said([1.0, 1.0, 2.0], 4.0)) == 1
@@ -129,8 +129,8 @@ def test_a_slow_link_is_told_from_links_that_are_all_slow(tmp_path) -> None:
     _, without, link = worth.of_run(own)
     # 103 samples take 0.51 s on all and 120 take 0.6 s on two, whose sums take .4 * 3/4 / 10
     assert without == (
-        "Without worker 2 the others would be 45 % faster: it brings 17 % more speed, but the sums with it cost 40 % "
-        "of a round."
+        "Without worker 2 the others would be 1.45x as fast: it brings 17 % more speed, but the sums with it cost "
+        "40 % of a round."
     )
     assert link == "The link of worker 2 is 10x slower than the fastest, and every sum waits for it."
     alike = worth.of_run(with_links(tmp_path / "alike", [0.05, 0.05, 0.05]))

@@ -51,7 +51,8 @@ def run(arguments: list[str]) -> int:
     except ModuleNotFoundError:
         return _complain(f"the command line needs typer and rich; {installation('cli')}", 2)
     try:
-        status = _app("".join(arguments[:1])).__call__(arguments, standalone_mode=False)
+        app = _app("".join(arguments[:1]), helps="--help" in arguments)
+        status = app.__call__(arguments, standalone_mode=False)
         return status if isinstance(status, int) else 0
     except typer.Exit as done:
         return done.exit_code
@@ -77,9 +78,9 @@ def run(arguments: list[str]) -> int:
         return _complain("interrupted", 128 + signal.SIGINT)
 
 
-def _app(command: str = ""):  # type: ignore[no-untyped-def]
+def _app(command: str = "", helps: bool = False):  # type: ignore[no-untyped-def]
     """The command line. command: the command to run; only its file is loaded. Without a command, the commands only
-    have their help and do nothing."""
+    have their help and do nothing. helps: the command is asked for its help."""
     import typer
 
     app = typer.Typer(
@@ -99,7 +100,9 @@ def _app(command: str = ""):  # type: ignore[no-untyped-def]
     if command in COMMANDS:
         with startup.loading("Loading ..."):
             module = importlib.import_module(f"paceline.cli.{command}")
-        app.command(command, help=_as_started(inspect.getdoc(module.command) or ""))(module.command)
+        words = _as_started(inspect.getdoc(module.command) or "")
+        end = module.more_help() if helps and hasattr(module, "more_help") else None
+        app.command(command, help=words, epilog=end)(module.command)
     else:
         for name in COMMANDS:
             app.command(name, help=_help(name))(lambda: None)

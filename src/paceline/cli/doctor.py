@@ -13,6 +13,7 @@ from paceline.doctor import STEPS
 from paceline.doctor.command import observe
 from paceline.doctor.findings import POLICIES, diagnose, show, to_json
 from paceline.errors import whole
+from paceline.files import check_place, write_whole
 from paceline.rounds import Cluster
 
 
@@ -28,6 +29,9 @@ def command(
         False, "--keep-going", help="Let the training run to its end instead of ending it."
     ),
     out: Path | None = Option(None, help="A new directory to keep the record in, for whatif and report."),
+    patch: Path | None = Option(
+        None, help="Write the change to this file, and print the command that applies it.", metavar="FILE"
+    ),
     json_: Json = None,
 ) -> None:
     """Watch a plain DistributedDataParallel run: which rank is slow, in which phase, its cost, and what would help.
@@ -39,9 +43,14 @@ def command(
     for name in chosen:
         policies.create(name, Cluster(2, 2))
     check_json(json_)
+    if patch is not None:
+        check_place(patch)
     console = console_for(json_)
     with Counter("watching") as progress:
         run = observe(training, steps, keep_going, progress, out)
     found = diagnose(run, chosen)
-    show(found, console, training)
+    kept = patch is not None and bool(found.lines) and found.lines[0].startswith("---")
+    if patch is not None and kept:
+        write_whole(patch, "\n".join([*found.lines, ""]))
+    show(found, console, training, patch if kept else None)
     write_json(json_, to_json(found))

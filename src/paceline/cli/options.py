@@ -14,6 +14,11 @@ from paceline.errors import MANY, PacelineError
 
 Limits = list[tuple[int | None, int | None]]
 Command = Callable[..., None]
+SHOWN: dict[Any, str] = {  # what the help shows in place of a value
+    **dict.fromkeys((int, int | None), "N"),
+    **dict.fromkeys((float, float | None), "NUMBER"),
+    **dict.fromkeys((str, str | None), "WORD"),
+}
 Json = Annotated[
     str | None, typer.Option("--json", help="Write all figures; - for standard output.", metavar="FILE|-")
 ]
@@ -32,9 +37,11 @@ def options_of(kind: type, *names: str, panel: str | None = None) -> Callable[[C
     readers |= dict.fromkeys((Limits | None, list[list[int | None]] | None), (limits, "LEAST:MOST,..."))
     read = {name: readers[hint] for name, hint in hints.items() if hint in readers}
     found: dict[str, tuple[Any, str, str | None]]  # default, help, panel
+    forms: dict[str, str | None] = {}
     if dataclasses.is_dataclass(kind):
         known = dataclasses.fields(kind)
         found = {each.name: (each.default, each.metadata["help"], each.metadata["panel"]) for each in known}
+        forms = {each.name: each.metadata["metavar"] for each in known}
     else:
         found = {
             name: (None if each.is_required() else each.default, each.description, None)
@@ -44,7 +51,7 @@ def options_of(kind: type, *names: str, panel: str | None = None) -> Callable[[C
 
     def parameter(name: str) -> inspect.Parameter:
         default, text, its_panel = found[name]
-        metavar = read[name][1] if name in read else None
+        metavar = read[name][1] if name in read else forms.get(name) or SHOWN.get(hints[name])
         about = typer.Option(help=text, rich_help_panel=panel or its_panel, metavar=metavar)
         written: Any = str if name in read else hints[name]
         annotation = Annotated[written if default is not None else written | None, about]  # type: ignore[valid-type]

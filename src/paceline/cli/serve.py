@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -19,6 +21,24 @@ from paceline.serve.app import make
 from paceline.serve.models import NAME, Settings
 from paceline.serve.service import Service
 from paceline.tokens import TOKEN
+
+
+def first_request(address: str, job: str, settings: Settings | None, header: str) -> str:
+    """A line for a shell: joins a first worker, or creates a job if there is none. header: of the token."""
+    sent = f"{header}-H 'Content-Type: application/json'"
+    if settings is None:
+        return f"""curl -X PUT {address}/v1/jobs/{job} {sent} -d '{{"batch": 256, "workers": 2}}'"""
+    return f"""curl -X POST {address}/v1/jobs/{job}/workers {sent} -d '{{"name": "first"}}'"""
+
+
+def _header(secret: str | None, token: str | None, where: Path) -> str:
+    """curl's option for the token, which it does not show: from the environment or a file."""
+    if secret is None:
+        return ""
+    if token is None:
+        return f'-H "Authorization: Bearer $(cat {shlex.quote(str(where))})" '
+    known = f"${TOKEN}" if os.environ.get(TOKEN) == token else "TOKEN"
+    return f'-H "Authorization: Bearer {known}" '
 
 
 @options_of(
@@ -90,7 +110,13 @@ def command(
         else:
             print(f"token: {secret}" if token is None else "token: as given")
         print(f"state: {dir_}")
-        print(f"watch the jobs in a browser: {address}/{page}", flush=True)
+        print(f"watch the jobs in a browser: {address}/{page}")
+        print(
+            f"a first request, to paste: {first_request(address, job, settings, _header(secret, token, where))}"
+        )
+        print(
+            "examples/service_client.mjs and .pl are whole workers; docs/service.md has the API", flush=True
+        )
         server.run(app, service, listening, ended)
         if ended():
             raise KeyboardInterrupt

@@ -8,27 +8,44 @@ from typing import Any
 from typer import Option
 
 from paceline.cli import startup
-from paceline.cli.options import Json, fields, options_of
+from paceline.cli.options import fields, options_of
 from paceline.cli.output import outlive_reader
 from paceline.errors import PacelineError
-from paceline.train.config import BALANCING, CHECKPOINTS, TrainConfig, dashed
+from paceline.train.config import CHECKPOINTS, LOST, TrainConfig, dashed
 
 # Options that may change when a run is resumed.
 CHANGED = ("steps", "patience", "elastic", "max_restarts", "dead_after")
+
+
+def more_help() -> str:
+    """The policies, one line each, for the end of the help."""
+    from paceline import policies
+
+    lines = [f"{name}: {policies.describe(name).rstrip('.')}." for name in policies.names()]
+    return "\n\n".join(["The policies:", *lines])
 
 
 @options_of(TrainConfig)
 def command(
     *,
     compare: str | None = Option(
-        None, help="Train once under each of these policies: a,b,...", rich_help_panel=BALANCING
+        None, help="Train once under each of these policies.", metavar="NAME,NAME,..."
     ),
-    out: str | None = Option(None, help="Run directory; default runs/NAME.", rich_help_panel=CHECKPOINTS),
-    resume: str | None = Option(
-        None, help="Go on with this run from its last checkpoint.", rich_help_panel=CHECKPOINTS
+    out: str | None = Option(None, help="A new directory for the run; default runs/NAME.", metavar="DIR"),
+    resume: str | None = Option(None, help="Go on with this run from its last checkpoint.", metavar="DIR"),
+    json_: str | None = Option(
+        None,
+        "--json",
+        help="Write all figures; - for standard output.",
+        metavar="FILE|-",
+        rich_help_panel=CHECKPOINTS,
     ),
-    json_: Json = None,
-    port: int = Option(0, help="Port of the local workers' rendezvous; 0 takes any free one."),
+    port: int = Option(
+        0,
+        help="Port of the local workers' rendezvous; 0 takes any free one.",
+        metavar="N",
+        rich_help_panel=LOST,
+    ),
     **given: Any,
 ) -> None:
     """Train a model on uneven workers, at the pace of all of them.

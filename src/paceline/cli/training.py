@@ -22,6 +22,7 @@ from paceline.errors import PacelineError, whole
 from paceline.files import allow_open, sweep
 from paceline.runs import Run, read, report, trace
 from paceline.runs.findings import compare, findings
+from paceline.runs.words import plural
 from paceline.simulate import worth
 from paceline.simulate.whatif import usable
 from paceline.torch import join, peers
@@ -146,7 +147,9 @@ class Session:
                 run = read(run_dir)
                 if len(run.round):
                     report.write(run)
-                    self._console.print(f"{len(run.round)} finished steps are on record in {run_dir}")
+                    many = len(run.round)
+                    verb = "is" if many == 1 else "are"
+                    self._console.print(f"{plural(many, 'finished step')} {verb} on record in {run_dir}")
             except PacelineError as error:
                 self._console.print(str(error))
 

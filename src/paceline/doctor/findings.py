@@ -4,8 +4,10 @@ a terminal and as data for programs.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,7 +58,7 @@ def diagnose(run: Run, policies: Sequence[str] = POLICIES) -> Diagnosis:
             "the forward pass is given no tensor to count samples by; expected one whose first dimension is the batch"
         )
     answer = of_run(run, policies)
-    gains = having.of_run(run, spent(run).exchanging)
+    gains = having.of_run(run, spent(run).exchanging, "rank")
     # All of a rank's own time decides whether it is slow; the forecasts above use the part that grows with samples.
     run = replace(run, overhead=np.zeros_like(run.overhead))
     figures, form, slowest = spent(run), loop(run), slow(run)
@@ -102,9 +104,15 @@ def diagnose(run: Run, policies: Sequence[str] = POLICIES) -> Diagnosis:
     return Diagnosis(run, sentences, figures, form, answer, lines)
 
 
-def show(found: Diagnosis, console: Console | None = None, command: Sequence[str] | None = None) -> None:
+def show(
+    found: Diagnosis,
+    console: Console | None = None,
+    command: Sequence[str] | None = None,
+    patch: Path | None = None,
+) -> None:
     """Print the sentences, each rank's time, the time under each policy, the change to the script, and how to check
-    it. command: the command that starts the training; by default that of this rank."""
+    it. command: the command that starts the training; by default that of this rank. patch: the file that
+    has the change."""
     console = console or Console(highlight=False, soft_wrap=True)
     for sentence in found.sentences:
         tables.say(console, sentence)
@@ -121,6 +129,9 @@ def show(found: Diagnosis, console: Console | None = None, command: Sequence[str
             how = "for `patch -p0`"
         tables.say(console, f"The change that balances it, {how} (docs/training.md explains it):")
         tables.show_lines(found.lines, console)
+        if patch is not None:
+            tables.say(console, "It is in a file, too; this applies it:")
+            tables.show_lines([f"patch -p0 < {shlex.quote(str(patch))}"], console)
         tables.say(
             console, "Then check that the changed script trains the same model whatever the loads are:"
         )

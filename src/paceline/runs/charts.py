@@ -240,7 +240,9 @@ def _without(window: Window) -> str:
 
 
 def _pace(ratio: float) -> str:
-    return f" · {times(ratio)}" if ratio == ratio else ""
+    if not ratio > 0:
+        return ""
+    return f" · {times(max(ratio, 1 / ratio))} {'slower' if ratio >= 1 else 'faster'}"
 
 
 def _round_tip(at: Array) -> Callable[[float], str]:

@@ -82,12 +82,13 @@ def _quickest(pace: Array, overhead: Array, batch: float, k: int) -> Indices:
     return np.argsort(-(high - overhead) / pace, kind="stable")[:k]
 
 
-def of_run(record: Run, exchange: float | None = None) -> list[str]:
+def of_run(record: Run, exchange: float | None = None, called: str = "worker") -> list[str]:
     """Sentences on the workers worth having in a recorded run: the fastest alone, and fewer workers if these would
     surely be faster; none if the record lacks a worker's speed. exchange: seconds of a sum, by default the seconds
-    of rounds beyond their slowest worker."""
+    of rounds beyond their slowest worker. called: the word for a worker."""
     known = measured(record, exchange)
-    return [] if known is None else _judged(*known, bound=True, links=links(record))
+    said = [] if known is None else _judged(*known, bound=True, links=links(record))
+    return [each.replace("Worker", called.capitalize()).replace("worker", called) for each in said]
 
 
 def measured(record: Run, exchange: float | None = None) -> tuple[Array, Array, float, float] | None:
@@ -161,7 +162,7 @@ def sentences(
     most, least = ("at most ", "at least ") if bound else ("", "")
     slower = f"{most}{times(ratio)} slower than" if ratio >= 1 + CLEAR else f"{least}as fast as"
     if ratio < 1 / (1 + CLEAR):
-        slower = f"{least}{times(1 / ratio)} faster than"
+        slower = f"{least}{times(1 / ratio)} as fast as"
     said = [
         f"Worker {alone.members[0]} alone, the fastest, would be {slower} all {len(pace)} together, balanced."
     ]
@@ -175,9 +176,9 @@ def sentences(
         who, they, them = (
             ("worker", "it brings", "it") if len(out) == 1 else ("workers", "they bring", "them")
         )
-        gain = percent(everyone.seconds / fewer.seconds - 1)
+        gain = times(everyone.seconds / fewer.seconds)
         said.append(
-            f"Without {who} {listing(out)} the others would be {gain} faster: {they} {percent(max(brings, 0.0))} "
+            f"Without {who} {listing(out)} the others would be {gain} as fast: {they} {percent(max(brings, 0.0))} "
             f"more speed, but the sums with {them} cost {percent(costs)} of a round."
         )
     return said

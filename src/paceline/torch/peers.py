@@ -101,7 +101,7 @@ def _silence() -> None:
         if not isinstance(error, Repeated):
             before(kind, error, trace)
         elif os.environ.get("LOCAL_RANK") == "0":
-            print(f"{PacelineError.__module__}.{PacelineError.__name__}: {error}", file=sys.stderr)
+            before(PacelineError, PacelineError(str(error)), None)
 
     sys.excepthook = shown
 

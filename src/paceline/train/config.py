@@ -11,8 +11,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 from paceline.errors import MANY, PacelineError, short
 
 # The panels of the command's help.
-DATA, BALANCING, SLOWNESS = "Data and training", "Balancing", "Played slowness"
-CHECKPOINTS, LOST, RAY = "Run directory and checkpoints", "Workers that are lost or join", "With --engine ray"
+DATA, BALANCING, SLOWNESS = "More on data and training", "More on balancing", "More on played slowness"
+CHECKPOINTS, LOST, RAY = "Figures and checkpoints", "Workers that are lost or join", "With --engine ray"
 
 
 def dashed(name: str) -> str:
@@ -21,11 +21,18 @@ def dashed(name: str) -> str:
 
 
 def _option(
-    default: Any, text: str, panel: str | None = None, least: int | None = None, most: int = MANY
+    default: Any,
+    text: str,
+    panel: str | None = None,
+    least: int | None = None,
+    most: int = MANY,
+    form: str | None = None,
 ) -> Any:
-    """An option. text: its help. least, most: the range of a whole number."""
+    """An option. text: its help. panel: of the help; None for what matters first. least, most: the range of a whole
+    number. form: what the help shows in place of a value."""
     return dataclasses.field(
-        default=default, metadata={"help": text, "panel": panel, "least": least, "most": most}
+        default=default,
+        metadata={"help": text, "panel": panel, "least": least, "most": most, "metavar": form},
     )
 
 
@@ -37,26 +44,30 @@ class TrainConfig:
     continues when workers are lost; None: if it can, see ``checks.survives``.
     """
 
-    data: str = _option("digits", "digits, a .npz file, or a directory of IDX files.", DATA)
-    model: str = _option("mlp", "mlp, cnn, lenet5, resnet18 or vgg16.", DATA)
+    data: str = _option(
+        "digits", "digits, a .npz file, or a directory of IDX files.", form="digits|FILE.npz|DIR"
+    )
+    model: str = _option("mlp", "mlp, cnn, lenet5, resnet18 or vgg16.", form="NAME")
     workers: int = _option(4, "Local worker processes (under torchrun: its own).", None, 1, 1024)
     policy: str = _option(
-        "auto", "Who does how much: NAME or NAME:key=value,...; with ray, level unless given.", BALANCING
+        "auto", "Who does how much, see below; with ray, level unless given.", form="NAME[:KEY=VALUE,...]"
     )
-    global_batch: int = _option(256, "Samples per optimizer step, over all workers.", DATA, 1)
-    epochs: int = _option(2, "Times through the training set.", DATA, 1)
+    global_batch: int = _option(256, "Samples per optimizer step, over all workers.", None, 1)
+    epochs: int = _option(2, "Times through the training set.", None, 1)
     steps: int | None = _option(None, "Optimizer steps, instead of --epochs.", DATA, 1)
     slowdown: list[float] | None = _option(
         None,
         "Sleep so that workers differ by these factors: 1,1,1,4. Factor 1 is 1 ms a sample, or what the slowest "
         "takes by itself.",
-        SLOWNESS,
     )
     slowdown_ms: list[float] | None = _option(
         None, "Sleep these milliseconds for each sample: 1,1,4", SLOWNESS
     )
     slowdown_trace: str | None = _option(
-        None, "Play speeds from a CSV file: round,worker,seconds_per_sample,overhead_seconds", SLOWNESS
+        None,
+        "Play speeds from a CSV file: round,worker,seconds_per_sample,overhead_seconds",
+        SLOWNESS,
+        form="FILE.csv",
     )
     limits: list[tuple[int | None, int | None]] | str | None = _option(
         None, "Least and most samples of each worker: 1:64,1:64,:; or memory: find what fits.", BALANCING
@@ -88,6 +99,7 @@ class TrainConfig:
         30.0,
         "Seconds without a heartbeat from a worker after which the run is ended, if it is not elastic or has not "
         "begun.",
+        LOST,
     )
     elastic: bool | None = _option(
         None,
@@ -107,7 +119,7 @@ class TrainConfig:
     backup: str = _option("everyone", "How many gradients to wait for: everyone, static:3, dbw, ...", RAY)
     mode: str = _option("push-wait", "push-wait, push-interrupt or pull.", RAY)
     rate: str = _option("fixed", "The learning rate for k gradients: fixed, proportional, adascale.", RAY)
-    address: str | None = _option(None, "HOST:PORT of a standing cluster.", RAY)
+    address: str | None = _option(None, "HOST:PORT of a standing cluster.", RAY, form="HOST:PORT")
 
     def as_dict(self) -> dict[str, Any]:
         """The options as plain values, for run.json."""

@@ -162,6 +162,11 @@
     for (const entry of entries) if (entry.isIntersecting && pending.has(entry.target)) swap(entry.target, pending.get(entry.target));
   }, { rootMargin: `${NEAR}px` });
   addEventListener("beforeprint", () => { for (const [old, html] of [...pending]) swap(old, html); });
+  const rest = (time) => { // one at a time, in the order of the page
+    const [next] = pending;
+    if (next?.[0].isConnected) swap(...next);
+    if (pending.size) (globalThis.requestIdleCallback ?? ((each) => setTimeout(each, 500)))(rest);
+  };
   const draw = (figures) => {
     whole = figures.whole;
     shown = figures.span;
@@ -178,6 +183,7 @@
       if (box.bottom > -NEAR && box.top < innerHeight + NEAR) swap(old, html);
       else pending.set(old, html);
     });
+    if (pending.size) (globalThis.requestIdleCallback ?? ((each) => setTimeout(each, 500)))(rest);
     drawn = figures.charts;
     loaded();
     brush(shown);
