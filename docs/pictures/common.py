@@ -44,9 +44,11 @@ DARK = {
 SHADES = 128  # colours of a written picture: enough for smooth letters, a third of the size
 
 
-def figure(columns: int = 1, height: float = 3.4, width: float = 9.0, **options: Any) -> tuple[Any, Any]:
+def figure(
+    columns: int = 1, height: float = 3.4, width: float = 9.0, rows: int = 1, **options: Any
+) -> tuple[Any, Any]:
     """A figure and its axes, without boxes around them."""
-    made, axes = plt.subplots(1, columns, figsize=(width, height), layout="constrained", **options)
+    made, axes = plt.subplots(rows, columns, figsize=(width, height), layout="constrained", **options)
     for each in made.axes:
         each.spines[["top", "right"]].set_visible(False)
     return made, axes
@@ -119,15 +121,22 @@ def value(cell: str) -> float:
     return float("nan") if cell == "–" else float(cell.replace(",", ""))
 
 
-def dots(axes: Any, heading: str, columns: dict[str, int], over: int | None = None) -> None:
-    """A row of dots for each row of a table, one for each of the columns. over: a column that divides the others."""
+def dots(
+    axes: Any, heading: str, columns: dict[str, int], limits: tuple[float, float], over: int | None = None
+) -> None:
+    """A row of dots for each row of a table, one for each of the columns. limits: of the horizontal axis. over: a column
+    that divides the others."""
+    axes.set_xlim(*limits)
     head, rows = table(heading)
     for name, column in columns.items():
         colour, shape = STYLES[name]
         values = [value(row[column]) / (1 if over is None else value(row[over])) for row in rows]
         axes.plot(values, range(len(rows)), shape, color=colour, label=name, markersize=6)
         assert head[column].startswith(name), f"{heading}: column {column} is {head[column]}, not {name}"
-    axes.set_yticks(range(len(rows)), [row[0] for row in rows], fontsize=8)
-    axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.grid(axis="y", color="#cccccc", linewidth=0.5)
-    axes.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.4, 1.14), ncols=4)
+    for place, row in enumerate(rows):  # above the dots, so that the picture fits on a telephone
+        axes.text(0.01, place - 0.28, row[0], transform=axes.get_yaxis_transform(), fontsize=9)
+    axes.set_yticks([])
+    axes.spines.left.set_visible(False)
+    axes.set_ylim(len(rows) - 0.6, -0.9)
+    axes.hlines(range(len(rows)), *axes.get_xlim(), color="#cccccc", linewidth=0.5, zorder=0)
+    axes.legend(frameon=False, fontsize=9, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=4)

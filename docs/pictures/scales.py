@@ -12,7 +12,7 @@ COLUMNS = {"split by hand": 1, "level": 2, "auto": 3}
 
 
 def main() -> None:
-    made, (real, virtual) = figure(2, height=3.2, width=7.5, sharey=True)
+    made, (real, virtual) = figure(height=5.6, width=4.6, rows=2)
     _, rows = table("How does it scale?")
     for axes, kind in ((real, "real processes"), (virtual, "virtual clock")):
         chosen = [row for row in rows if row[0].endswith(kind)]
@@ -25,10 +25,9 @@ def main() -> None:
         axes.set_xscale("log", base=2 if axes is real else 10)
         axes.set_xticks(ranks, [f"{each:,.0f}" for each in ranks])
         axes.minorticks_off()
-        axes.set(ylim=(0, 100), xlabel="ranks")
+        axes.set(ylim=(0, 100), xlabel="ranks", ylabel="share of the bound, %")
         axes.set_title(kind, loc="left", fontsize=10)
         axes.legend(frameon=False, fontsize=8)
-    real.set_ylabel("share of the bound, %")
     save(made, __file__)
 
 
