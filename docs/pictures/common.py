@@ -124,8 +124,8 @@ def value(cell: str) -> float:
 def dots(
     axes: Any, heading: str, columns: dict[str, int], limits: tuple[float, float], over: int | None = None
 ) -> None:
-    """A row of dots for each row of a table, one for each of the columns. limits: of the horizontal axis. over: a column
-    that divides the others."""
+    """A row of dots for each row of a table, one for each of the columns. limits: of the horizontal axis. over: a
+    column that divides the others."""
     axes.set_xlim(*limits)
     head, rows = table(heading)
     for name, column in columns.items():

@@ -83,7 +83,7 @@ def test_every_rank_hears_whose_loss_was_no_number_and_rank_0_warns_once() -> No
 @pytest.mark.xdist_group("torch")
 def test_learning_rates_that_go_by_a_ranks_own_samples_are_told_on_all_ranks() -> None:
     """Ranks that have run 2, 5 and 5 samples, and those that count the samples of all."""
-    words = "the learning rate of rank 1 is 0.0166667 in round 1 and that of rank 0 0.0333333, so that"
+    words = "the learning rate of rank 1 is 0.0166667 in round 1 and that of rank 0 0.0333333; expected"
     assert [said[: len(words)] for said in run_ranks(3, own_schedules, False)] == [words] * 3
     assert run_ranks(3, own_schedules, True) == [""] * 3
 

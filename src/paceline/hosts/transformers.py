@@ -114,9 +114,8 @@ class BalancedTrainer(Trainer):
         sampler, known = order_of(plain.batch_sampler)
         if not (known or type(sampler).__name__ in ("LengthGroupedSampler", "BatchRebalanceSampler")):
             raise PacelineError(
-                f"the training samples are drawn by a {type(sampler).__name__}, but balancing draws each sample once "
-                "per epoch, in the data's order or a random one; expected the Trainer's own sampler (with "
-                "sentence-transformers, batch_sampler=BatchSamplers.BATCH_SAMPLER and one data set)"
+                f"the training samples are drawn by a {type(sampler).__name__}; expected the Trainer's own sampler "
+                "(sentence-transformers: batch_sampler=BatchSamplers.BATCH_SAMPLER, one data set)"
             )
         return Rounds(self, plain)
 

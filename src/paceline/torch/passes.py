@@ -42,9 +42,8 @@ class MicroStep:
     def refuse_rows(self) -> NoReturn:
         """Raises PacelineError, since a mean over the rows would count as one over all samples."""
         raise PacelineError(
-            f"round {self.piece.step}: the batch has {self.rows} rows, and a mean over them would count as one over "
-            f"the {self.piece.samples} samples that were planned; expected all samples, or pace.backward(loss, "
-            "count=...) with the number that the loss is a mean over"
+            f"round {self.piece.step}: the batch has {self.rows} rows; expected the {self.piece.samples} planned "
+            "samples, or pace.backward(loss, count=...) with the number that the loss is a mean over"
         )
 
 

@@ -85,9 +85,8 @@ class Progress:
         if self.samples_done and self._of not in (None, (loader, samples)):
             assert self._of is not None
             raise PacelineError(
-                f"the checkpoint was made within an epoch of loader {self._of[0]}, which has {self._of[1]} samples; "
-                f"the loop continues with loader {loader}, which has {samples}: make the loaders in the same order "
-                "as before, and continue with the one that was left"
+                f"the loop continues with loader {loader} ({samples} samples); expected loader {self._of[0]} "
+                f"({self._of[1]} samples), in whose epoch the checkpoint was made: make loaders in the same order"
             )
         self.samples, self._midway, self._of = samples, False, (loader, samples)
         self.running = True

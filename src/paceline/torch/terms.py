@@ -106,9 +106,8 @@ def agree(model: torch.nn.Module, given: Options, in_step: bool) -> Terms:
         most = [min(m, fixed * (own or m)) for m, own in zip(most, peers.gather(micro_batch), strict=True)]
         if given.loop == "whole" and sum(most) < global_batch:
             raise PacelineError(
-                f"micro_batch and limits leave room for {sum(most)} samples on {ranks} ranks, and the global batch "
-                f"has {global_batch}; in this loop each rank runs its part of a round at once: use loop='round' and "
-                "pace.round(batch, function), which accumulates, or a smaller global_batch"
+                f"micro_batch and limits leave room for {sum(most)} samples on {ranks} ranks; expected at least "
+                f"{global_batch}, the global batch: use loop='round' and pace.round(), which accumulates"
             )
     cluster = Cluster(ranks, global_batch, np.array(least, float), np.array(most, float), peers.machines())
     chosen = policies.create(policy, cluster) if isinstance(policy, str) else policy(cluster)

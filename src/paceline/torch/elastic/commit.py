@@ -61,8 +61,8 @@ def read(
     if have[0] != size or any((had - number) % WHOLE for had, number in zip(have, want, strict=True)):
         raise WorkerError(
             f"round {step}: {have[0]} samples are in its gradient (sums {have[1]} and {have[2]}), "
-            f"expected each of {size} once: the run ends here, before it trains from a wrong gradient. A rank may "
-            "have left its loop alone and begun another epoch; if none has, this is a bug in Paceline"
+            f"expected each of {size} once. Check whether a rank left its loop alone and began another epoch; "
+            "otherwise report a bug in Paceline"
         )
     if found["given"] not in (0, found["present"].sum()):
         raise PacelineError(

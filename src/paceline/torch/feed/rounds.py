@@ -41,8 +41,8 @@ class RoundBatch:
 
     def __iter__(self) -> Iterator[Any]:
         raise PacelineError(
-            "loop='round' yields a round that is not loaded yet; expected loss = pace.round(batch, function), whose "
-            "function is called with the tensors of each piece, or Pace(..., loop='whole') for a loop that takes them"
+            "loop='round' yields a round that is not loaded yet; expected loss = pace.round(batch, function), or "
+            "Pace(..., loop='whole') for a loop that takes the tensors"
         )
 
     __getitem__ = __len__ = to = __iter__

@@ -203,9 +203,8 @@ class Replicated(Reducer):
         if last and self._looks:
             if not self._prepared.now:
                 raise PacelineError(
-                    "pace.backward() was given a loss whose gradients DistributedDataParallel would not sum over the "
-                    "ranks; expected one of its own forward pass, outside of no_sync() and without another backward "
-                    "pass in between: ddp(x) or ddp.forward(x), and not model(x) or ddp.module(x)"
+                    "pace.backward() was given a loss that DDP would not sum over the ranks; expected one of its own "
+                    "forward pass ddp(x), not model(x), outside of no_sync() and before another backward pass"
                 )
             self._looks -= 1
             if not self._looks:

@@ -176,10 +176,9 @@ class Steps:
                 name = names.get(id(parameter), "a parameter outside of the model" if alone else "")
                 if name and parameter.requires_grad and id(parameter) not in self._ours:
                     raise PacelineError(
-                        f"optimizer.step() would move {name}, which was not trained when Pace was made: its gradient "
-                        "is not summed over the ranks, whose parameters would diverge; let it require gradients from "
-                        "the beginning, in a parameter group whose learning rate is 0 until it is to be trained, or "
-                        "make another DistributedDataParallel module and another Pace after the change"
+                        f"optimizer.step() would move {name}, which was not trained when Pace was made; expected "
+                        "requires_grad from the start, with learning rate 0 for now, or a new "
+                        "DistributedDataParallel and Pace"
                     )
             self._sizes[this] = size
         if optimizer is self._known() and not self._frozen:

@@ -155,9 +155,8 @@ class GradientStash:
         left = [p.grad for p, before in zip(self._parameters, used, strict=True) if before == _which(p.grad)]
         if any(grad is not None and bool(grad.any()) for grad in left):  # zeroed in place is allowed
             raise PacelineError(
-                f"round {step}: gradients of the round before are still in the model when the backward pass begins, "
-                "and would be counted again; expected each optimizer to be stepped and zeroed once a round: "
-                "pace.step(optimizer) does both, pace.step([one, other]) for several optimizers"
+                f"round {step}: gradients of the round before are still in the model; expected each optimizer to be "
+                "stepped and zeroed once a round: pace.step(optimizer), or pace.step([one, other])"
             )
 
 

@@ -209,8 +209,7 @@ def _wait_on(began: float, timeout: float, lost: Lost, who: str) -> float:
         if waited > timeout:
             raise WorkerError(
                 f"{who} has not reported its round {waited:.0f} s after rank {peers.rank()} did, as long as the "
-                "process group waits; expected every rank to take the same rounds: find out what holds that rank up, "
-                "and check that all ranks iterate the same loader"
+                "process group waits; expected the same rounds on all ranks: check that they iterate the same loader"
             )
     return waited
 

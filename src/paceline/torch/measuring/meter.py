@@ -403,8 +403,8 @@ def check_options(step: int, values: list[float], described: Callable[[], str]) 
     if known and known[-1][0] - known[0][0] > OPTIONS_DIFFER:
         raise PacelineError(
             f"the optimizer of rank {known[0][1]} has other options in round {step} than that of rank "
-            f"{known[-1][1]}, so that their parameters would diverge; expected the same weight decay, momentum and "
-            f"others in each group on every rank (here {described()})"
+            f"{known[-1][1]}; expected the same weight decay, momentum and others in each group on every rank "
+            f"(here {described()})"
         )
 
 
@@ -414,7 +414,6 @@ def check_rates(step: int, rates: list[float]) -> None:
     if known and known[-1][0] - known[0][0] > RATES_DIFFER * abs(known[-1][0]):
         (low, rank), (high, other) = known[0], known[-1]
         raise PacelineError(
-            f"the learning rate of rank {rank} is {low:g} in round {step} and that of rank {other} {high:g}, so that "
-            "their parameters would diverge; expected the same on every rank: a schedule that goes by samples, "
-            "tokens or losses has to count those of all ranks, not a rank's own"
+            f"the learning rate of rank {rank} is {low:g} in round {step} and that of rank {other} {high:g}; "
+            "expected the same: let the schedule count the samples, tokens or losses of all ranks"
         )
