@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 from PIL import Image
 
-from support.blocks import PAGES, ROOT
+from support.blocks import ROOT
 from support.colours import contrast, linear
 
 GUARANTEES = (
@@ -20,6 +20,7 @@ GUARANTEES = (
 
 FOLDER = ROOT / "docs" / "pictures"
 PICTURES = sorted(path for path in FOLDER.glob("*.*") if path.suffix in (".png", ".webp"))
+QUESTIONS = ("How much faster?", "What does it cost?", "How does it scale?", "When does it lose?")
 LIGHT = [path for path in PICTURES if not path.stem.endswith("-dark")]
 
 
@@ -36,54 +37,42 @@ def common(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.mark.parametrize("picture", PICTURES, ids=lambda path: path.name)
-def test_each_picture_is_small_and_has_its_script(picture: Path) -> None:
+def test_each_picture_is_small(picture: Path) -> None:
     assert picture.stat().st_size < (150_000 if picture.suffix == ".png" else 1_000_000)
-    script = FOLDER / f"{picture.stem.removesuffix('-dark')}.py"
-    command = f"python docs/pictures/{script.name}"
-    assert command in script.read_text(encoding="utf-8"), f"{script.name} names its command"
 
 
 @pytest.mark.parametrize("picture", LIGHT, ids=lambda path: path.name)
-def test_each_picture_is_shown_and_has_a_dark_twin(picture: Path) -> None:
-    shown = rf"""[("]([\w/]+/)?pictures/{re.escape(picture.name)}[)"]"""
-    assert any(re.search(shown, page.read_text(encoding="utf-8")) for page in PAGES), "it is on no page"
+def test_each_picture_has_a_dark_twin(picture: Path) -> None:
     light, twin = Image.open(picture), Image.open(dark(picture))
     assert light.size == twin.size
     assert light.convert("L").getpixel((1, 1)) > 200
     assert twin.convert("L").getpixel((1, 1)) < 60
 
 
-def test_the_readme_shows_each_picture_in_both() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    shown = re.findall(r"docs/pictures/([\w-]+\.(?:png|webp))", readme)
-    assert len(shown) >= 4
-    for name in shown:
-        if "-dark" not in name:
-            assert f'media="(prefers-color-scheme: dark)" srcset="docs/pictures/{dark(Path(name))}"' in readme
-
-
-def test_each_question_has_a_picture() -> None:
-    for page in ("training", "within", "forecasts", "backup", "gates", "coded", "simulate"):
-        assert f"](pictures/{page}.png)" in (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8"), page
-
-
-QUESTIONS = {"faster": "How much faster?", "costs": "What does it cost?"}
-QUESTIONS |= {"scales": "How does it scale?", "loses": "When does it lose?"}
-
-
-@pytest.mark.parametrize("picture", QUESTIONS)
-def test_each_question_of_the_figures_has_a_chart_one_table_and_commands(
-    common: ModuleType, picture: str
-) -> None:
-    page = (ROOT / "docs" / "figures.md").read_text(encoding="utf-8")
-    section = page.split(f"\n## {QUESTIONS[picture]}\n")[1].split("\n## ")[0]
-    assert f"](pictures/{picture}.png)" in section
-    assert section.count("\n|---|") == 1
-    assert section.count("```bash\n") == 1
-    head, rows = common.table(QUESTIONS[picture])
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_table_that_a_chart_is_drawn_from_is_whole(common: ModuleType, question: str) -> None:
+    head, rows = common.table(question)
     assert len(rows) > 3
     assert {len(row) for row in rows} == {len(head)}
-    assert QUESTIONS[picture] in (FOLDER / f"{picture}.py").read_text(encoding="utf-8")
+
+
+def test_map_has_all_rooms_and_follows_the_imports() -> None:
+    code = (
+        "import architecture; print(*sorted({*architecture.ACROSS, *architecture.GROUND})); "
+        "print(*(f'{a}>{b}' for a, b in architecture.imports()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=FOLDER, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    rooms, arrows = (line.split() for line in done.stdout.splitlines())
+    package = ROOT / "src" / "paceline"
+    there = {
+        path.stem for path in package.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+    assert set(rooms) == there - {"__init__", "__main__"}
+    assert {"hosts>torch", "policies>balance", "balance>shares"} <= set(arrows)
+    assert not {"torch>hosts", "balance>policies"} & set(arrows)
 
 
 def test_a_cell_that_is_no_number_is_refused(common: ModuleType) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 import paceline
 from support import browsers
-from support.blocks import PAGES, ROOT, name
+from support.blocks import ROOT
 from support.guarantees import guarantee
 
 pytestmark = pytest.mark.xdist_group("site")
@@ -139,11 +139,6 @@ def test_links_elsewhere_are_well_formed(site: Path) -> None:
                 assert re.fullmatch(r"[a-z0-9-]+(\.[a-z0-9-]+)+", parts.netloc), f"{page}: {url}"
 
 
-def test_each_page_of_the_docs_is_on_the_site(site: Path) -> None:
-    for page in (ROOT / "docs").rglob("*.md"):
-        assert (site / page.relative_to(ROOT / "docs").with_suffix(".html")).is_file(), page
-
-
 # -- the reference ---------------------------------------------------------------------------------------
 
 
@@ -196,9 +191,3 @@ def test_each_command_that_the_papers_page_quotes_exists() -> None:
     for paper, experiment in quoted:
         assert not experiment or experiment == "NAME" or experiment in experiments(paper), (paper, experiment)
         assert experiments(paper)
-
-
-def test_each_benchmark_that_is_quoted_exists() -> None:
-    for page in PAGES:
-        for quoted in re.findall(r"benchmarks/\w+\.py", page.read_text(encoding="utf-8")):
-            assert (ROOT / quoted).is_file(), f"{name(page)}: {quoted}"

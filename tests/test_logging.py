@@ -1,8 +1,7 @@
-"""The library tells what it decides in loggers that are silent by default; only the command line and doctor print."""
+"""The library logs what it decides; its loggers are silent by default."""
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import logging
 from pathlib import Path
@@ -23,35 +22,6 @@ from paceline.train.checkpoint import Checkpoints, seal
 GUARANTEES = (
     "A program that has not asked for Paceline's log sees nothing printed, and nothing is composed for it.",
 )
-
-PACKAGE = Path(__file__).resolve().parents[1] / "src" / "paceline"
-TERMINALS = ("cli", "attach", "doctor")
-LAST_WORDS = "torch/liveness/stall.py"  # of a process that ends itself: no handler of a log may run any more
-
-
-def _speaks(call: ast.Call) -> bool:
-    return ast.unparse(call.func) in ("print", "sys.stdout.write", "sys.stderr.write", "warnings.showwarning")
-
-
-def test_no_module_prints_but_those_of_the_terminal() -> None:
-    found = []
-    for path in PACKAGE.rglob("*.py"):
-        place = path.relative_to(PACKAGE).as_posix()
-        if place.split("/")[0] not in TERMINALS and place != LAST_WORDS:
-            calls = [
-                node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Call)
-            ]
-            found += [f"{place}:{call.lineno}" for call in calls if _speaks(call)]
-    assert not found
-
-
-def test_each_logger_is_named_after_its_module() -> None:
-    said = []
-    for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "logging.getLogger":
-                said.append(ast.unparse(node))
-    assert set(said) == {"logging.getLogger(__name__)"}
 
 
 def _round(balancer: Balancer, step: int) -> None:
