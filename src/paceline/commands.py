@@ -78,4 +78,7 @@ def _near(path: Path) -> str:
     """A path from the working directory if it lies in it, else the whole."""
     here = Path.cwd()
     whole = Path(os.path.abspath(path))
-    return os.path.relpath(whole, here) if whole.is_relative_to(here) else str(whole)
+    if not whole.is_relative_to(here) or here == here.parent:
+        return str(whole)
+    near = os.path.relpath(whole, here)
+    return near if os.sep in near or whole.is_dir() else f".{os.sep}{near}"

@@ -65,8 +65,7 @@ def run(arguments: list[str]) -> int:
     except PacelineError as error:
         return _complain(str(error), 2)
     except ModuleNotFoundError as error:
-        wanted = "torch" if arguments[0] in ("train", "verify") else "cli"
-        return _complain(f"{error.name} is not installed; {installation(wanted)}", 2)
+        return _complain(f"{error.name} {_missing(error, arguments[0])}", 2)
     except BrokenPipeError:  # the reader of the output, such as head, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
@@ -98,8 +97,16 @@ def _app(command: str = "", helps: bool = False):  # type: ignore[no-untyped-def
             raise typer.Exit
 
     if command in COMMANDS:
-        with startup.loading("Loading ..."):
-            module = importlib.import_module(f"paceline.cli.{command}")
+        try:
+            with startup.loading("Loading ..."):
+                module = importlib.import_module(f"paceline.cli.{command}")
+        except ModuleNotFoundError as error:
+            if not helps:
+                raise
+            # A help text is rich's markup, in which brackets have a meaning.
+            more = f"Its options need {error.name}, which {_missing(error, command)}".replace("[", "\\[")
+            app.command(command, help=_help(command), epilog=more)(lambda: None)
+            return app
         words = _as_started(inspect.getdoc(module.command) or "")
         end = module.more_help() if helps and hasattr(module, "more_help") else None
         app.command(command, help=words, epilog=end)(module.command)
@@ -107,6 +114,12 @@ def _app(command: str = "", helps: bool = False):  # type: ignore[no-untyped-def
         for name in COMMANDS:
             app.command(name, help=_help(name))(lambda: None)
     return app
+
+
+def _missing(error: ModuleNotFoundError, command: str) -> str:
+    """The rest of a sentence on a package that a command needs."""
+    needs_torch = command in ("train", "verify") or error.name == "torch"
+    return f"is not installed; {installation('torch' if needs_torch else 'cli')}"
 
 
 def _help(command: str) -> str:
