@@ -11,6 +11,7 @@ import pytest
 from hypothesis import settings
 
 from support import ray_forks
+from support.skips import listed
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -45,3 +46,12 @@ def forks_of_ray():
     """The one process that the workers of each Ray are forked from where ``ray_forks.use`` was called."""
     with ray_forks.server():
         yield ray_forks
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """List what was skipped, why, and how to run it."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    if skipped:
+        terminalreporter.section(f"{len(skipped)} skipped: how to run them")
+        for line in listed(skipped):
+            terminalreporter.line(line)

@@ -207,7 +207,7 @@ def test_idx_missing_or_cut(tmp_path):
 def test_mnist():
     folder = data_folder()
     if not (folder / "mnist").is_dir():
-        pytest.skip(f"no MNIST in {folder}; set PACELINE_DATA to a folder that has mnist/")
+        pytest.skip(f"no mnist/ in {folder}; set PACELINE_DATA to a folder that has it")
     data = load(str(folder / "mnist"))
     assert data.x_train.shape == (60000, 1, 28, 28)
     assert data.x_test.shape == (10000, 1, 28, 28)

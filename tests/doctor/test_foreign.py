@@ -86,7 +86,7 @@ def run(place: Path, script: str, ranks: int) -> list[dict[str, Any]]:
     "The doctor's change for thirteen forms of program is applied by `patch` and trains the "
     "model of one process on three ranks within 1e-12 (float64)."
 )
-@pytest.mark.skipif(shutil.which("patch") is None, reason="needs patch")
+@pytest.mark.skipif(shutil.which("patch") is None, reason="no command patch: apt-get install patch")
 @pytest.mark.parametrize("script", most_at_night(APPLIED))
 def test_its_change_is_applied_as_printed_and_trains_the_same_model(script: str, tmp_path: Path) -> None:
     if script in HOSTS:

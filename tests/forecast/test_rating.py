@@ -82,7 +82,7 @@ def test_missing_series_are_named(tmp_path: object) -> None:
 
 def stored(read: object) -> Series:
     if not (data_folder() / "traces").is_dir():
-        pytest.skip(f"no traces in {data_folder()}; set PACELINE_DATA to a folder that has traces/")
+        pytest.skip(f"no traces/ in {data_folder()}; set PACELINE_DATA to a folder that has it")
     return read()  # type: ignore[operator, no-any-return]
 
 

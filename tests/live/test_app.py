@@ -8,7 +8,7 @@ import pytest
 
 from support.growing import go_on, start
 
-pytest.importorskip("httpx", reason="the test client needs httpx")
+pytest.importorskip("httpx")
 from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.testclient import TestClient

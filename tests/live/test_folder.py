@@ -6,7 +6,7 @@ import pytest
 
 from support.growing import go_on, start
 
-pytest.importorskip("httpx", reason="the test client needs httpx")
+pytest.importorskip("httpx")
 from starlette.testclient import TestClient
 
 from paceline.live.pages import folder_app

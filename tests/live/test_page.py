@@ -14,7 +14,7 @@ from support.begun import Program
 from support.growing import go_on, server_rounds, start
 from support.guarantees import guarantee
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright drives the browser")
+playwright = pytest.importorskip("playwright.sync_api")
 expect = playwright.expect
 expect.set_options(timeout=120_000)
 

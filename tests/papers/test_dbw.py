@@ -20,7 +20,10 @@ from paceline.papers import data_folder, dbw, dbw_training, experiments
 from paceline.papers.dbw import Remembering
 from paceline.paramserver.samples import Draws
 
-with_data = pytest.mark.skipif(not (data_folder() / "mnist").is_dir(), reason="no mnist/ in data_folder()")
+with_data = pytest.mark.skipif(
+    not (data_folder() / "mnist").is_dir(),
+    reason=f"no mnist/ in {data_folder()}; set PACELINE_DATA to a folder that has it",
+)
 
 
 def test_the_true_times_meet_what_is_known_of_order_statistics() -> None:
@@ -233,7 +236,10 @@ def test_figures_on_mnist_train_the_papers_network_unless_they_must_be_quick(
         experiments("dbw")[name](tmp_path, quick)
 
 
-@pytest.mark.skipif(not (data_folder() / "cifar10").is_dir(), reason="no cifar10/ in data_folder()")
+@pytest.mark.skipif(
+    not (data_folder() / "cifar10").is_dir(),
+    reason=f"no cifar10/ in {data_folder()}; set PACELINE_DATA to a folder that has it",
+)
 def test_data_that_are_split_are_learned_by_each_scheme(tmp_path: Path) -> None:
     """DBW, Fig. 5."""
     drawn = Draws(640, 0, 16)

@@ -98,7 +98,7 @@ def test_sizes_of_the_networks_are_those_of_ours() -> None:
 def test_seconds_a_sample_are_fitted_to_the_measured_throughputs() -> None:
     file = data_folder() / "traces" / "gavel_isolated_throughputs.csv"
     if not file.is_file():
-        pytest.skip(f"{file} is not here; set PACELINE_DATA")
+        pytest.skip(f"no traces/ in {data_folder()}; set PACELINE_DATA to a folder that has it")
     with file.open(newline="") as opened:
         rows = [
             r for r in csv.DictReader(line for line in opened if line[0] != "#") if r["model"] == "ResNet-18"

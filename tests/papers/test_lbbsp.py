@@ -64,7 +64,7 @@ def test_fig6_without_a_gpu_takes_published_measurements(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not (data_folder() / "traces").is_dir():
-        pytest.skip(f"no traces in {data_folder()}; set PACELINE_DATA to a folder that has traces/")
+        pytest.skip(f"no traces/ in {data_folder()}; set PACELINE_DATA to a folder that has it")
     pytest.importorskip("torch")
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     result = experiments("lbbsp")["fig6"](tmp_path, True)

@@ -116,7 +116,10 @@ def test_training_converges_with_ten_losses_in_a_row_below_the_target() -> None:
     assert converged([1.4] * 10, 1.5)
 
 
-@pytest.mark.skipif(not (data_folder() / "mnist").is_dir(), reason="no mnist/ in data_folder()")
+@pytest.mark.skipif(
+    not (data_folder() / "mnist").is_dir(),
+    reason=f"no mnist/ in {data_folder()}; set PACELINE_DATA to a folder that has it",
+)
 def test_updates_of_each_scheme_take_what_their_waiting_says(tmp_path: Path) -> None:
     """LB-BSP, Fig. 8."""
     _, rows = check(tmp_path, "fig8sync")

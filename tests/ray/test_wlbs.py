@@ -28,7 +28,7 @@ def sized(worker):
     return quadratic(worker)
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two processors make two sizes of machine")
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one processor: run with two (taskset, --cpus)")
 def test_divided_by_machine_adjusted_and_outliving_a_worker():
     """WLBS, node's steps 1 to 7, server's steps 1 to 7."""
     pool, log, given = Epochs(len(X), EPOCHS, seed=1), [], []

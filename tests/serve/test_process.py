@@ -314,14 +314,14 @@ def test_what_the_client_says(tmp_path: Path) -> None:
             worker.report(0.01)
 
 
-@pytest.mark.skipif(shutil.which("mount") is None, reason="needs mount")
+@pytest.mark.skipif(shutil.which("mount") is None, reason="no command mount: run as root on Linux")
 def test_a_full_disk(tmp_path: Path) -> None:
     small = tmp_path / "small"
     small.mkdir()
     if subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(small)], capture_output=True
     ).returncode:
-        pytest.skip("may not mount a small file system here")
+        pytest.skip("may not mount a file system: run as root, or in a user namespace (unshare -rm)")
     try:
         options = ("--batch", 8, "--workers", 2, "--start", 1, "--no-record", "--floor", 100)
         with process(small, *options) as service:

@@ -21,7 +21,7 @@ def chromium() -> Iterator[Any]:
 
     Where CHROMIUM or AXE says where something is, and nothing is there, the test fails.
     """
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright drives the browser")
+    sync_api = pytest.importorskip("playwright.sync_api")
     if not shutil.which(CHROMIUM):
         _missing("CHROMIUM", f"no browser: {CHROMIUM} is not there; set CHROMIUM to where it is")
     with sync_api.sync_playwright() as playwright:

@@ -207,7 +207,7 @@ def test_events_are_read_a_round_later_without_synchronizing() -> None:
     assert FakeEvent.synchronized == 0
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: run on a machine with a GPU")
 def test_cuda_events_time_the_device() -> None:
     watch = CudaStopwatch()
     x = torch.randn(4096, 4096, device="cuda")

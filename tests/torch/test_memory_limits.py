@@ -57,7 +57,7 @@ def test_ranks_of_unlike_memory_train_the_model_of_one_process(loop: str, batch:
         try:
             Cgroup().leave()
         except (OSError, KeyError):
-            pytest.skip("this machine lets nobody make a memory cgroup")
+            pytest.skip("may not make a memory cgroup: run as root where /sys/fs/cgroup can be written")
     found = run_ranks(2, limited, [140, 70], 2 * batch, batch, 3, options)
     for rank in found:
         assert differs(rank["parameters"], alone(2 * batch, batch, 3)) < 1e-12

@@ -29,7 +29,7 @@ from support.sharding import BALANCED
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("torch")]
 
-balanced = pytest.mark.skipif(not BALANCED, reason="PyTorch 2.9 begins to tell what this needs")
+balanced = pytest.mark.skipif(not BALANCED, reason="PyTorch before 2.9: pip install 'torch>=2.9'")
 
 CASES: dict[str, dict[str, Any]] = {
     "uneven": {},

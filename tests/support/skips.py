@@ -1,0 +1,31 @@
+"""The list at the end of a run: why tests were skipped, how many, where, and how to run them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import pytest
+
+ABSENT = re.compile(r"could not import '([\w.]+)'|^needs (\w+)$")
+PACKAGES = {"PIL": "pillow", "sentence_transformers": "sentence-transformers", "yaml": "pyyaml"}
+
+
+def advice(reason: str) -> str:
+    """A reason with the command that installs what it lacks; other reasons say by themselves what to do."""
+    absent = ABSENT.search(reason)
+    if not absent:
+        return reason
+    module = (absent[1] or absent[2]).split(".")[0]
+    return f"no {module}: pip install {PACKAGES.get(module, module)}"
+
+
+def listed(reports: Iterable[pytest.TestReport | pytest.CollectReport]) -> list[str]:
+    """One line for each reason, the most frequent first: tests, reason, files."""
+    found: dict[str, list[str]] = {}
+    for report in reports:
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        file = report.nodeid.split("::")[0].removeprefix("tests/")
+        found.setdefault(advice(reason.removeprefix("Skipped: ")), []).append(file)
+    rows = sorted(found.items(), key=lambda row: (-len(row[1]), row[0]))
+    return [f"{len(files):3d}  {reason}  ({', '.join(sorted(set(files)))})" for reason, files in rows]
