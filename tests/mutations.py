@@ -410,7 +410,7 @@ MUTATIONS = (
     ),
     Mutation(
         "token: any address is good enough for the service's pages",
-        'if page and tokens.matches(query.get("token", [""])[0], self.token):',
+        'if page and tokens.matches(query.pop("token", [""])[0], self.token):',
         "if page:",
         ("serve/test_api.py::test_tokens_and_secrets",),
     ),

@@ -23,7 +23,7 @@ Array = NDArray[np.float64]
 """Numbers of shape (..., n): the last axis is the worker, the leading axes are realizations."""
 
 RESOLUTION = 1e-9  # part of a round's seconds below which growth with the load is taken for noise
-DIFFERENCE = 1e-5  # of a load, to each side: the difference quotient that stands for an unknown derivative
+DIFFERENCE = 1e-5  # of a load, to each side: the difference quotient in place of an unknown derivative
 # The numbers that are accepted as seconds: from what a clock can measure to what a person could wait for. A float
 # also holds numbers outside of this range, but their sums and quotients overflow to infinities, and every figure
 # computed from them would be wrong without an error. So they are refused at the input.

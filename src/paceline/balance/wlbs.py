@@ -73,7 +73,7 @@ class Wlbs(Policy[WlbsState]):
         cycle, epoch = _measured(state.cycle, round, round.fresh), state.epoch + 1
         loads, major = state.loads, bool(self.epoch) and epoch >= self.epoch
         if major or cycle.age >= self.period:
-            # A worker that is present and had no round of its own in this cycle counts by its newest one.
+            # A worker that is present and had no round in this cycle counts by its newest one.
             silent = (cycle.reports == 0) & np.isfinite(round.seconds)
             loads = self._adjusted(loads, _measured(cycle, round, silent), 1 if major else self._micro)
             cycle, epoch = _begun(self.cluster), np.where(major, 0, epoch)

@@ -113,7 +113,7 @@ def explained(made: CodedPlan) -> str:
 
 
 def _rows(given: list[str] | None) -> dict[str, float]:
-    """Rows by master; the key "" stands for all other masters."""
+    """Rows by master; the key "" means all other masters."""
     if not given:
         raise PacelineError("no rows: give --rows L for every master, or --rows master=L for each")
     wanted: dict[str, float] = {}

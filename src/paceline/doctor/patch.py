@@ -252,7 +252,7 @@ class _Script:
             raise UnknownForm("an import at the top of the script, and found none")
         self._put(self.starts[first[0].lineno - 1], f"{imported}\n")
         text = self.text
-        # From the end of the text to its beginning. Of two insertions at one place, the later request stands second.
+        # From the end of the text to its beginning. Of two insertions at one place, the later request comes second.
         for start, end, new in sorted(self.edits, key=lambda edit: edit[0])[::-1]:
             text = text[:start] + new.encode() + text[end:]
         try:

@@ -38,7 +38,7 @@ class Loop:
     """The running micro-step of one model's loop, and the state around it.
 
     A loader iterates ``over`` its source. The training loop reports its backward passes to ``passes``, and its
-    optimizer's step here (``step``, or ``stepped`` after a step of its own).
+    optimizer's step here (``step``, or ``stepped`` after its own step).
 
     host: see ``Host``; set it before the first micro-step.
     """

@@ -172,7 +172,7 @@ class LossWatch:
 
     def _grows(self, place: int, node: Any, kind: str, scale: float, piece: Piece) -> None:
         """Whether a loss grows with its samples: a sum times the same number for other numbers of samples, or a mean
-        times a multiple of its own."""
+        times its own multiple."""
         own = piece.samples
         if _sums(node, kind, True, own):
             times = scale

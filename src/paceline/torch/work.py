@@ -95,7 +95,7 @@ class Work:
     """This rank's part of rounds. Call ``begins`` for a round; for each piece ``halfway`` in its backward pass, then
     ``over`` if it is not the round's last. If rows travel with the gradients, ``commit`` after each backward pass.
 
-    Constructing it is collective, unless the reducer has a counter of its own.
+    Constructing it is collective, unless the reducer has its own counter.
     """
 
     def __init__(self, device: torch.device, reducer: Reducer, terms: Terms) -> None:

@@ -282,7 +282,9 @@ class NodeAgent:
                 self._ask("set", DOING(number), self._seal.closed(DOING(number), report))
             if gone:
                 with suppress(Lost):  # the supervisor may have read the report and ended
-                    self._ask("check", [DOING(number)])  # returns when the report has arrived, unlike ``set``
+                    self._ask(
+                        "check", [DOING(number)]
+                    )  # returns when the report has arrived; ``set`` does not
                 if wanted.over:
                     self._notify(f"the first machine has ended the run with status {wanted.over}")
                 return wanted.over or 0

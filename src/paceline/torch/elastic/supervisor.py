@@ -31,7 +31,7 @@ class Loss(NamedTuple):
     place: int
     words: str  # "was killed by SIGKILL"
     lost: bool  # otherwise it has left, or ended, in good order
-    failed: bool  # by an error of its own, which would occur again: no other is started in its place
+    failed: bool  # by its own error, which would occur again: no other is started in its place
 
 
 class Supervisor:

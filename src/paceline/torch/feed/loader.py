@@ -207,7 +207,7 @@ class BalancedLoader:
     def end(self) -> None:
         self._length = None
         # The DataLoader's processes end here. If this were left to the garbage collector, it would wait seconds for
-        # each of them, since the queue through which it tells them to end is collected first.
+        # each of them, since the queue through which it ends them is collected first.
         self._source = iter(())
 
     def more(self) -> bool:

@@ -88,7 +88,7 @@ def pieces(
 
 
 def _cuts(terms: Terms, load: int) -> list[int]:
-    """The micro-batches of a load; if each is a step of its own (local steps), of about a step's size."""
+    """The micro-batches of a load; if each is a separate step (local steps), of about a step's size."""
     if not load:
         return []
     if terms.merge is None or terms.micro_batch is None:

@@ -96,7 +96,7 @@ class Reducer:
         return self.way.receive(step, lost)
 
     def merge(self, own: Sequence[torch.Tensor], send: str | None) -> None:
-        """Sum these over the ranks, in place, if each takes steps of its own. send: see ``local.Merge``."""
+        """Sum these over the ranks, in place, if each takes its own steps. send: see ``local.Merge``."""
 
     def forget(self) -> None:
         """Other parameters were loaded: forget the rounding errors of earlier merges, which do not belong to them."""

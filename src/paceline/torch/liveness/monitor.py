@@ -66,7 +66,7 @@ class Alone:
     where: Callable[[], tuple[int, bool]] = staticmethod(lambda: (0, False))
 
     def reason(self, error: BaseException | None) -> WorkerError | None:
-        """Why this rank lost the others; None if the error is one of its own. May take some seconds."""
+        """Why this rank lost the others; None if the error is its own. May take some seconds."""
         return None
 
     def known(self) -> WorkerError | None:

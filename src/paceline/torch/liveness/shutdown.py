@@ -3,7 +3,7 @@
 gloo's background thread may free DDP's last work while Python is already finalizing, which aborts the process
 (SIGABRT) after a successful run. Releasing DDP's reducer first, then the group, avoids it. And a restarted attempt
 under torchrun finds the addresses of the dead one in the store that it inherits, and would hang: so each attempt
-gets a prefix of its own.
+gets its own prefix.
 """
 
 from __future__ import annotations

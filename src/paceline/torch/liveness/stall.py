@@ -132,7 +132,7 @@ class StallTimeout:
         """The ranks to report as missing now; None if there are none.
 
         step: the round that this rank is in; waits: it has done its part. seconds: since the last call, as far as
-        this process was awake: after a pause of its own it must not blame the others.
+        this process was awake: after its own pause it must not blame the others.
         """
         self._since += seconds
         if step != self._step:
