@@ -18,7 +18,7 @@ GROUPS = {  # headings, and the beginnings of the paths of their tests, of which
     "Your own training loop": ("torch/",),
     'Ranks that step by themselves, with `loop="local"`': ("torch/test_local", "cli/test_train_local"),
     "The doctor and `paceline verify`": ("doctor/", "verify/"),
-    "Frameworks around your loop": ("hosts/", "ray/test_ray_train", "test_ports"),
+    "Frameworks around your loop": ("hosts/", "ray/test_ray_train", "examples/test_ports"),
     "Ranks that freeze, fail or are late": (
         *("torch/test_absent", "torch/test_stall", "torch/test_peers", "cli/test_train_frozen"),
     ),
@@ -44,7 +44,7 @@ GROUPS = {  # headings, and the beginnings of the paths of their tests, of which
     "Bits, processors and versions": (
         *("torch/test_same_bits", "torch/test_sharded", "forecast/test_portable_math"),
     ),
-    "Commands and the site": ("cli/", "docs/", "test_commands", "test_launch", "test_options"),
+    "Commands and the site": ("cli/", "docs/", "examples/", "test_commands", "test_options"),
     "The library itself": ("test_",),
 }
 SHOWN = (  # by commands: heading, promise, command

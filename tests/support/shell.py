@@ -7,7 +7,7 @@
                     program that the page itself made is run where there are several nodes: all on
                     this machine, at once, sleeping a tenth of what is said; for the first time by
                     torchrun itself, and then in processes that have PyTorch loaded
-``python FILE``     the program exists and knows each ``--option`` (tests/test_examples.py runs the examples)
+``python FILE``     the program exists and knows each ``--option`` (tests/examples/test_examples.py runs the examples)
 ``curl``            a block that has any is run by bash, as it is, against a ``paceline serve`` of its own
 ``make TARGET``     the target exists
 ``pip install``     the extras exist

@@ -11,7 +11,7 @@ import pytest
 
 from support.guarantees import guarantee
 
-PORTS = Path(__file__).parents[1] / "examples" / "ports"
+PORTS = Path(__file__).parents[2] / "examples" / "ports"
 NAMES = sorted(path.stem for path in PORTS.glob("*.toml"))
 PROGRAM = """\
 from accelerate import Accelerator

@@ -15,7 +15,7 @@ GUARANTEES = (
     "The shell and YAML of the recipes in `examples/launch/` parse, and `torchrun` accepts their options.",
 )
 
-LAUNCH = Path(__file__).parents[1] / "examples" / "launch"
+LAUNCH = Path(__file__).parents[2] / "examples" / "launch"
 yaml = pytest.importorskip("yaml")
 
 

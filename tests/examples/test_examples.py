@@ -12,7 +12,7 @@ import pytest
 from support.launched import run_script
 from support.ranks import HOSTS
 
-TESTS = Path(__file__).resolve().parent
+TESTS = Path(__file__).resolve().parents[1]
 EXAMPLES = TESTS.parent / "examples"
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from paceline import Round, policies
 from paceline.balancer import Balancer
 
-PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
+PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 
 
 def test_the_printed_policy_works(monkeypatch):
