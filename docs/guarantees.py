@@ -45,7 +45,7 @@ GROUPS = {  # headings, and the beginnings of the paths of their tests, of which
         *("torch/test_same_bits", "torch/test_sharded", "forecast/test_portable_math"),
     ),
     "Commands and the site": ("cli/", "docs/", "examples/", "test_commands", "test_options"),
-    "The library itself": ("test_",),
+    "The library itself": ("learners/", "test_"),
 }
 SHOWN = (  # by commands: heading, promise, command
     (
