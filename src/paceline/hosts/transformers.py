@@ -20,11 +20,13 @@ import copy
 import time
 import warnings
 from collections.abc import Iterator
-from itertools import islice
+from functools import cached_property
+from itertools import chain, islice
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils.data import IterableDataset
 
 from paceline.commands import installation
 from paceline.errors import PacelineError, refuse
@@ -72,8 +74,10 @@ class BalancedTrainer(Trainer):
         cost, padded and micro_batch_cost are those of ``Pace.loader``; cost is by default the column
         args.length_column_name, or the number of tokens, if train_sampling_strategy is in BY_LENGTH.
 
+    A stream as train_dataset needs args.max_steps; each rank reads the part of it that ``part_of`` gives it.
+
     ``pace`` is the Pace of the newest ``train()``. A training that cannot be balanced (DeepSpeed, FSDP, several GPUs
-    in one process, streams) is refused with a PacelineError.
+    in one process) is refused with a PacelineError.
     """
 
     def __init__(self, *args: Any, balance: dict[str, Any] | None = None, **kwargs: Any) -> None:
@@ -81,6 +85,8 @@ class BalancedTrainer(Trainer):
         _check(self)
         self.pace: Pace | None = None
         steps, own = self.args.gradient_accumulation_steps, self.args.per_device_train_batch_size
+        if self.accelerator.split_batches:  # then it is the batch of all ranks
+            own //= self.args.world_size
         self.balance = {"global_batch": own * steps * self.args.world_size, "fill": True, **(balance or {})}
         loop = self.balance.pop("loop", "whole")
         if loop == "round":
@@ -92,6 +98,7 @@ class BalancedTrainer(Trainer):
         self.loading = {name: self.balance.pop(name) for name in OF_COST if name in self.balance}
         # The loop must see a whole round as one batch, and leave it to Paceline to continue within an epoch after a
         # checkpoint. The user's own args are not changed.
+        self.reads_over = not self.args.ignore_data_skip  # of a stream, the samples before a checkpoint
         self.args = copy.copy(self.args)
         self.args.gradient_accumulation_steps = 1
         self.args.ignore_data_skip = True
@@ -109,6 +116,8 @@ class BalancedTrainer(Trainer):
         self._loss: torch.Tensor | None = None  # sum of the weighted losses of the current round
 
     def get_train_dataloader(self) -> Any:
+        if isinstance(self.train_dataset, IterableDataset):
+            return StreamedRounds(self, super().get_train_dataloader())
         check_indexed(self.train_dataset)
         plain = super().get_train_dataloader()
         sampler, known = order_of(plain.batch_sampler)
@@ -195,11 +204,7 @@ class Rounds:
         self.trainer, self.dataset = trainer, plain.dataset
         names = (*LOADING, *OF_WORKERS) if plain.num_workers else LOADING
         self._options = {name: getattr(plain, name) for name in names}
-        floor = 2 if has_batch_norm(trainer.model_wrapped) else 1
-        samples, batch = len(self.dataset), trainer.balance["global_batch"]
-        if trainer.args.dataloader_drop_last:
-            samples -= samples % batch
-        self._rounds = rounds(samples, 0, batch, floor)
+        self._options["drop_last"] = trainer.args.dataloader_drop_last
         self._loader: Any = None
 
     @property
@@ -210,25 +215,19 @@ class Rounds:
 
     def start(self, saved: dict[str, Any] | None, steps: int) -> None:
         """Begin when the model is wrapped. saved: the state after ``steps`` optimizer steps. Collective."""
-        trainer, args = self.trainer, self.trainer.args
+        trainer = self.trainer
         first = trainer.pace is None
         if trainer.pace is not None:
             trainer.pace.detach()
         trainer.pace = pace = Pace(trainer.model_wrapped, **trainer.balance)
         if first:
             _warn_of_comparisons(trainer)
-        seed = args.seed if args.data_seed is None else args.data_seed
-        shuffle = SHUFFLES[getattr(args, "train_sampling_strategy", "random")]
-        cost = _cost_of(trainer) | trainer.loading
-        options = cost | self._options | {"drop_last": args.dataloader_drop_last}
-        self._loader = pace.loader(self.dataset, seed=seed, shuffle=shuffle, **options)
-        if saved is not None:
-            pace.load_state_dict(saved)
-        elif steps % len(self):
-            raise PacelineError(
-                f"the checkpoint after step {steps} was made within an epoch by a Trainer that did not balance, with "
-                "its own order of samples; continue from one made at the end of an epoch"
-            )
+        self._loader = self._made(pace)
+        self._resume(saved, steps)
+
+    def state(self) -> dict[str, Any]:
+        """The state for ``start``."""
+        return self.pace.state_dict()
 
     def epoch_after(self) -> float:
         """Epochs done so far, including the done part of the current one."""
@@ -245,6 +244,168 @@ class Rounds:
         pace, micro_steps = self.pace, iter(self._loader)
         for _, size in list(pace.host.progress.remaining()):
             yield Round(pace, micro_steps, size)
+
+    @cached_property
+    def _rounds(self) -> int:
+        """The rounds of an epoch."""
+        trainer = self.trainer
+        floor = 2 if has_batch_norm(trainer.model_wrapped) else 1
+        samples, batch = len(self.dataset), trainer.balance["global_batch"]
+        if trainer.args.dataloader_drop_last:
+            samples -= samples % batch
+        return rounds(samples, 0, batch, floor)
+
+    def _made(self, pace: Pace) -> Any:
+        """The loader of the training samples."""
+        trainer, args = self.trainer, self.trainer.args
+        seed = args.seed if args.data_seed is None else args.data_seed
+        shuffle = SHUFFLES[getattr(args, "train_sampling_strategy", "random")]
+        cost = _cost_of(trainer) | trainer.loading
+        return pace.loader(self.dataset, seed=seed, shuffle=shuffle, **(cost | self._options))
+
+    def _resume(self, saved: dict[str, Any] | None, steps: int) -> None:
+        """Continue from this state, made after ``steps`` optimizer steps."""
+        if saved is not None:
+            self.pace.load_state_dict(saved)
+        elif steps % len(self):
+            raise PacelineError(
+                f"the checkpoint after step {steps} was made within an epoch by a Trainer that did not balance, with "
+                "its own order of samples; continue from one made at the end of an epoch"
+            )
+
+
+class StreamedRounds(Rounds):
+    """``Rounds`` of a stream, of which each rank takes its own part (see ``part_of``)."""
+
+    def __init__(self, trainer: BalancedTrainer, plain: Any) -> None:
+        args = trainer.args
+        reasons = {
+            f"max_steps={args.max_steps} with a stream, whose samples are not counted; set max_steps to the number "
+            "of optimizer steps": args.max_steps <= 0,
+            "dispatch_batches=True lets rank 0 read for all ranks, and with Paceline each rank reads its own part of "
+            "the stream; leave it out": trainer.accelerator.dispatch_batches,
+            f"balance={{{', '.join(map(repr, trainer.loading))}}} needs samples that are known ahead, and a stream's "
+            "are not; leave it out": trainer.loading,
+        }
+        refuse("BalancedTrainer", reasons)
+        super().__init__(trainer, plain)
+        self.dataset = part_of(trainer.train_dataset, args.process_index, args.world_size)
+        self._drawn = [0] * args.world_size  # samples of this epoch that each rank has run
+        self._resumed = False
+        self._first = 0  # epoch of the stream in the Trainer's first epoch
+
+    def state(self) -> dict[str, Any]:
+        return super().state() | {"stream": {"drawn": list(self._drawn), "workers": self._workers}}
+
+    def epoch_after(self) -> float:
+        # As the Trainer counts if the length is unknown: a whole epoch is max_steps rounds, or the stream's end.
+        done = -(-sum(self._drawn) // self.trainer.balance["global_batch"])
+        return self.pace.epoch + done / self.trainer.args.max_steps
+
+    def set_epoch(self, epoch: int) -> None:
+        """Use the stream's order of this epoch, counted from the checkpoint."""
+        self._choose(self._first + epoch)
+
+    def __len__(self) -> int:
+        raise TypeError("a stream has no length")
+
+    def __iter__(self) -> Iterator[Round]:
+        resumed, self._resumed = self._resumed, False
+        if not resumed:
+            self._drawn = [0] * self.pace.ranks
+        ran = False
+        for each in self._epoch():
+            ran = True
+            yield each
+        if resumed and not ran:  # the checkpoint was made at the end of the stream
+            self._first += 1
+            self._choose(self.pace.epoch)
+            self._drawn = [0] * self.pace.ranks
+            yield from self._epoch()
+
+    @property
+    def _workers(self) -> int:
+        return int(self._options["num_workers"])
+
+    def _choose(self, epoch: int) -> None:
+        """Take this epoch next, also within the stream."""
+        self.pace.host.progress.choose(epoch)
+        data, args = self.trainer.train_dataset, self.trainer.args
+        if hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(epoch)
+        elif isinstance(generator := getattr(data, "generator", None), torch.Generator):
+            generator.manual_seed((args.seed if args.data_seed is None else args.data_seed) + epoch)
+
+    def _epoch(self) -> Iterator[Round]:
+        """The rounds until the stream ends."""
+        pace, micro_steps = self.pace, iter(self._loader)
+        for first in micro_steps:
+            plan = pace.host.piece.plan
+            self._drawn = [before + int(load) for before, load in zip(self._drawn, plan.loads, strict=True)]
+            yield Round(pace, chain([first], micro_steps), plan.batch)
+
+    def _made(self, pace: Pace) -> Any:
+        return pace.stream(self.dataset, **self._options)
+
+    def _resume(self, saved: dict[str, Any] | None, steps: int) -> None:
+        pace = self.pace
+        if saved is not None:
+            pace.load_state_dict(saved)
+        self._first = pace.epoch
+        if not self.trainer.reads_over:
+            pace.host.progress.begin(pace.epoch)
+            return
+        stream = (saved or {}).get("stream")
+        if stream is None and (pace.samples_done or (saved is None and steps)):
+            raise PacelineError(
+                f"the checkpoint after step {steps} does not say how far each rank has read the stream; expected one "
+                "of BalancedTrainer with a stream, or ignore_data_skip=True to begin the stream again"
+            )
+        if stream is None or not pace.samples_done:
+            return
+        made, now = (len(stream["drawn"]), stream["workers"]), (pace.ranks, self._workers)
+        if made != now:
+            raise PacelineError(
+                f"the checkpoint was made within a stream by {made[0]} ranks with {made[1]} loading processes, and "
+                f"this run has {now[0]} with {now[1]}; use the same, or ignore_data_skip=True to begin it again"
+            )
+        self._drawn, self._resumed = list(stream["drawn"]), True
+        self._loader.skip(self._drawn[pace.rank])
+
+
+class Part(IterableDataset[Any]):
+    """This rank's samples of a stream that every rank reads in the same order: every n-th of n ranks'."""
+
+    def __init__(self, stream: Any, rank: int, ranks: int) -> None:
+        self._stream, self._rank, self._ranks = stream, rank, ranks
+        if hasattr(stream, "set_epoch"):
+            self.set_epoch = stream.set_epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(self._stream, self._rank, None, self._ranks)
+
+
+def part_of(stream: Any, rank: int, ranks: int) -> Any:
+    """This rank's part of a stream. The parts of all ranks have each sample once.
+
+    A stream of Hugging Face's datasets is split by ``split_dataset_by_node``: by shards if their number is a multiple
+    of the ranks, else by samples. One that was split for these ranks already is taken as it is.
+    """
+    if ranks == 1:
+        return stream
+    if type(stream).__module__.partition(".")[0] != "datasets":
+        return Part(stream, rank, ranks)
+    from datasets.distributed import split_dataset_by_node
+
+    split = getattr(stream, "_distributed", None)
+    if split is None:
+        return split_dataset_by_node(stream, rank, ranks)
+    if (split.rank, split.world_size) != (rank, ranks):
+        raise PacelineError(
+            f"train_dataset was split for rank {split.rank} of {split.world_size}; expected it for rank {rank} of "
+            f"{ranks}, or without split_dataset_by_node"
+        )
+    return stream
 
 
 class Round(dict[str, Any]):
@@ -284,8 +445,9 @@ class Pacing(TrainerCallback, ExportableState):
 
     def state(self) -> dict[str, Any]:
         """The state that the Trainer writes into a checkpoint."""
-        pace = self._rounds.trainer.pace if self._rounds is not None else None
-        return {"args": {}, "attributes": {"saved": None if pace is None else pace.state_dict()}}
+        source = self._rounds
+        saved = None if source is None or source.trainer.pace is None else source.state()
+        return {"args": {}, "attributes": {"saved": saved}}
 
     def on_train_begin(
         self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any

@@ -159,6 +159,7 @@ class StreamLoader:
         loop.drawn_ahead()
         self._sent = -1  # number of the newest report
         self._source: Iterator[Any] | None = None
+        self._skipped = 0  # samples that the next iteration reads over
         self._ended = self._resumed = False
         self._over = False  # the newest iteration came to the end of all streams
         self._empty = False  # this iteration has had no round, and should have one
@@ -197,6 +198,10 @@ class StreamLoader:
         self._ended, self._resumed, self._source = bool(state["ended"]), True, None
         self._some = state["some"]
 
+    def skip(self, samples: int) -> None:
+        """Read over this rank's first ``samples`` in the next iteration, which continues an epoch."""
+        self._skipped, self._resumed = samples, True
+
     def close(self) -> None:
         """No more rounds."""
         self._exchange.close()
@@ -219,6 +224,11 @@ class StreamLoader:
             self._ended = False
         self._empty = not continues or self._over
         self._source, self._resumed, self._over = source, False, False
+        while self._skipped and self._draw():
+            some = min(self._skipped, self._buffer.count)
+            self._buffer.take(some)
+            self._skipped -= some
+        self._skipped = 0
         self._report(0)
 
     def end(self) -> None:
@@ -288,17 +298,23 @@ class StreamLoader:
         self._empty = False
         return terms.balancer.loads(loop.progress.rounds, batch, can > 0, can)
 
+    def _draw(self) -> bool:
+        """Draw one item ahead; False if the stream has ended."""
+        assert self._source is not None
+        if not self._ended:
+            try:
+                self._buffer.add(next(self._source))
+            except StopIteration:
+                self._ended = True
+        return not self._ended
+
     def _report(self, load: int) -> None:
         """Draw ahead after a round in which this rank ran ``load`` samples, and send how many it holds."""
         terms, ranks = self._loop.terms, self._loop.ranks
         aim = wanted(load, terms.global_batch, int(self._supply["ended"].sum()), ranks)
         aim += (terms.floor - 1) * ranks
-        assert self._source is not None
-        while not self._ended and self._buffer.count < aim:
-            try:
-                self._buffer.add(next(self._source))
-            except StopIteration:
-                self._ended = True
+        while self._buffer.count < aim and self._draw():
+            pass
         if self._some is None and self._buffer.count:
             self._some = self._buffer.take(min(terms.floor, self._buffer.count))
             self._buffer.back(self._some)

@@ -1,0 +1,106 @@
+"""Streams under the real Hugging Face Trainer: every sample once, the model of one process, and continuing."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Any
+
+import pytest
+
+from paceline.errors import PacelineError
+from support.guarantees import guarantee
+from support.hosts import COUNT
+from support.later import later
+from support.ranks import run_ranks
+
+jobs = later("support.trainer_streams", needs="transformers")
+
+pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("hosts")]
+
+EPOCH = [24, 24, 24, 11]
+
+
+def flat(batches: list[list[int]]) -> list[int]:
+    return list(chain.from_iterable(batches))
+
+
+def check(batches: list[list[int]]) -> None:
+    """Two epochs with every sample once, in different orders, and a round of the third."""
+    assert [len(batch) for batch in batches] == [*EPOCH, *EPOCH, 24]
+    first, second = flat(batches[:4]), flat(batches[4:8])
+    assert sorted(first) == sorted(second) == list(range(COUNT))
+    assert first != second
+    assert len(set(batches[8])) == 24
+
+
+@guarantee(
+    "A stream under the Hugging Face Trainer uses each sample once an epoch and trains "
+    "the model of one process within 1e-12 (float64)."
+)
+@pytest.mark.parametrize(
+    "name", ["plain", "generator", "processes", "accumulated", "by round", "split batches"]
+)
+def test_stream_trains_model_of_one_process(found: list[dict[str, Any]], name: str) -> None:
+    for apart, batches, steps, epoch in (rank[name] for rank in found):
+        assert apart < 1e-12
+        assert (steps, epoch) == (9, pytest.approx(2 + 1 / 9))
+        check(batches)
+
+
+def test_stream_on_two_ranks_trains_model_of_one_process(folder: str) -> None:
+    for apart, batches, *_ in (rank["plain"] for rank in run_ranks(2, jobs.plain, folder)):
+        assert apart < 1e-12
+        check(batches)
+
+
+def test_last_samples_of_stream_are_dropped(found: list[dict[str, Any]]) -> None:
+    for apart, batches, *_ in (rank["dropped"] for rank in found):
+        assert apart < 1e-12
+        assert [len(batch) for batch in batches] == [24] * 9
+        assert len(set(flat(batches[:3]))) == 72
+
+
+@guarantee("A resumed Trainer continues within a stream: the ranks read over the samples that are done.")
+@pytest.mark.parametrize("stop", [4, 6])
+def test_resumed_stream_continues(found: list[dict[str, Any]], stop: int) -> None:
+    for apart, batches, steps, epoch in (rank[f"after {stop}"] for rank in found):
+        assert apart < 1e-12
+        assert (steps, epoch) == (9, pytest.approx(2 + 1 / 9))
+        check(batches)
+
+
+def test_ignore_data_skip_begins_stream_again(found: list[dict[str, Any]]) -> None:
+    for batches in (rank["begun again"] for rank in found):
+        assert [len(batch) for batch in batches] == [*EPOCH, 24]
+        assert sorted(flat(batches[:4])) == list(range(COUNT))
+
+
+def test_mean_over_labels_of_stream(found: list[dict[str, Any]]) -> None:
+    assert max(rank["tokens"] for rank in found) < 1e-6  # the model's loss is float32
+
+
+def test_stream_that_cannot_be_balanced_raises(found: list[dict[str, Any]]) -> None:
+    for says in (rank["refused"] for rank in found):
+        assert "dispatch_batches=True" in says["dispatched"]
+        assert "balance={'cost'}" in says["cost"]
+        assert "3 ranks with 0 loading processes, and this run has 3 with 1" in says["other processes"]
+        assert "max_steps=-1 with a stream" in says["endless"]
+
+
+def test_parts_of_a_stream_have_each_sample_once() -> None:
+    part_of = pytest.importorskip("paceline.hosts.transformers").part_of
+    for ranks in (1, 2, 3, 7):
+        parts = [list(part_of(range(20), rank, ranks)) for rank in range(ranks)]
+        assert sorted(flat(parts)) == list(range(20))
+
+
+@pytest.mark.parametrize("shards", [1, 6])
+def test_parts_of_a_hugging_face_stream_have_each_sample_once(shards: int) -> None:
+    part_of = pytest.importorskip("paceline.hosts.transformers").part_of
+    datasets = pytest.importorskip("datasets")
+    stream = datasets.Dataset.from_dict({"index": list(range(20))}).to_iterable_dataset(num_shards=shards)
+    parts = [part_of(stream, rank, 3) for rank in range(3)]
+    assert sorted(row["index"] for part in parts for row in part) == list(range(20))
+    assert part_of(parts[1], 1, 3) is parts[1]
+    with pytest.raises(PacelineError, match="split for rank 1 of 3"):
+        part_of(parts[1], 2, 3)
