@@ -6,10 +6,12 @@ import textwrap
 from collections.abc import Sequence
 
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console
 from rich.segment import Segment, Segments
 from rich.table import Table
 
+WIDTH = 60  # columns that a table takes if its cells allow it
 UNBOUNDED = 10_000  # columns, more than any table needs
 
 
@@ -37,9 +39,21 @@ def show_lines(lines: Sequence[str], console: Console) -> None:
 
 
 def print_whole(console: Console, table: Table) -> None:
-    """Prints a table in full width: a narrow window breaks its lines, but no figure is cut."""
+    """Prints a table in full width: a narrow window breaks its lines, but no figure is cut.
+
+    Headings of a table wider than ``WIDTH`` are wrapped between words, down to the width of their columns' cells.
+    """
+    if _wanted(console, table) > WIDTH:
+        for column in table.columns:
+            head, *cells = (str(cell) for cell in (column.header, *column._cells))
+            width = max(map(cell_len, (*cells, *head.split())), default=1)
+            column.header = "\n".join(textwrap.wrap(head, width, break_on_hyphens=False))
     shown = console.width
-    wanted = console.measure(table, options=console.options.update(width=UNBOUNDED)).maximum
-    console.width = max(shown, wanted)
+    console.width = max(shown, _wanted(console, table))
     console.print(table)
     console.width = shown
+
+
+def _wanted(console: Console, table: Table) -> int:
+    """The columns of a terminal that the table takes."""
+    return console.measure(table, options=console.options.update(width=UNBOUNDED)).maximum

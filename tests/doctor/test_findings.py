@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from paceline import PacelineError, runs
-from paceline.doctor.findings import Diagnosis, diagnose, to_json
+from paceline.doctor.findings import Diagnosis, diagnose, show, to_json
 from paceline.doctor.phases import Phase
 from support.guarantees import guarantee
 
@@ -265,3 +267,28 @@ def test_another_record_is_refused(tmp_path: Path) -> None:
         record.round(round=0, epoch=0, time=1, seconds=1, batch=8, loads=[4, 4], compute=[1, 0.5])
     with pytest.raises(PacelineError, match="no record of the doctor"):
         diagnose(runs.read(tmp_path / "run"))
+
+
+def test_table_of_ranks_fits_60_columns(tmp_path: Path) -> None:
+    phases = {
+        Phase.FETCH: [0.01] * 3,
+        Phase.PREPARE: [0.000222] * 3,
+        Phase.FORWARD: [0.012, 0.012, 0.048],
+        Phase.FINISH: [0.000313] * 3,
+    }
+    out = io.StringIO()
+    show(diagnosis(tmp_path, phases, exchanging=0.002), Console(file=out, width=80, soft_wrap=True))
+    lines = out.getvalue().splitlines()
+    start = next(n for n, line in enumerate(lines) if line.startswith("rank"))
+    assert lines[start].split() == [
+        "rank",
+        "samples",
+        "fetch",
+        "prepare",
+        "compute",
+        "update",
+        "wait",
+        "slower",
+    ]
+    assert max(len(line.rstrip()) for line in lines[start : start + 5]) <= 60
+    assert "in ms (medians of 60 steps; the exchange takes 2)" in lines[start - 1]

@@ -17,6 +17,7 @@ from paceline.errors import PacelineError
 from paceline.files import check_place, write_whole
 from paceline.runs import Run, read, report, sinks, summarize, trace
 from paceline.runs.findings import compare, findings
+from paceline.runs.words import percent
 
 
 def command(
@@ -64,10 +65,13 @@ def command(
 
 
 def comparison_table(runs: list[Run]) -> Table:
-    """The figures of several runs side by side, for a terminal."""
-    table = tables.begun(*report.HEADS)
-    for row in report.side_by_side(runs):
-        table.add_row(*row)
+    """The figures of several runs side by side, for a terminal; the page has more of them."""
+    rows = [dict(zip(report.HEADS, row, strict=True)) for row in report.side_by_side(runs, listed=4)]
+    learnt = "mean loss" if all(row["accuracy"] == percent(None) for row in rows) else "accuracy"
+    heads = ("run", "of bound", "waiting", "time", learnt, "loads")
+    table = tables.begun(*heads)
+    for row in rows:
+        table.add_row(*(row[head] for head in heads))
     return table
 
 

@@ -118,9 +118,12 @@ def show(
         tables.say(console, sentence)
     unit = "ms" if found.spent.step < MILLISECONDS else "s"
     console.print()
-    steps = f"medians of {found.spent.steps:,} steps"
+    scale = 1e3 if unit == "ms" else 1.0
+    steps = (
+        f"medians of {found.spent.steps:,} steps; the exchange takes {number(scale * found.spent.exchanging)}"
+    )
     tables.say(console, f"Where a step goes on each rank, in {unit} ({steps}):")
-    tables.print_whole(console, _ranks(found, 1e3 if unit == "ms" else 1.0))
+    tables.print_whole(console, _ranks(found, scale))
     tables.say(console, "How long the same batches would have taken under other divisions:")
     tables.print_whole(console, compared.table(found.answer, "loads" if found.loop.sure else "rows"))
     if found.lines:
@@ -145,8 +148,7 @@ def _ranks(found: Diagnosis, scale: float) -> Table:
         *([("fetch", fetch)] if fetch.any() else []),
         ("prepare", prepare),
         *([("move", move)] if move.any() else []),
-        *[("compute", spent.computing), ("optimizer", finish), ("wait", spent.waiting)],
-        ("exchange", np.full(found.run.workers, spent.exchanging)),
+        *[("compute", spent.computing), ("update", finish), ("wait", spent.waiting)],
     ]
     count = "samples" if found.loop.sure else "rows"
     shown = tables.begun(figures=("rank", count, *(head for head, _ in columns), "slower"))

@@ -239,12 +239,15 @@ def _side_by_side(named: list[tuple[str, Columns]]) -> str:
 HEADS = ("run", "samples/s", "of bound", "waiting", "time", "mean loss", "accuracy", "loads")
 
 
-def side_by_side(runs: Sequence[Run]) -> list[tuple[str, ...]]:
-    """The figures of several runs as text, a row per run, for the columns ``HEADS``."""
+def side_by_side(runs: Sequence[Run], listed: int = BANDS) -> list[tuple[str, ...]]:
+    """The figures of several runs as text, a row per run, for the columns ``HEADS``.
+
+    listed: workers whose loads are listed; of more, the cell has the least and the most.
+    """
     rows: list[tuple[str, ...]] = []
     for name, s in zip(labels(runs), map(summarize, runs), strict=True):
         loads = s["final_batches"]
-        split = "/".join(map(str, loads)) if len(loads) <= BANDS else f"{min(loads)} to {max(loads)}"
+        split = "/".join(map(str, loads)) if len(loads) <= listed else f"{min(loads)} to {max(loads)}"
         speed = number(s["samples_per_second"]), percent(s["share_of_bound"], 1), percent(s["idle_share"], 1)
         learnt = number(s["train_loss"]), percent(s.get("test_accuracy"), 1)
         rows.append((name, *speed, seconds(s["seconds"]), *learnt, split))
