@@ -18,7 +18,7 @@ import secrets
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from paceline.errors import PacelineError, number
@@ -30,29 +30,36 @@ Lengths = Callable[[int], Sequence[float]]
 WAIT = 30.0  # seconds that one request waits for a plan
 
 
+def _says(text: str) -> dict[str, str]:
+    """The metadata of a field with this description, which the service's OpenAPI document has too."""
+    return {"description": text}
+
+
 class Dropped(PacelineError):
     """The service has removed this worker, which was silent for too long or has left."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """This worker's part of a round: samples ``offset`` to ``offset + samples`` of its ``batch``.
+    """This worker's part of a round: samples ``offset`` to ``offset + samples`` of its ``batch``."""
 
-    present: workers in the round, n. weight: b_i / B, the weight of these samples' mean gradient in a sum over the
-    workers; weight_in_mean: n b_i / B, its weight in a mean over them.
-    In a job with a cost, ``indices`` are the positions of these samples among the round's, and ``sizes`` the number
-    of samples in each micro-batch, in this order; in other jobs both are None.
-    """
-
-    round: int
-    samples: int
-    offset: int
-    batch: int
-    present: int
-    weight: float
-    weight_in_mean: float
-    indices: list[int] | None = None
-    sizes: list[int] | None = None
+    round: int = field(metadata=_says("The round's number."))
+    samples: int = field(metadata=_says("Samples of this worker, b_i."))
+    offset: int = field(metadata=_says("Its first sample among the round's."))
+    batch: int = field(metadata=_says("Samples of all workers, B."))
+    present: int = field(metadata=_says("Workers in the round, n."))
+    weight: float = field(
+        metadata=_says("Weight of these samples' mean gradient in a sum over the workers, b_i / B.")
+    )
+    weight_in_mean: float = field(metadata=_says("Its weight in a mean over the workers, n b_i / B."))
+    indices: list[int] | None = field(
+        default=None,
+        metadata=_says("In a job with a cost, the positions of these samples among the round's; else null."),
+    )
+    sizes: list[int] | None = field(
+        default=None,
+        metadata=_says("In a job with a cost, the samples of each micro-batch, in this order; else null."),
+    )
 
 
 class Worker:

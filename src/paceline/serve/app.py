@@ -53,10 +53,14 @@ FIGURES: tuple[tuple[Any, str, str, Callable[[Job], float]], ...] = (  # of each
     (GaugeMetricFamily, "workers_present", "Workers that take part now.", lambda job: job.members.count),
     (GaugeMetricFamily, "deadline_seconds", "Seconds of silence after which a worker is dropped.", Job.limit),
 )
-Name = Annotated[str, Path(pattern=models.NAME)]
-Wait = Annotated[
-    float, Query(ge=0, le=MOST_WAIT, allow_inf_nan=False, description="Seconds to wait for a plan.")
-]
+Name = Annotated[str, Path(pattern=models.NAME, description="The job's name.")]
+Worker = Annotated[str, Path(pattern=models.NAME, description="The worker's name in the job.")]
+PLAIN = {
+    "description": "Text in the format of Prometheus.",
+    "content": {"text/plain": {"schema": {"type": "string"}}},
+}
+WAIT = Query(ge=0, le=MOST_WAIT, allow_inf_nan=False, description="Seconds to wait for a plan.")
+Wait = Annotated[float, WAIT]
 SECRET = APIKeyHeader(
     name="X-Worker-Secret", auto_error=False, description="The secret that the worker's join returned."
 )
@@ -107,7 +111,7 @@ def make(
     app.include_router(_jobs(service), prefix="/v1", dependencies=guarded)
     app.include_router(_workers(service), prefix="/v1/jobs/{job}/workers", dependencies=guarded)
 
-    @app.get("/metrics", dependencies=guarded, response_class=Response, responses=errs())
+    @app.get("/metrics", dependencies=guarded, response_class=Response, responses=errs() | {200: PLAIN})
     async def prometheus() -> Response:
         """Prometheus metrics."""
         text = await service.shown(lambda: generate_latest(registry))
@@ -187,25 +191,29 @@ def _workers(service: Service) -> APIRouter:
 
     @router.post("/{worker}/reports", response_model=models.Reported, responses=errs(403, 404, 409, 410, 507))
     async def report(
-        job: Name, worker: Name, body: models.WorkerReport, secret: Secret, wait: Wait | None = None
+        job: Name,
+        worker: Worker,
+        body: models.WorkerReport,
+        secret: Secret,
+        wait: Annotated[float | None, WAIT] = None,
     ) -> JSONResponse:
         """Report a round. With a wait, also request the next part, which is returned if it is planned by then."""
         return await server.report(service, job, worker, secret or "", body, wait)
 
     @router.get("/{worker}/next", response_model=Part, responses=planned)
-    async def next_part(job: Name, worker: Name, secret: Secret, wait: Wait = USUAL_WAIT) -> JSONResponse:
+    async def next_part(job: Name, worker: Worker, secret: Secret, wait: Wait = USUAL_WAIT) -> JSONResponse:
         """The worker's part of its next round: the same part until it is reported."""
         return await server.next_part(service, job, worker, secret or "", wait)
 
     @router.post("/{worker}/next", response_model=Part, responses=planned)
     async def next_part_of_lengths(
-        job: Name, worker: Name, body: models.Lengths, secret: Secret, wait: Wait = USUAL_WAIT
+        job: Name, worker: Worker, body: models.Lengths, secret: Secret, wait: Wait = USUAL_WAIT
     ) -> JSONResponse:
         """The worker's part of a round whose samples have these lengths, in a job with a cost."""
         return await server.next_part(service, job, worker, secret or "", wait, body)
 
     @router.delete("/{worker}", status_code=204, responses=errs(403, 404, 409, 410, 507))
-    async def leave(job: Name, worker: Name, secret: Secret) -> None:
+    async def leave(job: Name, worker: Worker, secret: Secret) -> None:
         """Leave the job; the other workers do not wait."""
         await service.leave(job, worker, secret or "")
 

@@ -143,7 +143,7 @@ class Settings(Strict):
 class Join(Strict):
     """A request of a worker to join."""
 
-    name: str = Field(pattern=NAME)
+    name: str = _field("The worker's name, unique in the job.", pattern=NAME)
     place: int | None = _field("The place to take; by default any free place.", None, ge=0, lt=MOST_WORKERS)
     secret: str | None = _field(
         "A secret that the worker chose, with which it can repeat the join; by default the service makes one.",
@@ -155,16 +155,16 @@ class Join(Strict):
 class Joined(BaseModel):
     """The answer to a join. Keep the secret: all further calls need it in the header X-Worker-Secret."""
 
-    name: str
-    place: int
-    secret: str
+    name: str = _field("The worker's name.")
+    place: int = _field("Its place, counted from 0.")
+    secret: str = _field("Its secret: the one that it chose, or a new one.")
 
 
 class WorkerReport(Strict):
     """A worker's report on a round."""
 
-    round: int = Field(ge=0, le=2**53)
-    samples: Count
+    round: int = _field("The round's number, as its part had it.", ge=0, le=2**53)
+    samples: Count = _field("Samples that the worker ran.")
     seconds: Seconds = _field("Seconds of the worker's own work, without its wait for others.")
     overhead: Seconds = _field("The part of seconds that does not grow with samples.", 0.0)
     cpu: Portion | None = _field("Portion of its machine's processors that is available to it.", None)
@@ -174,7 +174,7 @@ class WorkerReport(Strict):
 class Lengths(Strict):
     """The lengths of a round's samples."""
 
-    round: int = Field(ge=0, le=2**53)
+    round: int = _field("The round's number.", ge=0, le=2**53)
     lengths: list[Annotated[float, Field(gt=0, le=1e100)]] = _field(
         "The length of each sample of the round, in the same order from every worker.", min_length=1
     )
@@ -190,43 +190,43 @@ class Waiting(BaseModel):
 class Reported(BaseModel):
     """The report is stored. next: the worker's next part, if it was requested and planned within the wait."""
 
-    round: int
-    next: Part | None
-    waiting: str
+    round: int = _field("The round that was reported.")
+    next: Part | None = _field("The next part; null if it was not requested, or is not planned yet.")
+    waiting: str = _field("What the requested part waits for, in a sentence; empty if for nothing.")
 
 
 class WorkerState(BaseModel):
     """The state of one worker."""
 
-    name: str
-    place: int
-    present: bool
-    gone: str
+    name: str = _field("The worker's name.")
+    place: int = _field("Its place, counted from 0.")
+    present: bool = _field("Whether it takes part now.")
+    gone: str = _field("Why it takes part no more; empty if it does.")
     round: int | None = _field("The round of its newest report.")
-    samples: int | None
-    seconds: float | None
+    samples: int | None = _field("Samples of that report.")
+    seconds: float | None = _field("Seconds of that report.")
 
 
 class JobState(BaseModel):
     """The state of one job."""
 
-    name: str
-    settings: Settings
+    name: str = _field("The job's name.")
+    settings: Settings = _field("Its settings, as it was created.")
     rounds: int = _field("Number of completed rounds.")
-    reports: int
-    samples: int
+    reports: int = _field("Number of reports of all workers.")
+    samples: int = _field("Samples reported by all workers.")
     dropped: int = _field("Number of workers dropped because of silence.")
-    present: int
-    waiting: str
+    present: int = _field("Number of workers that take part now.")
+    waiting: str = _field("What the job waits for, in a sentence; empty if for nothing.")
     deadline: float = _field("Seconds of silence after which a worker is dropped at present.")
     record: str = _field("The run directory, or why there is none.")
-    workers: list[WorkerState]
+    workers: list[WorkerState] = _field("Its workers, also those that have gone.")
 
 
 class Jobs(BaseModel):
     """All jobs, by name."""
 
-    jobs: list[str]
+    jobs: list[str] = _field("The names of the jobs that run.")
     set_aside: dict[str, str] = _field("Jobs that cannot continue, and why.")
     storing: str = _field("Why nothing can be stored at present; empty if storing works.")
 
@@ -234,7 +234,7 @@ class Jobs(BaseModel):
 class Error(BaseModel):
     """A sentence on what was wrong."""
 
-    error: str
+    error: str = _field("What was given, what was expected, and what to do.")
 
 
 # The service's words for mistakes that pydantic describes in its own, by their kind.
