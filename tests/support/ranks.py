@@ -63,14 +63,17 @@ def run_ranks(
         failures: list[str] = []
         try:
             for rank, pipe in enumerate(pipes):
-                if not pipe.poll(seconds):
+                if not pipe.poll(2 if failures else seconds):  # after a failure, what the others have to say
                     failures.append(f"rank {rank} did not answer within {seconds} s")
-                    break
-                kind, value = pipe.recv()
+                    continue
+                try:
+                    kind, value = pipe.recv()
+                except EOFError:
+                    kind, value = "failed", "ended without an answer"
                 if kind == "failed":
                     failures.append(f"rank {rank}:\n{value}")
-                    break
-                results.append(value)
+                else:
+                    results.append(value)
             for rank, worker in enumerate(workers):
                 worker.join(10 if not failures else 1)
                 if not failures and worker.exitcode:

@@ -172,3 +172,28 @@ def test_persistent_processes_that_miss_set_epoch_are_warned_of() -> None:
         pytest.warns(RuntimeWarning, match=r"set_epoch\(\) does not reach them"),
     ):
         pace.stream(Reordered(0, 8), num_workers=1, persistent_workers=True)
+
+
+def continued(rank: int, ranks: int) -> list[float]:
+    """The samples of an epoch that is continued after rank 1 has run all of its stream."""
+    model = DistributedDataParallel(nn.Linear(1, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    pace = Pace(model, 8, limits=[(1, None), (1, None)])
+    loader = pace.stream(
+        [torch.tensor([float(100 * rank + sample)]) for sample in range(24 if rank == 0 else 8)]
+    )
+    loader.skip(0 if rank == 0 else 8)
+    seen = []
+    for x in loader:
+        if pace.counts:
+            seen += x.flatten().tolist()
+        pace.backward(model(x).mean())
+        pace.step(optimizer)
+    pace.close()
+    return seen
+
+
+def test_rank_without_samples_after_a_resume_runs_fillers() -> None:
+    first, second = run_ranks(2, continued)
+    assert first == [float(sample) for sample in range(24)]
+    assert second == []

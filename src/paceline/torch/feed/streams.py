@@ -224,7 +224,12 @@ class StreamLoader:
             self._ended = False
         self._empty = not continues or self._over
         self._source, self._resumed, self._over = source, False, False
-        while self._skipped and self._draw():
+        while self._skipped:
+            while self._buffer.count < self._loop.terms.floor and self._draw():
+                pass
+            if not self._buffer.count:
+                break
+            self._keep_some()
             some = min(self._skipped, self._buffer.count)
             self._buffer.take(some)
             self._skipped -= some
@@ -315,12 +320,16 @@ class StreamLoader:
         aim += (terms.floor - 1) * ranks
         while self._buffer.count < aim and self._draw():
             pass
-        if self._some is None and self._buffer.count:
-            self._some = self._buffer.take(min(terms.floor, self._buffer.count))
-            self._buffer.back(self._some)
+        self._keep_some()
         self._sent += 1
         self._known = False
         self._exchange.send(self._sent, np.array((self._buffer.count, self._ended), ROW))
+
+    def _keep_some(self) -> None:
+        """Keep the first samples, which stay in the buffer, for a micro-step without work."""
+        if self._some is None and self._buffer.count:
+            self._some = self._buffer.take(min(self._loop.terms.floor, self._buffer.count))
+            self._buffer.back(self._some)
 
     def _receive(self) -> None:
         if not self._known:
