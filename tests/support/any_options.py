@@ -161,7 +161,7 @@ def no_work() -> Iterator[None]:
     # Made once: that takes longer than most commands.
     made = {name: typer.main.get_command(cli._app(name)) for name in ("", *cli.COMMANDS)}
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(cli, "_app", lambda name: made.get(name, made[""]))
+        patched.setattr(cli, "_app", lambda name, helps=False: made.get(name, made[""]))
         patched.setattr(paceline.cli.training.launch, "run", begun)
         patched.setattr(paceline.train.ray_engine, "run", begun)
         patched.setattr(paceline.serve.app, "make", lambda *_: None)  # its routes take most of the time
