@@ -213,28 +213,34 @@ def _work(
     # server for them, which must load PyTorch first, and names of semaphores outlive a worker that ends at once.
     multiprocessing.set_start_method("fork", force=True)
 
+    def send(event: dict[str, Any]) -> None:
+        try:
+            pipe.send(event)
+        except BrokenPipeError:  # the command has ended, and this process was to end, too
+            os._exit(1)
+
     def missed(missing: Missing) -> None:
         """End the process: nothing else frees a thread in a reduction, and the record and checkpoint are complete."""
-        pipe.send({"type": "missed", "message": missing.words})
+        send({"type": "missed", "message": missing.words})
         os._exit(1)
 
     status = 0
     try:
-        pipe.send({"type": "ready"})
+        send({"type": "ready"})
         if lasting:
             os.environ.update(where.environment())
         else:
             store = dist.TCPStore(where.host, where.port, None, False, TIMEOUT, wait_for_workers=False)
             ranks: dict[str, Any] = {"rank": where.place, "world_size": where.places}
             dist.init_process_group("gloo", store=store, timeout=TIMEOUT, **ranks)
-        engine.train(config, run_dir, pipe.send, resume, lasting, missed)
+        engine.train(config, run_dir, send, resume, lasting, missed)
     except SystemExit:
         pass  # the worker has left on purpose
     except PacelineError as error:
-        pipe.send({"type": "fault" if isinstance(error, WorkerError) else "input", "message": str(error)})
+        send({"type": "fault" if isinstance(error, WorkerError) else "input", "message": str(error)})
         status = 2
     except Exception as error:
-        pipe.send({"type": "fault", "message": _words(error)})
+        send({"type": "fault", "message": _words(error)})
         # torch raises this in a worker if a process of its loader was killed, for example for lack of memory. Errors
         # that such a process itself raises begin with other words.
         if lasting and isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker (pid"):
