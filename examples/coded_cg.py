@@ -44,6 +44,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--images", type=int, default=1500)
     images = parser.parse_args().images
+    if not 100 <= images <= 1500:
+        parser.error(f"--images {images}: expected 100 to 1500")
 
     from paceline.ray import CodedMatrix, WorkerPool, measure
 

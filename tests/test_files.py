@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from paceline import PacelineError
-from paceline.files import check_place, write_whole
+from paceline.files import check_directory, check_place, write_whole
 
 GUARANTEES = (
     "Files that are written beside other threads leave the umask "
@@ -56,6 +56,9 @@ def test_places_that_cannot_be_written(place: str, tmp_path: Path, monkeypatch: 
     with pytest.raises(PacelineError, match="cannot write"):
         write_whole(place, "content")
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"file": "as it was"}
-    if place != "no/such/file":  # its directories may be made
-        with pytest.raises(PacelineError, match="cannot write"):
-            check_place(place)
+    with pytest.raises(PacelineError, match="cannot write"):
+        check_place(place)
+
+
+def test_folders_above_a_directory_may_be_made(tmp_path: Path) -> None:
+    check_directory(tmp_path / "no" / "such")

@@ -96,7 +96,9 @@ def allow_open(least: int, who: str) -> None:
 def check_place(path: str | os.PathLike[str]) -> None:
     """Raises PacelineError if ``path`` cannot be written: call it before long work whose result goes there."""
     path = Path(path)
-    _check(path, "it is a directory" if os.path.isdir(path) else "")
+    missing = not os.path.lexists(path.absolute().parent)  # the folder of a file is not created
+    wrong = f"the folder {path.parent} does not exist" if missing else ""
+    _check(path, "it is a directory" if os.path.isdir(path) else wrong)
 
 
 def check_directory(path: str | os.PathLike[str]) -> None:

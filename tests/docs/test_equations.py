@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from support.blocks import ROOT
+from support.scripts import loaded
 
 GUARANTEES = (
     "A citation that leads nowhere, or a place of the five papers without a "
@@ -18,16 +16,7 @@ GUARANTEES = (
 )
 
 
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("equations", ROOT / "docs" / "equations.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-equations = script()
+equations = loaded(ROOT / "docs" / "equations.py")
 PAGE = (ROOT / "docs" / "equations.md").read_text(encoding="utf-8")
 PAPERS = {
     title: [

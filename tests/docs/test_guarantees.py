@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
-from types import ModuleType
 
 from support.blocks import ROOT
+from support.scripts import loaded
 
-
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("guarantees", ROOT / "docs" / "guarantees.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-guarantees = script()
+guarantees = loaded(ROOT / "docs" / "guarantees.py")
 
 
 def test_page_has_the_promises_of_the_tests() -> None:

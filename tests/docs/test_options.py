@@ -3,32 +3,23 @@
 from __future__ import annotations
 
 import inspect
-import sys
-from collections.abc import Iterator
-from importlib import import_module
-from types import ModuleType
 
 import pytest
 
 from support.blocks import ROOT
+from support.scripts import loaded
+
+options = loaded(ROOT / "docs" / "options.py")
 
 
-@pytest.fixture
-def options(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """The script."""
-    monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    yield import_module("options")
-    del sys.modules["options"]
-
-
-def test_the_table_is_the_one_that_the_script_makes(options: ModuleType) -> None:
+def test_the_table_is_the_one_that_the_script_makes() -> None:
     page = options.PAGE.read_text(encoding="utf-8")
     assert page == options.made(page, options.SOURCE.read_text(encoding="utf-8")), (
         "run python docs/options.py"
     )
 
 
-def test_the_script_finds_each_parameter_of_pace_and_its_default(options: ModuleType) -> None:
+def test_the_script_finds_each_parameter_of_pace_and_its_default() -> None:
     from paceline.torch import Pace
 
     parameters = list(inspect.signature(Pace).parameters.values())
@@ -39,7 +30,7 @@ def test_the_script_finds_each_parameter_of_pace_and_its_default(options: Module
         assert shown == ("" if each.default is inspect.Parameter.empty else repr(each.default)), each.name
 
 
-def test_an_option_without_an_entry_or_with_a_long_one_raises(options: ModuleType) -> None:
+def test_an_option_without_an_entry_or_with_a_long_one_raises() -> None:
     source = 'class Pace:\n    """A class.\n\n    a: What it is.\n    """\n\n    def __init__(self, a, *, b=1): ...\n'
     with pytest.raises(ValueError, match="no entry 'b'"):
         options.table(source)

@@ -21,20 +21,11 @@ from safetensors.torch import load_file
 from transformers import BatchEncoding, BertConfig, BertForSequenceClassification
 
 from support import hosts
+from support.scripts import loaded
 
 PORTS = Path(__file__).parents[2] / "examples" / "ports"
 SCRIPT = "accelerate.test_utils.scripts.external_deps.test_performance"
 COUNT, EACH, EPOCHS = 24, 8, 4
-
-
-def port_module() -> Any:
-    """``examples/ports/port.py``."""
-    spec = importlib.util.spec_from_file_location("port", PORTS / "port.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def source() -> str:
@@ -129,7 +120,7 @@ def run(text: str, folder: Path) -> dict[str, torch.Tensor]:
 
 def both(folder: str) -> tuple[float, float]:
     """How far the ported script's model is from the plain one's, and how far that is from where it began."""
-    port, text = port_module(), source()
+    port, text = loaded(PORTS / "port.py"), source()
     (part,) = port.read("accelerate_performance")["file"]
     changed = port.ported(text, part["edit"], part["path"])
     plain = run(text, Path(folder) / "plain")

@@ -7,13 +7,11 @@ import json
 import os
 import sys
 import time
-from pathlib import Path
 from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from paceline.errors import PacelineError
 from paceline.files import check_place, write_whole
 
 LINE_EVERY_SECONDS = 5.0
@@ -112,8 +110,6 @@ def outlive_reader() -> None:
 def check_json(target: str | None) -> None:
     """Raises PacelineError, before the work is done, if figures cannot be written to ``target``."""
     if target is not None and target != "-":
-        if not Path(target).absolute().parent.is_dir():
-            raise PacelineError(f"cannot write {target}: its directory does not exist; make it first")
         check_place(target)
 
 

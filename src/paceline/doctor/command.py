@@ -18,7 +18,7 @@ from typing import Any
 from paceline import runs
 from paceline.attach.command import check_command, entering, started
 from paceline.errors import PacelineError, WorkerError
-from paceline.files import check_place
+from paceline.files import check_directory
 from paceline.runs.run import ROUNDS, SUMMARY
 
 DIRECTORY, STEPS = "PACELINE_DOCTOR_DIR", "PACELINE_DOCTOR_STEPS"  # variables in the command's environment
@@ -46,7 +46,7 @@ def observe(
     if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
         raise PacelineError(f"{keep} exists; choose another place for the record")
     if keep is not None and not keep.exists():
-        check_place(keep)
+        check_directory(keep)
     with tempfile.TemporaryDirectory(prefix="paceline-doctor-") as place:
         try:
             status = _play(command, steps, keep_going, progress, Path(place))

@@ -150,9 +150,8 @@ def join(config: TrainConfig, run_dir: Path, on_event: OnEvent, resume: bool = F
         return journal.end() if journal.over else {}
 
 
-UNKNOWN = (
-    255  # the exit status of a worker whose fork server has ended, which alone knows it; none of ``_work``'s
-)
+# The exit status of a worker whose fork server has ended, which alone knows it; ``_work`` ends with another.
+UNKNOWN = 255
 
 
 class _Local(ForkServerProcess):
