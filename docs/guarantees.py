@@ -20,10 +20,10 @@ GROUPS = {  # headings, and the beginnings of the paths of their tests, of which
     "The doctor and `paceline verify`": ("doctor/", "verify/"),
     "Frameworks around your loop": ("hosts/", "ray/test_ray_train", "examples/test_ports"),
     "Ranks that freeze, fail or are late": (
-        *("torch/test_absent", "torch/test_stall", "torch/test_peers", "cli/test_train_frozen"),
+        *("torch/liveness/", "torch/test_peers", "cli/test_train_frozen"),
     ),
     "Ranks that are lost or join, with `elastic=True`": (
-        *("torch/test_elastic", "torch/test_joining", "torch/test_launcher", "torch/test_strangers"),
+        *("torch/elastic/", "torch/test_launcher"),
         *("train/test_elastic", "cli/test_train_goes_on"),
     ),
     "`paceline train`: checkpoints, signals and input": (
@@ -35,14 +35,14 @@ GROUPS = {  # headings, and the beginnings of the paths of their tests, of which
         *("ray/", "sync/", "test_balancer", "test_costs", "test_policies", "test_rounds", "test_shares"),
     ),
     "Samples that cost differently": (
-        *("samples/", "torch/test_sample_costs", "contract/test_costs", "simulate/test_claimed"),
+        *("samples/", "torch/feed/test_costs", "contract/test_costs", "simulate/test_claimed"),
         *("serve/test_costs", "runs/test_causes"),
     ),
     "Simulation, traces and records": (
         *("simulate/", "runs/", "data/", "live/", "test_clock", "test_hostile_files", "test_power"),
     ),
     "Bits, processors and versions": (
-        *("torch/test_same_bits", "torch/test_sharded", "forecast/test_portable_math"),
+        *("torch/gradients/test_same_bits", "torch/gradients/test_sharded", "forecast/test_portable_math"),
     ),
     "Commands and the site": ("cli/", "docs/", "examples/", "test_commands", "test_options"),
     "The library itself": ("learners/", "test_"),

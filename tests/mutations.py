@@ -38,11 +38,11 @@ class Mutation(NamedTuple):
 
 
 LEFT = "torch/test_loops.py::test_a_loop_that_was_left_between_rounds_goes_on_with_the_next_epoch"
-EXACT = "torch/test_exact.py::test_parameters_equal_those_of_one_process"
-COUNTS = "torch/test_counts.py::test_means_over_tokens_are_those_of_one_process"
-REFUSED = "torch/test_refused_steps.py::test_a_step_that_is_not_due_is_refused"
-MISUSE = "torch/test_measuring.py::test_misuse_is_answered_in_a_sentence"
-STRANGERS = "torch/test_strangers.py::"
+EXACT = "torch/gradients/test_exact.py::test_parameters_equal_those_of_one_process"
+COUNTS = "torch/gradients/test_counts.py::test_means_over_tokens_are_those_of_one_process"
+REFUSED = "torch/gradients/test_steps.py::test_a_step_that_is_not_due_is_refused"
+MISUSE = "torch/measuring/test_meter.py::test_misuse_is_answered_in_a_sentence"
+STRANGERS = "torch/elastic/test_gateway.py::"
 EQUATIONS = "papers/test_equations.py::"
 
 MUTATIONS = (
@@ -63,7 +63,7 @@ MUTATIONS = (
         "weights: the hook's share is that of the planned round",
         "return self._weighed / piece.batch",
         "return self._weighed / (piece.batch + 1)",
-        ("torch/test_not_zeroed.py::test_nor_under_the_hook", EXACT),
+        ("torch/gradients/test_not_zeroed.py::test_nor_under_the_hook", EXACT),
     ),
     Mutation(
         "weights: gathered pieces keep the scale of another one",
@@ -93,7 +93,7 @@ MUTATIONS = (
         "weights: the mean loss on record is over samples where tokens were counted",
         "many = np.where(counted.any(0), np.where(counted, counts, 0.0).sum(0), batches)",
         "many = np.where(counted.any(0), batches, batches)",
-        ("torch/test_measuring.py::test_the_mean_losses_are_exact_sums_over_what_was_counted",),
+        ("torch/measuring/test_meter.py::test_the_mean_losses_are_exact_sums_over_what_was_counted",),
     ),
     # -- the loop's steps
     Mutation(
@@ -127,7 +127,7 @@ MUTATIONS = (
         "steps: gradients of the round before are counted again",
         "if any(grad is not None and bool(grad.any()) for grad in left):",
         "if False:",
-        ("torch/test_not_zeroed.py::test_what_a_step_has_used_is_not_counted_again",),
+        ("torch/gradients/test_not_zeroed.py::test_what_a_step_has_used_is_not_counted_again",),
     ),
     Mutation(
         "steps: gradients that were zeroed before the step are stepped with",
@@ -170,7 +170,7 @@ MUTATIONS = (
         "claims: what others have claimed meanwhile is not counted",
         "return Count(claimed - samples, others",
         "return Count(0 * claimed, others",
-        ("torch/test_within.py::test_three_numbers_travel_in_one",),
+        ("torch/test_claims.py::test_three_numbers_travel_in_one",),
     ),
     Mutation(
         "claims: the last claim goes beyond the pool",
@@ -219,7 +219,7 @@ MUTATIONS = (
         "plans: ranks that were given other options are not told",
         "if theirs[name] != value:",
         "if False:",
-        ("torch/test_same_bits.py::test_ranks_that_compute_in_unlike_ways_are_refused",),
+        ("torch/gradients/test_same_bits.py::test_ranks_that_compute_in_unlike_ways_are_refused",),
     ),
     Mutation(
         "plans: a first round that warms up teaches overheads",
@@ -253,19 +253,19 @@ MUTATIONS = (
         "epochs: a rank's samples begin at another place",
         "start += sum(own[:rank].tolist())",
         "start += sum(own[: max(rank - 1, 0)].tolist())",
-        ("torch/test_epochs.py::test_each_sample_once_an_epoch",),
+        ("torch/feed/test_epochs.py::test_each_sample_once_an_epoch",),
     ),
     Mutation(
         "epochs: a last sample that batch norm cannot take becomes a round",
         "return full + (rest > 0 if not full else rest >= floor)",
         "return full + (rest > 0)",
-        ("torch/test_epochs.py::test_each_sample_once_an_epoch",),
+        ("torch/feed/test_epochs.py::test_each_sample_once_an_epoch",),
     ),
     Mutation(
         "epochs: one that was left is gone on with",
         "if self.samples_done and not self._midway:  # the last iteration was left early",
         "if False:",
-        ("torch/test_leaving.py::test_after_a_loop_that_was_left_the_next_begins_a_fresh_round",),
+        ("torch/feed/test_leaving.py::test_after_a_loop_that_was_left_the_next_begins_a_fresh_round",),
     ),
     Mutation(
         "epochs: a checkpoint of another global batch is gone on with",
@@ -462,31 +462,34 @@ MUTATIONS = (
         "members: a sample that is missing or counts twice is not noticed",
         "if have[0] != size or any(",
         "if False and any(",
-        ("torch/test_elastic.py::test_a_sample_that_counts_twice_ends_the_run",),
+        ("torch/elastic/test_member.py::test_a_sample_that_counts_twice_ends_the_run",),
     ),
     Mutation(
         "members: a sample that was run twice hides one that was not",
         "at = max(at, start + count)",
         "at = at + count",
-        ("torch/test_elastic.py::test_what_nobody_has_run",),
+        ("torch/elastic/test_member.py::test_what_nobody_has_run",),
     ),
     Mutation(
         "members: a gradient that somebody kept is written over",
         "return over(self.work) and bool(_use_count) and self._holders() <= self._own",
         "return True",
-        ("torch/test_elastic.py::test_a_gradient_stays_what_it_was",),
+        ("torch/elastic/test_member.py::test_a_gradient_stays_what_it_was",),
     ),
     Mutation(
         "members: sums without rounding overflow",
         "lower -= carried << FINE_BITS",
         "lower -= 0 * carried",
-        ("torch/test_within.py::test_a_sum_does_not_depend_on_its_order", "torch/test_same_bits.py"),
+        (
+            "torch/test_claims.py::test_a_sum_does_not_depend_on_its_order",
+            "torch/gradients/test_same_bits.py",
+        ),
     ),
     Mutation(
         "members: the model begins anew where all who had it are lost",
         'if self._link.posted("begun"):',
         "if False:",
-        ("torch/test_elastic.py::test_nobody_is_left_who_has_the_model",),
+        ("torch/elastic/test_member.py::test_nobody_is_left_who_has_the_model",),
     ),
     # -- who is missed, and what a service takes
     Mutation(

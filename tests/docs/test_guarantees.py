@@ -34,7 +34,9 @@ def test_promises_are_read_from_functions_methods_and_files(tmp_path: Path) -> N
 
 def test_longest_beginning_of_a_path_gives_the_group() -> None:
     assert guarantees.heading("torch/test_loops.py") == "Your own training loop"
-    assert guarantees.heading("torch/test_elastic.py::test_a").startswith("Ranks that are lost or join")
+    assert guarantees.heading("torch/elastic/test_member.py::test_a").startswith(
+        "Ranks that are lost or join"
+    )
     assert guarantees.heading("elsewhere/test_a.py") == ""
 
 

@@ -28,7 +28,7 @@ def test_train_ddp() -> None:
     assert loads[2] < min(loads[:2]), "the slow rank has least to do"
 
 
-@pytest.mark.nightly  # torch/test_sample_costs.py trains with such lengths, and docs/samples.md has such a loader
+@pytest.mark.nightly  # torch/feed/test_costs.py trains with such lengths, and docs/samples.md has such a loader
 @pytest.mark.processes
 @pytest.mark.xdist_group("examples")
 def test_text_lengths() -> None:

@@ -25,7 +25,7 @@ from support.torch_jobs import with_as_many_threads
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("torch")]
 
-COMMAND = Path(__file__).parents[2] / "benchmarks" / "determinism.py"
+COMMAND = Path(__file__).parents[3] / "benchmarks" / "determinism.py"
 
 
 class Pair(NamedTuple):

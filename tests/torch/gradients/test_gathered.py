@@ -19,7 +19,7 @@ GUARANTEES = (
     "the model of one process within 1e-12 (float64).",
 )
 
-PAGE = Path(__file__).parents[2] / "docs" / "porting.md"
+PAGE = Path(__file__).parents[3] / "docs" / "porting.md"
 COUNT, BATCH, STEPS = 40, 20, 6
 LIMITS = [(None, 2), (None, 5), (None, None)]  # samples: the third rank takes 13 of 20
 
