@@ -22,6 +22,7 @@ from paceline.coded import (
     stretched,
     work_queue,
 )
+from paceline.coded.coded_plan import finish
 
 RUNS = 20_000
 
@@ -32,19 +33,43 @@ def mean(made: CodedPlan, messages: int = 1) -> float:
 
 
 def limited() -> None:
-    print("three equal workers, L = 1,000, ms and copies of the matrix")
-    print(
-        f"{'u a':>8}{'printed':>10}{'copies':>8}{'largest / L':>13}{'limited':>10}{'copies':>8}{'uncoded':>10}"
-    )
-    for ua in (0.01, 0.001):
-        u = np.ones((1, 3))
-        problem = Problem(("x",), ("v", "w", "z"), np.array([1000.0]), ShiftedExponential(u, ua / u))
-        printed, made = plan(problem, "uniform", rule="printed"), plan(problem, "uniform")
-        uncoded = plan(problem, "uniform", coded=False)
+    drawn = np.random.default_rng(1).uniform(1, 5, (1, 5))
+    for workers, rows, u, uncoded in (
+        ("three equal workers", 1000, np.ones((1, 3)), "uniform"),
+        ("five workers, u uniform on [1, 5], by mean speed if uncoded", 10_000, drawn, "iterated"),
+    ):
+        print(f"one master, {workers}, L = {rows:,}, mean ms and copies of the matrix")
         print(
-            f"{ua:>8g}{mean(printed):>10.0f}{printed.copies[0]:>8.1f}{printed.loads.max() / 1000:>13.1f}"
-            f"{mean(made):>10.0f}{made.copies[0]:>8.1f}{mean(uncoded):>10.0f}"
+            f"{'u a':>8}{'printed':>10}{'copies':>8}{'largest / L':>13}{'limited':>10}{'copies':>8}{'uncoded':>10}"
         )
+        names = tuple(f"w{n}" for n in range(u.shape[1]))
+        for ua in (0.01, 0.001):
+            problem = Problem(("x",), names, np.array([float(rows)]), ShiftedExponential(u, ua / u))
+            printed, made = plan(problem, rule="printed"), plan(problem)
+            print(
+                f"{ua:>8g}{mean(printed):>10.0f}{printed.copies[0]:>8.1f}{printed.loads.max() / rows:>13.1f}"
+                f"{mean(made):>10.0f}{made.copies[0]:>8.1f}{mean(plan(problem, uncoded, coded=False)):>10.0f}"
+            )
+
+
+def chosen() -> None:
+    print(
+        "\nL = 1,000, u uniform on [1, 5], u a = 0.01, 20 clusters: k for limited loads and for Theorem 1's"
+    )
+    print(f"{'cluster':>9}  {'assignment':<15}{'t*':>8}{'least':>8}{'mean ms':>10}")
+    for masters, workers in ((2, 4), (2, 6), (3, 9)):
+        names = tuple(f"m{m}" for m in range(masters)), tuple(f"w{n}" for n in range(workers))
+        for assign in ("exact", "probabilistic"):
+            found = []
+            for seed in range(20):
+                u = np.random.default_rng(seed).uniform(1, 5, (masters, workers))
+                problem = Problem(*names, np.full(masters, 1000.0), ShiftedExponential(u, 0.01 / u))
+                phi, rate = problem.delay.peak()
+                k = plan(problem, assign, rule="printed").probability
+                before, now = finish(problem, assign, k, True, phi, rate), plan(problem, assign)
+                found.append([now.t_star.max() / before.t_star.max(), mean(now) / mean(before)])
+            (t, took), least = np.mean(found, axis=0), np.min(found, axis=0)[0]
+            print(f"{masters:>3} x {workers:>3}  {assign:<15}{t:>8.3f}{least:>8.3f}{took:>10.3f}")
 
 
 def in_messages(problem: Problem) -> None:
@@ -100,6 +125,7 @@ def main() -> None:
     command_line(__doc__).parse_args()
     problem = random_problem(4, 50, 1e5, np.random.default_rng(0))
     limited()
+    chosen()
     in_messages(problem)
     finishing()
     changing()

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from paceline import PacelineError
 from paceline.coded import (
     Problem,
+    ShiftedExponential,
     by_deadline,
     plan,
     random_problem,
@@ -131,6 +132,16 @@ def test_an_arriving_master_moves_as_few_workers_as_brute_force_finds(seed, with
     best = plan(problem, "exact").t_star.max()
     assert found.plan.t_star.max() <= best * (1 + within) * (1 + 1e-6)
     assert len(found.moved) == brute_force(old, problem, best * (1 + within))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_rearranged_plan_with_capped_loads_keeps_the_limit(seed):
+    u = np.random.default_rng(seed).uniform(1, 5, (3, 8))
+    names = ("x", "y", "z"), tuple("abcdefgh")
+    problem = Problem(*names, np.full(3, 1000.0), ShiftedExponential(u, 0.01 / u))
+    old = plan(of(problem, [0, 1]), "exact")
+    best = plan(problem, "exact").t_star.max()
+    assert rearrange(old, problem, 0.05).plan.t_star.max() <= best * 1.05 * (1 + 1e-6)
 
 
 def test_a_leaving_master_s_workers_are_not_counted_as_moved():

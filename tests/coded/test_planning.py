@@ -233,6 +233,56 @@ def test_capped_loads_equal_a_numerical_minimum_over_loads_of_at_most_l(ua):
     assert expected_rows(made, 0, made.t_star[0]) == pytest.approx(1000, rel=1e-9)
 
 
+def random_shifts(masters, workers, ua, seed, late=False):
+    rng = np.random.default_rng(seed)
+    u = rng.uniform(1, 5, (masters, workers))
+    return problem_of(u, ua / u, latency=rng.uniform(0, 60, u.shape) if late else None)
+
+
+def portions_of_loads_up_to_l(problem, t):
+    """Of each pair, the largest portion of L rows that it is expected to bring by t, by a grid of loads."""
+    load = problem.rows[0] * np.geomspace(1e-3, 1, 4001)[:, None, None]
+    left = np.maximum(t - problem.wait, 0.0)
+    return (load * problem.delay.cdf(left / load)).max(0) / problem.rows[0]
+
+
+@pytest.mark.parametrize(("masters", "workers", "seed"), [(2, 4, 4), (2, 5, 0), (2, 5, 5), (3, 6, 2)])
+def test_exact_plan_with_capped_loads_is_the_best_of_all_assignments(masters, workers, seed):
+    """Sun et al., eq. (6), eq. (8)."""
+    problem = random_shifts(masters, workers, 0.01, seed)
+
+    def lacking(t):
+        portions = portions_of_loads_up_to_l(problem, t)
+        owners = itertools.product(range(masters), repeat=workers)
+        served = (portions * (np.array(each) == np.arange(masters)[:, None]) for each in owners)
+        return 1 - max(each.sum(1).min() for each in served)
+
+    best = brentq(lacking, 10, 10_000, rtol=1e-6)
+    made = plan(problem, "exact")
+    assert made.t_star.max() == pytest.approx(best, rel=1e-4)
+    by_theorem = plan(problem, "exact", rule="printed").probability
+    assert (made.probability != by_theorem).any()
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_probabilistic_plan_with_capped_loads_is_the_linear_programme_s(seed, late):
+    """Sun et al., eq. (6)."""
+    from scipy.optimize import linprog
+
+    problem = random_shifts(2, 6, 0.01, seed, late)
+
+    def level(t):
+        columns = -portions_of_loads_up_to_l(problem, t).ravel()
+        sums = np.hstack([np.kron(np.eye(2), np.ones(6)) * columns, np.ones((2, 1))])
+        once = np.hstack([np.tile(np.eye(6), 2), np.zeros((6, 1))])
+        found = linprog(np.r_[np.zeros(12), -1.0], np.vstack([sums, once]), np.r_[np.zeros(2), np.ones(6)])
+        return -found.fun
+
+    least = brentq(lambda t: level(t) - 1, 30, 10_000, rtol=1e-6)
+    assert plan(problem, "probabilistic").t_star.max() == pytest.approx(least, rel=1e-4)
+
+
 def test_printed_loads_exceed_l_and_take_longer_than_capped_ones():
     problem = problem_of(np.ones((1, 3)), np.full((1, 3), 0.01))
     printed, made = plan(problem, rule="printed"), plan(problem)

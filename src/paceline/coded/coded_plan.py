@@ -224,46 +224,43 @@ def coded_loads(problem: Problem, k: Array, t: Array, phi: Array) -> Array:
     return np.where(k > 0, spare / phi, 0.0)
 
 
+def brought(problem: Problem, phi: Array, t: Array, masters: Any = slice(None)) -> Array:
+    """Rows that each pair is expected to bring by t with its best load of at most L rows, (masters, N).
+
+    For each t the best load is the smaller of L and (t - d) / phi, since l F((t - d) / l) rises up to there.
+    t: milliseconds, one for each of the masters at this numpy index.
+    """
+    spare = np.maximum(t[:, None] - problem.wait[masters], 0.0)
+    z = np.maximum(phi[masters], spare / problem.rows[masters][:, None])
+    return spare / z * problem.delay.take(masters).cdf(z)
+
+
 def capped(problem: Problem, k: Array, t: Array, phi: Array) -> tuple[Array, Array]:
     """(loads of at most L rows, (M, N); t*, (M,)), from the t* of Theorem 1, which does not limit the loads.
 
-    For each t the best load of a worker is the smaller of L and (t - d) / phi, since l F((t - d) / l) rises up to
-    there; t* is the least t for which L rows are expected. If a master's probabilities sum to 1 or less, no t
-    suffices (a single worker brings L rows or none): its loads are cut to L, and t* stays that of the theorem.
+    t* is the least t for which L rows are expected. If a master's probabilities sum to 1 or less, no t suffices (a
+    single worker brings L rows or none): its loads are cut to L, and t* stays that of the theorem.
     """
-    loads, t = np.minimum(coded_loads(problem, k, t, phi), problem.rows[:, None]), t.copy()
-    for m, need in enumerate(problem.rows):
-        mine = np.flatnonzero(k[m] > 0)
-        if k[m].sum() <= 1 + 1e-9 or loads[m].max() < need:
-            continue
-        delay, chance, wait = problem.delay.take((m, mine)), k[m, mine], problem.wait[m, mine]
+    t = t.copy()
+    largest = coded_loads(problem, k, t, phi).max(1)
+    over = np.flatnonzero((k.sum(1) > 1 + 1e-9) & (largest >= problem.rows))
+    if len(over):
 
-        def missing(
-            at: float,
-            m: int = m,
-            mine: NDArray[np.intp] = mine,
-            delay: Delay = delay,
-            need: float = need,
-            chance: Array = chance,
-            wait: Array = wait,
-        ) -> float:
-            """Portion of L that is not expected by then."""
-            spare = np.maximum(at - wait, 0.0)
-            z = np.maximum(phi[m, mine], spare / need)
-            return 1 - float((chance * spare / z * delay.cdf(z)).sum()) / need
+        def enough(at: Array) -> NDArray[np.bool_]:
+            """Whether L rows are expected by then, for each of these masters."""
+            return np.asarray((k[over] * brought(problem, phi, at, over)).sum(1) >= problem.rows[over])
 
-        late = float(t[m])
-        while missing(late) > 0:
-            late *= 2
+        late = t[over]
+        while not (done := enough(late)).all():
+            late = np.where(done, late, 2 * late)
         # Measured times have steps: the end of the interval at which the rows suffice is kept.
         early = late / 2
         for _ in range(100):
             middle = 0.5 * (early + late)
-            early, late = (middle, late) if missing(middle) > 0 else (early, middle)
-        t[m] = late
-        spare = np.maximum(late - problem.wait[m], 0.0)
-        loads[m] = np.where(k[m] > 0, np.minimum(spare / phi[m], need), 0.0)
-    return loads, t
+            done = enough(middle)
+            early, late = np.where(done, early, middle), np.where(done, middle, late)
+        t[over] = late
+    return np.minimum(coded_loads(problem, k, t, phi), problem.rows[:, None]), t
 
 
 def expected_completion(problem: Problem, loads: Array) -> Array:
@@ -307,28 +304,53 @@ def plan(problem: Problem, assign: str = "iterated", coded: bool = True, rule: s
             "choose uniform, simple, iterated or exact"
         )
     phi, rate = problem.delay.peak()
-    return finish(problem, assign, assignment(problem, assign, rate), coded, phi, rate, rule)
+    k = assignment(problem, assign, phi, rate, rule if coded else "printed")
+    return finish(problem, assign, k, coded, phi, rate, rule)
 
 
-def assignment(problem: Problem, assign: str, rate: Array) -> Array:
-    """k for a problem (Sun et al., eq. (8)). With latencies the value of a pair depends on the time,
-    v = rate (1 - d / t)+ / L: the assignment for one t gives a shorter t, and so on until t is no longer reduced
-    (Dinkelbach's method: exact for the exact assignments)."""
+def assignment(problem: Problem, assign: str, phi: Array, rate: Array, rule: str = "capped") -> Array:
+    """k for a problem (Sun et al., eq. (8)).
+
+    With latencies, or if a load is cut to L, the value of a pair depends on the time: it is the portion of L rows
+    that the pair brings by then. The assignment for one t gives a shorter t, and so on until t is no longer reduced
+    (Dinkelbach's method: exact for the exact assignments, if each master has more than one worker).
+    """
     choose = ASSIGNMENTS[assign]
     values = rate / problem.rows[:, None]
     k = choose(values)
-    if problem.latency is None or assign == "uniform":
+    if assign == "uniform":
         return k
-    t = completion(problem, k, rate).max()
-    for _ in range(50):
-        if not np.isfinite(t):
-            break
-        trial = choose(np.maximum(values * np.maximum(1 - problem.latency / t, 0.0), values.max() * 1e-15))
-        shorter = completion(problem, trial, rate).max()
-        if not shorter < t * (1 - 1e-12):
-            break
-        k, t = trial, shorter
-    return k
+
+    def shortened(k: Array, portions: Callable[[float], Array], time: Callable[[Array], Array]) -> Array:
+        t = time(k).max()
+        for _ in range(50):
+            if not np.isfinite(t):
+                break
+            trial = choose(np.maximum(portions(t) / t, values.max() * 1e-15))
+            shorter = time(trial).max()
+            if not shorter < t * (1 - 1e-12):
+                break
+            k, t = trial, shorter
+        return k
+
+    def printed(k: Array) -> Array:
+        return completion(problem, k, rate)
+
+    if problem.latency is not None:
+        k = shortened(k, lambda t: values * np.maximum(t - problem.wait, 0.0), printed)
+    t = printed(k)
+    if (
+        rule == "printed"
+        or not np.isfinite(t).all()
+        or (coded_loads(problem, k, t, phi).max(1) <= problem.rows).all()
+    ):
+        return k
+    everyone = np.ones(len(values))
+    return shortened(
+        k,
+        lambda t: brought(problem, phi, t * everyone) / problem.rows[:, None],
+        lambda k: capped(problem, k, printed(k), phi)[1],
+    )
 
 
 class Rearranged(NamedTuple):
@@ -345,17 +367,20 @@ def rearrange(old: CodedPlan, problem: Problem, within: float = 0.05) -> Rearran
     the exact assignment's t* the plan may take, as a portion of it. The mixed-integer programme has ``SECONDS``; then
     the result is the best assignment found, at worst the exact one itself.
 
-    The programme maximizes the workers kept under sum_n k rate (t - d)+ >= L for every master, t = (1 +
-    within) t*. Raises PacelineError for a probabilistic old plan and a negative portion.
+    The programme maximizes the workers kept under the condition that each master's workers are expected to bring L
+    rows by t = (1 + within) t*. Raises PacelineError for a probabilistic old plan and a negative portion.
     """
     number("within", within, "a portion of 0 or more", lambda within: within >= 0)
     if not old.coded or not old.dedicated:
         raise PacelineError("only coded plans of dedicated workers can be rearranged; plan again instead")
     phi, rate = problem.delay.peak()
-    best = assignment(problem, "exact", rate)
-    t = completion(problem, best, rate).max() * (1 + within)
+    best = assignment(problem, "exact", phi, rate)
+    t = capped(problem, best, completion(problem, best, rate), phi)[1].max() * (1 + within)
+    brings = brought(problem, phi, np.full(len(rate), t))
+    if (best.sum(1) <= 1).any():  # one worker with at most L rows is never expected to bring L
+        brings = rate * np.maximum(t - problem.wait, 0.0)
     serving = _serving(old, problem)
-    k = _fewest_moves(problem, serving, rate, t)
+    k = _fewest_moves(serving, brings / problem.rows[:, None])
     candidates = [each for each in (k, best) if each is not None]
     k = min(candidates, key=lambda each: len(_moved(serving, each)))
     made = finish(problem, "exact", k, True, phi, rate)
@@ -375,12 +400,12 @@ def _moved(serving: np.ndarray, k: np.ndarray) -> list[int]:
     return [n for n in range(len(serving)) if serving[n] >= 0 and now[n] != serving[n]]
 
 
-def _fewest_moves(problem: Problem, serving: np.ndarray, rate: np.ndarray, t: float) -> np.ndarray | None:
+def _fewest_moves(serving: np.ndarray, brings: np.ndarray) -> np.ndarray | None:
+    """k that keeps most workers, or None if none was found in time. brings: portions of L rows by t, (M, N)."""
     from scipy import sparse
     from scipy.optimize import LinearConstraint, milp
 
-    masters, workers = problem.shape
-    brings = rate * np.maximum(t - problem.wait, 0.0) / problem.rows[:, None]
+    masters, workers = brings.shape
     covers = sparse.block_diag(list(brings[:, None]), "csr")
     once = sparse.hstack([sparse.eye(workers)] * masters, "csr")
     keeps = (serving == np.arange(masters)[:, None]).astype(float)
