@@ -7,9 +7,11 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 JOBS ?= 3
 MARKED ?=
 
+MODULES ?=
+
 SECONDS ?= 120
 
-.PHONY: help demo test check lint fuzz format bench docs clean
+.PHONY: help demo test check lint fuzz mutate format bench docs clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -42,6 +44,9 @@ lint: $(STAMP)
 
 fuzz: $(STAMP)  ## malformed and made-up requests to the service, for SECONDS: nothing but documented answers
 	@cd tests && PYTHONPATH=../src ../$(BIN)/python -m support.fuzz $(SECONDS)
+
+mutate: $(STAMP)  ## mutants of the decisions, or of MODULES='shares samples/pool': their tests must fail (hours)
+	nice -n 15 $(BIN)/python tests/mutate.py $(MODULES)
 
 format: $(STAMP)  ## rewrite what lint would complain of
 	$(BIN)/ruff check --fix .

@@ -65,8 +65,8 @@ SHOWN = (  # by commands: heading, promise, command
     ),
     (
         "The library itself",
-        "A changed line that a guarantee rests on fails a test.",
-        "`python tests/mutations.py`, each night",
+        "A changed operator, number or condition of a decision fails a test.",
+        "`make mutate`, each night",
     ),
     (
         "The library itself",
