@@ -1,7 +1,7 @@
 """Writes docs/guarantees.md from the promises of the tests: ``python docs/guarantees.py``.
 
-A promise is the text of a test's ``@guarantee("...")``, or of its file's ``GUARANTEES = ("...",)``. What a command
-shows instead of a test is in ``SHOWN``.
+A promise is the text of a test's ``@guarantee("...")``, or of its file's ``GUARANTEES = ("...",)``. Tests with the
+same text share a row. What a command shows instead of a test is in ``SHOWN``.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ GROUPS = {  # headings, and the beginnings of the paths of their tests, of which
     "Bits, processors and versions": (
         *("torch/gradients/test_same_bits", "torch/gradients/test_sharded", "forecast/test_portable_math"),
     ),
-    "Commands and the site": ("cli/", "docs/", "examples/", "test_commands", "test_options"),
-    "The library itself": ("learners/", "test_"),
+    "Commands, the library and the site": ("cli/", "docs/", "examples/", "learners/", "test_"),
 }
 SHOWN = (  # by commands: heading, promise, command
     (
         "Ranks that are lost or join, with `elastic=True`",
-        "After faults at random moments and named instants, the parameters are those of one process (1e-12).",
+        "After kills, freezes, departures and joins at any instant, each sample of a round counts once, with the "
+        "model of one process.",
         "`python benchmarks/faults.py`",
     ),
     (
@@ -64,12 +64,12 @@ SHOWN = (  # by commands: heading, promise, command
         "`uv pip compile --resolution lowest-direct --all-extras pyproject.toml`, then the tests",
     ),
     (
-        "The library itself",
+        "Commands, the library and the site",
         "A changed operator, number or condition of a decision fails a test.",
         "`make mutate`, each night",
     ),
     (
-        "The library itself",
+        "Commands, the library and the site",
         "An import that leads up, a circle, or a policy that imports an engine's framework fails the check.",
         "`make lint`",
     ),
@@ -77,8 +77,9 @@ SHOWN = (  # by commands: heading, promise, command
 HEAD = """\
 # Guarantees
 
-What Paceline promises for each fault and each kind of input, and the test or command that shows it. Tests are named
-by their file below `tests/` and their function. [Limits](limits.md) has what is not promised.
+What Paceline promises for each fault and each kind of input, and the test or command that shows it. Tests are files
+below `tests/`, with the function if a single test shows the promise. "The model of one process" means parameters
+within 1e-12 in float64. [Limits](limits.md) lists what is not promised.
 
 <!-- python docs/guarantees.py makes this page from the tests. -->
 """
@@ -120,27 +121,35 @@ def heading(test: str) -> str:
 
 def page(found: list[Guarantee]) -> tuple[str, list[str]]:
     """The page, and what is wrong with its promises: a line for each."""
-    wrong, seen = [], set()
-    rows: dict[str, list[tuple[str, str]]] = {group: [] for group in GROUPS}
+    wrong: list[str] = []
+    rows: dict[str, dict[str, list[str]]] = {group: {} for group in GROUPS}
+    place: dict[str, str] = {}  # each promise's group: that of its first test
     for promise, test in found:
         if len(promise) > LONGEST:
             wrong.append(f"{test}: {len(promise)} characters, at most {LONGEST}: {promise}")
-        if promise in seen:
-            wrong.append(f"{test}: another test has this promise: {promise}")
-        seen.add(promise)
-        group = heading(test)
+        group = place.setdefault(promise, heading(test))
         if group:
-            rows[group].append((promise, f"`{test}`"))
+            rows[group].setdefault(promise, []).append(test)
         else:
             wrong.append(f"{test}: no group in docs/guarantees.py has it")
     for group, promise, command in SHOWN:
-        rows[group].append((promise, command))
+        rows[place.get(promise, group)].setdefault(promise, []).append(command)
     parts = [HEAD]
     for group, listed in rows.items():
         if listed:
-            lines = [f"| {promise.replace('|', chr(92) + '|')} | {shown} |" for promise, shown in listed]
+            lines = [
+                f"| {promise.replace('|', chr(92) + '|')} | {_shown(tests)} |"
+                for promise, tests in listed.items()
+            ]
             parts.append("\n".join([f"## {group}", "", "| promise | shown by |", "|---|---|", *lines, ""]))
     return "\n".join(parts), wrong
+
+
+def _shown(tests: list[str]) -> str:
+    """The cell of a promise's tests and commands: one test by its function, several by their files."""
+    files = dict.fromkeys(each if each[0] == "`" else each.split("::")[0] for each in tests)
+    named = tests if len(tests) == 1 else files
+    return ", ".join(each if each[0] == "`" else f"`{each}`" for each in named)
 
 
 def made() -> tuple[str, list[str]]:

@@ -10,7 +10,10 @@ import pytest
 from paceline.errors import PacelineError
 from paceline.options import build
 
-GUARANTEES = ("A mistyped option of a policy is refused with what was perhaps meant.",)
+GUARANTEES = (
+    "Wrong, mistyped or huge options give one message with what was perhaps meant and exit status 2; "
+    "never a traceback.",
+)
 
 
 @dataclass(frozen=True)

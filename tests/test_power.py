@@ -12,10 +12,7 @@ from paceline.files import write_whole
 from paceline.runs import Recorder, read
 from support.power import Disk
 
-GUARANTEES = (
-    "After a power cut, closed records and files that are written whole are "
-    "on the disk, and a summary counts no missing round.",
-)
+GUARANTEES = ("A full disk, a power cut or a clock that is set back leaves a record that can be read.",)
 
 CONFIG = {"policy": "level", "workers": 2}
 

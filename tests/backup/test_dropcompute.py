@@ -77,7 +77,7 @@ def test_pieces_that_have_begun_count_and_the_others_are_given_back():
 
 
 @guarantee(
-    "`dropcompute` on the virtual clock uses each sample once an epoch: dropped ones are handed out again."
+    "`dropcompute` on the virtual clock uses each sample once per epoch: dropped ones are handed out again."
 )
 def test_each_sample_is_used_once_an_epoch_although_much_is_dropped():
     pool = Epochs(400, 3, 1)

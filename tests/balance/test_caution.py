@@ -81,7 +81,10 @@ def test_margins_do_not_drive_equal_workers_apart_whose_seconds_hardly_depend_on
     assert planned.max() / planned.min() < loads.max() / loads.min()
 
 
-@guarantee("Margins make differences of paces larger by at most 4 %.")
+@guarantee(
+    "Equal workers under `level` take less than 1.02 times as long as with equal shares, with noise, spikes "
+    "and up to 85 % overhead."
+)
 @given(
     paces=st.lists(st.floats(1e-6, 1e3), min_size=2, max_size=30),
     noise=st.floats(0, 3),

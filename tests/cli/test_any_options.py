@@ -19,8 +19,8 @@ from support import any_options
 from support.commands import paceline
 
 GUARANTEES = (
-    "Wrong, odd or huge options of any command give a result, or one "
-    "message and exit status 2; never a traceback.",
+    "Wrong, mistyped or huge options give one message with what was perhaps meant and exit status 2; "
+    "never a traceback.",
 )
 
 COMMANDS = any_options.commands()

@@ -48,7 +48,10 @@ def started(*ignored: int) -> subprocess.Popen[str]:
     return process
 
 
-@guarantee("Ctrl-C ends a command that was started with SIGINT ignored.")
+@guarantee(
+    "Ctrl-C, SIGTERM or a closed terminal leave a whole record and no process, with status 130, 143 or 129, "
+    "also if SIGINT was ignored."
+)
 @pytest.mark.parametrize(
     ("ignored", "sent", "status"),
     [

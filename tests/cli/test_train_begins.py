@@ -45,7 +45,9 @@ def on_a_terminal(arguments: list[str], place: Path) -> tuple[int, str]:
     return started.wait(timeout=60), said.decode()
 
 
-@guarantee("A terminal is told that PyTorch is loading before numpy or PyTorch is imported.")
+@guarantee(
+    "A command says that PyTorch is loading before it loads it; `--help` and `--version` load no command."
+)
 def test_a_terminal_is_told_at_once_that_pytorch_is_loaded(tmp_path: Path) -> None:
     status, said = on_a_terminal(["-c", WITHOUT], tmp_path)
     *first, rest = said.split("\r\x1b[K")
@@ -56,7 +58,9 @@ def test_a_terminal_is_told_at_once_that_pytorch_is_loaded(tmp_path: Path) -> No
     assert not list(tmp_path.iterdir())
 
 
-@guarantee("`paceline --help` and `--version` load no command (0.15 s of processor time).")
+@guarantee(
+    "A command says that PyTorch is loading before it loads it; `--help` and `--version` load no command."
+)
 @pytest.mark.parametrize("asked", ["--version", "--help"])
 def test_what_asks_for_no_command_loads_none(asked: str, tmp_path: Path) -> None:
     code = WITHOUT.replace('["train", "--policy", "level"]', f"[{asked!r}]")
@@ -69,7 +73,10 @@ def test_what_asks_for_no_command_loads_none(asked: str, tmp_path: Path) -> None
         assert "Train a model on uneven workers, at the pace of all of them." in " ".join(done.stdout.split())
 
 
-@guarantee("A wrong option is named before the message on how to watch the run.")
+@guarantee(
+    "Wrong, mistyped or huge options give one message with what was perhaps meant and exit status 2; never a "
+    "traceback."
+)
 @pytest.mark.parametrize(
     "wrong", ["--model nosuch", "--policy nosuch", "--weigh nosuch", "--data nosuch", "--workers 0"]
 )
@@ -100,7 +107,8 @@ def test_help_has_its_options_in_panels(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @guarantee(
-    "A mistyped command, option, policy or model is refused with exit status 2 and what was perhaps meant."
+    "Wrong, mistyped or huge options give one message with what was perhaps meant and exit status 2; never a "
+    "traceback."
 )
 @pytest.mark.parametrize(
     ("line", "words"),

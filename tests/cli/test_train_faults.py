@@ -63,7 +63,10 @@ def workers_of(process: Program) -> list[psutil.Process]:
     return sorted(busy, key=lambda p: p.create_time())
 
 
-@guarantee("With `--no-elastic`, a killed worker is named, the others end, and `--resume` continues.")
+@guarantee(
+    "`paceline train --no-elastic` ends with status 1 and names a worker that stopped or was killed, also "
+    "before the first round."
+)
 def test_a_killed_worker_is_named_and_the_run_resumes(tmp_path: Path) -> None:
     process = start([*LONG, "--no-elastic", "--out", "run"], tmp_path)
     run_dir = tmp_path / "run"
@@ -118,8 +121,8 @@ def until(true: Callable[[], bool]) -> None:
 
 
 @guarantee(
-    "Ctrl-C, SIGTERM or a closed terminal leave a whole record and "
-    "no process, with exit status 130, 143 or 129."
+    "Ctrl-C, SIGTERM or a closed terminal leave a whole record and no process, with status 130, 143 or 129, "
+    "also if SIGINT was ignored."
 )
 @pytest.mark.parametrize(
     ("sent", "times", "status", "ignored", "flags"),
@@ -147,7 +150,10 @@ def test_signals_end_all_workers_and_leave_a_readable_record(
     assert (tmp_path / "run" / "report.html").exists()
 
 
-@guarantee("A command that is killed with SIGKILL while its workers start leaves none.")
+@guarantee(
+    "A command that is killed with SIGKILL leaves no workers and no loader processes, also while its workers "
+    "start."
+)
 def test_a_launcher_killed_while_workers_start_leaves_none(tmp_path: Path) -> None:
     process = start([*LONG, "--workers", "6", "--slowdown-ms", "1,1,1,1,1,1", "--out", "run"], tmp_path)
     # Two serve the workers, some of whom have come so far that they wait for the others.
@@ -157,7 +163,10 @@ def test_a_launcher_killed_while_workers_start_leaves_none(tmp_path: Path) -> No
     until(lambda: not session_of(process))
 
 
-@guarantee("A command that is killed with SIGKILL leaves no workers and no loader processes.")
+@guarantee(
+    "A command that is killed with SIGKILL leaves no workers and no loader processes, also while its workers "
+    "start."
+)
 def test_a_killed_launcher_leaves_no_workers_and_no_loaders(tmp_path: Path) -> None:
     process = start(
         ["--workers", "2", "--slowdown-ms", "1,1", "--epochs", "40", "--loader-workers", "1", "--out", "run"],
@@ -170,8 +179,8 @@ def test_a_killed_launcher_leaves_no_workers_and_no_loaders(tmp_path: Path) -> N
 
 
 @guarantee(
-    "A worker that is killed before the first round ends the run "
-    "with a message that there is nothing to resume."
+    "`paceline train --no-elastic` ends with status 1 and names a worker that stopped or was killed, also "
+    "before the first round."
 )
 def test_a_worker_killed_before_the_first_round_leaves_good_advice(tmp_path: Path) -> None:
     process = start([*LONG, "--no-elastic", "--out", "run"], tmp_path)
@@ -200,8 +209,8 @@ def test_a_loss_that_is_no_number_stops_the_run(tmp_path: Path) -> None:
 
 
 @guarantee(
-    "If the newest checkpoint is damaged or gone, a message says so "
-    "and the one before it gives the same parameters."
+    "A damaged checkpoint is found when it is read, and the one before it is used; if both are damaged, "
+    "nothing changes."
 )
 def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -16,13 +16,12 @@ from paceline.torch.liveness.detector import FailureDetector
 from paceline.train.launch import check_stopped
 from support.begun import Program
 from support.commands import assert_refused, paceline
-from support.guarantees import guarantee
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("cli")]
 
 GUARANTEES = (
-    "`paceline train --no-elastic` ends with status 1 and names a worker that "
-    "stopped, `--patience` seconds later, also at the start.",
+    "`paceline train --no-elastic` ends with status 1 and names a worker that stopped or was killed, also "
+    "before the first round.",
 )
 
 
@@ -99,9 +98,6 @@ else:
 """
 
 
-@guarantee(
-    "A worker that stops before the first round ends the run with a message that there is nothing to resume."
-)
 @pytest.mark.parametrize(
     ("sent", "words"),
     [

@@ -81,8 +81,8 @@ def workers_of(process: Program) -> list[psutil.Process]:
 
 
 @guarantee(
-    "`paceline train` without options continues after killed and stopped workers "
-    "and loaders, ends with status 0 and leaves no process."
+    "`paceline train` without options continues after killed and stopped workers and loaders, and leaves no "
+    "process."
 )
 def test_workers_and_loaders_are_lost_and_the_run_goes_on(tmp_path: Path) -> None:
     process = start(
@@ -117,8 +117,8 @@ def test_workers_and_loaders_are_lost_and_the_run_goes_on(tmp_path: Path) -> Non
 
 
 @guarantee(
-    "A worker that fails by its own error ends `paceline train` with status 1, "
-    "its name, the round and the error, without a retry."
+    "A worker that raises an error ends `paceline train` with its name and the error; no replacement is "
+    "started."
 )
 def test_an_error_of_its_own_ends_the_run_and_is_not_tried_again(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)

@@ -18,8 +18,8 @@ from support.begun import Program
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("cli")]
 
 GUARANTEES = (
-    "After a kill at any moment or a full disk, `--resume` continues "
-    "with no round missing and nothing half written.",
+    "After a kill or a full disk at any moment, `--resume` continues with no round missing and nothing "
+    "half written.",
 )
 
 SECONDS = 300.0  # only a hang takes as long, however busy the machine is

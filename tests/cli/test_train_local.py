@@ -16,8 +16,8 @@ from support.commands import assert_refused, paceline
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("cli")]
 
 GUARANTEES = (
-    "`paceline train --loop local` that is killed and resumed uses each "
-    "sample once an epoch, and recognizes a finished run.",
+    "A left interval restores parameters, buffers, optimizers and scaler, and its samples run again, also "
+    "after a kill and `--resume`.",
 )
 
 LOCAL = ("train", "--loop", "local", "--workers", "3", "--global-batch", "48", "--epochs", "2")

@@ -32,7 +32,8 @@ def sentence(capsys: pytest.CaptureFixture[str], arguments: list[str], status: i
 
 
 @guarantee(
-    "`--elastic`, `--max-restarts` and `--dead-after` are refused for a run that a lost worker would end."
+    "A model, loop, policy or option that cannot survive a lost rank is refused, or named at the start, with "
+    "what to use instead."
 )
 @pytest.mark.parametrize(
     ("arguments", "words"),

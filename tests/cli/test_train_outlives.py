@@ -39,7 +39,10 @@ def ended_well(words: Sequence[object], place: Path, **options: Any) -> str:
     return out
 
 
-@guarantee("A run continues if the reader of its output ends, as `head` does, and says so on standard error.")
+@guarantee(
+    "A run continues if the reader of its output ends; a report that cannot be written does not make a "
+    "finished run fail."
+)
 def test_a_run_outlives_whoever_reads_its_output(tmp_path: Path) -> None:
     ours, theirs = os.pipe()
     os.close(ours)
@@ -52,7 +55,10 @@ def test_a_run_outlives_whoever_reads_its_output(tmp_path: Path) -> None:
     assert read(tmp_path / "run").summary["steps"] == 3
 
 
-@guarantee("A finished run whose report or trace cannot be written ends with a message and exit status 0.")
+@guarantee(
+    "A run continues if the reader of its output ends; a report that cannot be written does not make a "
+    "finished run fail."
+)
 def test_a_finished_run_whose_trace_cannot_be_written_has_not_failed(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     # A directory of that name is in the way as soon as the run has begun.
@@ -95,7 +101,6 @@ def test_as_many_files_as_are_asked_for_are_enough(tmp_path: Path, elastic: str)
     ended_well(words, tmp_path, limits={resource.RLIMIT_NOFILE: 80})
 
 
-@guarantee("Nothing is printed at the end about Triton in the server that workers are forked from.")
 def test_nothing_is_said_of_what_the_workers_server_had_loaded(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(TORN_DOWN)
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])

@@ -9,9 +9,7 @@ from paceline import Cluster, Machines, policies
 from paceline.balancer import Balancer
 from paceline.samples import CostLearner, SampleCosts
 
-GUARANTEES = (
-    "Every policy plans feasible shares of a round's cost, and an adaptive one gives the slow worker less.",
-)
+GUARANTEES = ("Ranks receive parts by their speed: parts of equal cost if they are equally fast.",)
 
 NAMES = [name for name in policies.names() if not policies.create(name, Cluster(2, 8)).needs_upcoming]
 N, BATCH, ROUNDS = 4, 64, 30

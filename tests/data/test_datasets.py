@@ -145,7 +145,9 @@ def test_files_that_are_no_npz(tmp_path):
         load(str(path))
 
 
-@guarantee("A .npz of images with any byte changed is refused or gives the same images.")
+@guarantee(
+    "Damaged images, traces and scenarios are refused with one message, traces with the line's number."
+)
 def test_a_flipped_byte_is_refused_or_changes_nothing(tmp_path):
     """Also where an archive says that there is a password, or another method: after each of zip's signatures."""
     path = Path(save(tmp_path, x_train=images(20, 2, 2), x_test=images(8, 2, 2)))

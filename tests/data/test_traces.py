@@ -5,10 +5,9 @@ import pytest
 
 from paceline.data.traces import Trace, read, write
 from paceline.errors import PacelineError
-from support.guarantees import guarantee
 
 GUARANTEES = (
-    "A trace with missing, repeated or wrong fields, rows or columns is refused with the line's number.",
+    "Damaged images, traces and scenarios are refused with one message, traces with the line's number.",
 )
 
 HEADER = "round,worker,seconds_per_sample,overhead_seconds\n"
@@ -52,7 +51,6 @@ def test_a_missing_row_means_absent_when_asked(tmp_path):
     assert np.array_equal(trace.overhead, [[0, np.nan], [np.nan, 0]], equal_nan=True)
 
 
-@guarantee("A bad trace is refused with the line's number.")
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -40,7 +40,16 @@ def test_longest_beginning_of_a_path_gives_the_group() -> None:
     assert guarantees.heading("elsewhere/test_a.py") == ""
 
 
-def test_long_repeated_and_homeless_promises_are_errors() -> None:
-    found = [("A" * 161, "torch/a.py"), ("B.", "torch/a.py"), ("B.", "torch/b.py"), ("C.", "nowhere/c.py")]
+def test_long_and_homeless_promises_are_errors() -> None:
+    found = [("A" * 161, "torch/a.py"), ("B.", "torch/a.py"), ("C.", "nowhere/c.py")]
     _, wrong = guarantees.page([guarantees.Guarantee(*each) for each in found])
-    assert [each.split(":")[0] for each in wrong] == ["torch/a.py", "torch/b.py", "nowhere/c.py"]
+    assert [each.split(":")[0] for each in wrong] == ["torch/a.py", "nowhere/c.py"]
+
+
+def test_equal_promises_share_a_row() -> None:
+    found = [("A.", "torch/a.py::test_a"), ("A.", "serve/b.py::test_b"), ("A.", "torch/a.py::test_c")]
+    page, wrong = guarantees.page(
+        [guarantees.Guarantee(*each) for each in (*found, ("B.", "torch/a.py::test_b"))]
+    )
+    assert wrong == []
+    assert "\n| A. | `torch/a.py`, `serve/b.py` |\n| B. | `torch/a.py::test_b` |\n" in page

@@ -15,7 +15,8 @@ from support.blocks import ROOT
 from support.colours import contrast, linear
 
 GUARANTEES = (
-    "Each picture has a dark twin by the same script, and its lines have 3:1 against their ground.",
+    "Each picture has a dark twin by the same script, with lines of 3:1; the site shows the one that fits "
+    "the reader's screen.",
 )
 
 FOLDER = ROOT / "docs" / "pictures"

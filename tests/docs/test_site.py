@@ -97,7 +97,10 @@ def test_the_search_works_on_pages_opened_from_disk(site: Path, typed: str, foun
         assert found in first.inner_text()
 
 
-@guarantee("axe finds nothing serious on the first page of the docs.")
+@guarantee(
+    "axe finds nothing serious on the first page of the docs, the report, a comparison, the live page and "
+    "the service's page."
+)
 def test_axe_finds_nothing_serious_on_the_first_page(site: Path) -> None:
     with browsers.chromium() as browser:
         for scheme, width in (("light", 1400), ("dark", 400)):
@@ -106,7 +109,10 @@ def test_axe_finds_nothing_serious_on_the_first_page(site: Path) -> None:
             assert browsers.barriers(page) == []
 
 
-@guarantee("The site shows each picture in light or in dark, as the reader's screen is.")
+@guarantee(
+    "Each picture has a dark twin by the same script, with lines of 3:1; the site shows the one that fits "
+    "the reader's screen."
+)
 def test_each_picture_is_shown_in_light_and_in_dark(site: Path) -> None:
     within = (site / "within.html").read_text(encoding="utf-8")
     assert within.count('src="pictures/within.png#only-light"') == 1

@@ -29,7 +29,10 @@ def one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
-@guarantee("The doctor watches a model with frozen parameters that its optimizer holds, too.")
+@guarantee(
+    "The doctor keeps all parameters bit for bit and the program's own hooks; its failure does not end the "
+    "training."
+)
 @pytest.mark.processes
 @pytest.mark.usefixtures("one_machine")
 @pytest.mark.xdist_group("doctor")
@@ -54,8 +57,8 @@ def test_a_script_under_torchrun_is_watched_and_ended(tmp_path: Path) -> None:
 
 
 @guarantee(
-    "A training of which the doctor sees nothing ends after 200 "
-    "optimizer steps, with the reason and what to do."
+    "The doctor refuses a command of one process, and ends a training of which it sees nothing after 200 "
+    "steps, with the reason."
 )
 @pytest.mark.processes
 @pytest.mark.usefixtures("one_machine")
@@ -74,7 +77,10 @@ def test_why_nothing_was_seen_is_said(arguments: tuple[object, ...], words: str)
     assert ("train for longer" in said.stderr) != (len(arguments) > 1), "it trains for long already"
 
 
-@guarantee("`paceline doctor` refuses a command of one process before it trains.")
+@guarantee(
+    "The doctor refuses a command of one process, and ends a training of which it sees nothing after 200 "
+    "steps, with the reason."
+)
 @pytest.mark.processes
 @pytest.mark.xdist_group("doctor")
 def test_one_process_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +90,10 @@ def test_one_process_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert said.stderr.count("trained step") < 100, "it ended before the training did"
 
 
-@guarantee("`paceline doctor` refuses a torchrun of one rank before it starts.")
+@guarantee(
+    "The doctor refuses a command of one process, and ends a training of which it sees nothing after 200 "
+    "steps, with the reason."
+)
 @pytest.mark.parametrize(
     "command",
     [
@@ -108,7 +117,7 @@ def test_launchers_of_several_or_unknown_ranks_are_accepted() -> None:
         check_ranks([*map(str, command), str(SCRIPT)])
 
 
-@guarantee("Ctrl-C in `paceline doctor` reports the steps on record and ends the training.")
+@guarantee("Ctrl-C in `paceline doctor` reports the steps on record; killed with SIGKILL, it leaves no rank.")
 @pytest.mark.processes
 @pytest.mark.usefixtures("one_machine")
 @pytest.mark.xdist_group("doctor")
@@ -146,7 +155,7 @@ def test_ctrl_c_reports_what_was_watched(steps: int, tmp_path: Path) -> None:
         assert "Traceback" not in error
 
 
-@guarantee("`paceline doctor` that is killed with SIGKILL leaves no rank.")
+@guarantee("Ctrl-C in `paceline doctor` reports the steps on record; killed with SIGKILL, it leaves no rank.")
 @pytest.mark.processes
 @pytest.mark.usefixtures("one_machine")
 @pytest.mark.xdist_group("doctor")
@@ -205,7 +214,10 @@ def assert_refused_at_last(said: Said, words: str) -> None:
     assert words in last
 
 
-@guarantee("The doctor says what part of the waiting is due to long samples, in a script without Paceline.")
+@guarantee(
+    "The doctor names the rank that is last in most steps, and what part of the waiting is due to long "
+    "samples, if it can be known."
+)
 @pytest.mark.processes
 @pytest.mark.usefixtures("one_machine")
 @pytest.mark.xdist_group("doctor")

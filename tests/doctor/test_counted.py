@@ -22,7 +22,10 @@ def images(*sizes: int) -> list[torch.Tensor]:
     return [torch.zeros(3, size, size) for size in sizes]
 
 
-@guarantee("Without a DataLoader, only batch objects give their number of samples to the doctor.")
+@guarantee(
+    "The doctor counts the samples that the DataLoader draws; without a DataLoader it says that it cannot "
+    "count."
+)
 @pytest.mark.parametrize(
     ("given", "samples"),
     [
@@ -50,8 +53,8 @@ def test_a_jagged_tensor_has_a_sample_for_each_part() -> None:
 
 
 @guarantee(
-    "The doctor counts the samples that the training's DataLoader draws, also for "
-    "graphs, packed texts, batch samplers and prefetching."
+    "The doctor counts the samples that the DataLoader draws; without a DataLoader it says that it cannot "
+    "count."
 )
 @pytest.mark.processes
 @pytest.mark.xdist_group("doctor")
@@ -73,7 +76,10 @@ def test_what_a_loader_draws_is_the_number_of_samples() -> None:
         }
 
 
-@guarantee("The doctor says that it cannot count batches from no DataLoader, and prints no global batch.")
+@guarantee(
+    "The doctor counts the samples that the DataLoader draws; without a DataLoader it says that it cannot "
+    "count."
+)
 def test_who_cannot_count_says_so(tmp_path: Path) -> None:
     found = diagnosis(tmp_path / "unsure", forward(0.01, 0.04), sure=False)
     assert "+ pace = paceline.torch.Pace(ddp, global_batch=2 * batch_size)" in found.lines

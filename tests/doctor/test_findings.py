@@ -234,7 +234,8 @@ def test_changing_stragglers_are_told_from_a_lasting_one(tmp_path: Path) -> None
 
 
 @guarantee(
-    "A rank that is last in most steps is named in the doctor's first sentence, also if its factor varies."
+    "The doctor names the rank that is last in most steps, and what part of the waiting is due to long "
+    "samples, if it can be known."
 )
 def test_a_rank_that_is_mostly_last_is_named_however_its_speed_varies(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)

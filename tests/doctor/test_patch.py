@@ -79,7 +79,7 @@ def test_the_pace_is_handed_through_functions(tmp_path: Path, monkeypatch: pytes
 PLAIN = SCRIPT.replace(", *, epochs", ", epochs")
 
 
-@guarantee("The doctor prints no diff for a script that it does not recognize, and says what it looked for.")
+@guarantee("For a script that the doctor does not recognize, it prints no diff and says what to do.")
 @pytest.mark.parametrize(
     ("old", "new", "missing"),
     [

@@ -25,12 +25,12 @@ def phase(run: runs.Run, name: str) -> np.ndarray:
 
 
 @guarantee(
-    "The doctor keeps all parameters bit for bit, and leaves no hook after "
-    "the last watched step and the next forward pass."
+    "The doctor keeps all parameters bit for bit and the program's own hooks; its failure does not end the "
+    "training."
 )
 @guarantee(
-    "The doctor finds time that a rank loses in the loader, a pass or "
-    "the step there, and not in the waits of others."
+    "The doctor finds the time that a rank loses in the loader, a pass or the step, and does not count waits "
+    "for others."
 )
 def test_each_phase_is_told_from_the_others_and_from_waiting(tmp_path: Path) -> None:
     """Each of three ranks sleeps in two other phases; a sleep shows there, on that rank, and nowhere else."""
@@ -96,7 +96,10 @@ def test_a_training_that_ends_early_leaves_what_was_reported(tmp_path: Path) -> 
     assert run.extras["loop"][-1][0]["loader"] is None
 
 
-@guarantee("The wait in the backward pass of a second DDP module does not count as work in the doctor.")
+@guarantee(
+    "The doctor finds the time that a rank loses in the loader, a pass or the step, and does not count waits "
+    "for others."
+)
 def test_waiting_in_the_backward_pass_of_a_second_module_is_no_work() -> None:
     quick, slow = run_ranks(2, watched.second)
     assert min(slow) >= 0.1
@@ -109,12 +112,18 @@ def test_what_cannot_be_watched_is_said() -> None:
         assert "steps=1" in second
 
 
-@guarantee("A failure of the doctor does not end the training.")
+@guarantee(
+    "The doctor keeps all parameters bit for bit and the program's own hooks; its failure does not end the "
+    "training."
+)
 def test_a_watcher_never_ends_the_training() -> None:
     assert run_ranks(2, watched.survives) == [8, 8]
 
 
-@guarantee("Hooks that the program sets for all optimizers run at each step beside the doctor's.")
+@guarantee(
+    "The doctor keeps all parameters bit for bit and the program's own hooks; its failure does not end the "
+    "training."
+)
 def test_a_hook_of_the_program_behind_the_doctors_runs_at_each_step() -> None:
     assert run_ranks(2, watched.with_others) == [(8, 0)] * 2
 

@@ -40,7 +40,8 @@ def test_what_is_added_is_python_and_fits_a_terminal(name: str) -> None:
 
 
 @guarantee(
-    "The lines that the doctor prints for a form of loop run, with the optimizer steps that were asked for."
+    "The doctor's change for thirteen forms of program is applied by `patch` and trains the model of one "
+    "process."
 )
 @pytest.mark.parametrize("policy", ["level", "auto"])
 @pytest.mark.parametrize(

@@ -59,8 +59,8 @@ def test_shows_the_change_and_makes_it(tmp_path: Path) -> None:
 
 
 @guarantee(
-    "A program of another version than a port was written for "
-    "(`examples/ports`) is refused and left as it is."
+    "A program of another version than a port was written for (`examples/ports`) is refused and stays "
+    "unchanged."
 )
 def test_another_program_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     program = tmp_path / "nlp_example.py"

@@ -54,7 +54,10 @@ def test_a_spike_is_forgotten_a_round_later():
     assert out[51, 3] == pytest.approx(1, rel=0.15)
 
 
-@guarantee("Spikes hardly move a forecast once there were only spikes.")
+@guarantee(
+    "Equal workers under `level` take less than 1.02 times as long as with equal shares, with noise, spikes "
+    "and up to 85 % overhead."
+)
 def test_spikes_are_hardly_believed_once_there_were_only_spikes():
     values = noise((300, 4), 0.05)
     values[20::10, 1] *= 3

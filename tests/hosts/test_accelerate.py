@@ -42,8 +42,8 @@ def test_scheduler_steps_with_the_rounds(found: list[dict[str, Any]]) -> None:
 
 
 @guarantee(
-    "`gradient_accumulation_steps=k` takes k micro-steps a step on "
-    "every rank and trains the model of one process."
+    "Accelerate, Fabric, Lightning, the Trainer, TRL, sentence-transformers and Ray Train train the model of "
+    "one process."
 )
 @pytest.mark.parametrize("accumulate", [False, True])
 def test_accumulates_as_the_accelerator_says(found: list[dict[str, Any]], accumulate: bool) -> None:
@@ -53,7 +53,10 @@ def test_accumulates_as_the_accelerator_says(found: list[dict[str, Any]], accumu
         assert steps == 2, "the Accelerator's own setting is as it was"
 
 
-@guarantee("Accelerate with sample costs trains the model of one process.")
+@guarantee(
+    "Accelerate, Fabric, Lightning, the Trainer, TRL, sentence-transformers and Ray Train train the model of "
+    "one process."
+)
 @pytest.mark.parametrize("steps", [1, 2])
 def test_samples_may_cost_differently(found: list[dict[str, Any]], steps: int) -> None:
     for off, _, micro_steps in (rank[f"by cost, {steps}"] for rank in found):
@@ -69,10 +72,7 @@ def test_accumulates_in_pieces_where_asked(found: list[dict[str, Any]]) -> None:
         assert micro_steps > 12, "some rounds took several micro-steps"
 
 
-@guarantee(
-    "A loop that accumulates by itself (`accumulate=k`) has the learning "
-    "rates and `len(loader)` of the loop without Paceline."
-)
+@guarantee("Learning rates and `len(loader)` under Accelerate are those of the program without Paceline.")
 @pytest.mark.parametrize("form", ["accumulate", "own"])
 def test_learning_rates_are_those_of_the_loop_without_it(found: list[dict[str, Any]], form: str) -> None:
     for theirs, ours, off, micro_steps in (rank["loops"][form] for rank in found):
@@ -84,10 +84,7 @@ def test_learning_rates_are_those_of_the_loop_without_it(found: list[dict[str, A
         )
 
 
-@guarantee(
-    "Under Accelerate, a complete round without its step, or a step "
-    "before the round is complete, raises before a step."
-)
+@guarantee("Under Accelerate, a missing or early step, or `accelerator.backward`, raises before the step.")
 def test_a_round_without_its_step_is_told_and_a_step_without_its_round(found: list[dict[str, Any]]) -> None:
     for says in (rank["loops"] for rank in found):
         assert "continued without optimizer.step()" in says["untold"]
@@ -127,17 +124,14 @@ def test_bf16(found: list[dict[str, Any]]) -> None:
         assert off < 0.02
 
 
-@guarantee(
-    "Evaluation within a balanced run under Accelerate gives the "
-    "outputs of a run without Paceline, bit for bit."
-)
+@guarantee("Evaluation within a balanced run gives the framework's own results.")
 def test_evaluates_as_without_it(found: list[dict[str, Any]]) -> None:
     for ours, theirs in (rank["evaluated"] for rank in found):
         assert sum(map(len, ours)) == 3 * hosts.COUNT
         assert ours == theirs
 
 
-@guarantee("`accelerator.backward` in place of `pace.backward` raises before the step.")
+@guarantee("Under Accelerate, a missing or early step, or `accelerator.backward`, raises before the step.")
 def test_mistakes_are_told(found: list[dict[str, Any]]) -> None:
     for says in (rank["refused"] for rank in found):
         assert "use weigh='loss'" in says["hook"]
@@ -186,10 +180,7 @@ def scheduled(rank: int, ranks: int, balanced: bool) -> list[float]:
     return rates
 
 
-@guarantee(
-    "Accelerate's scheduler over `len(loader) * epochs` steps, prepared after "
-    "`AcceleratePace`, has the plain program's learning rates."
-)
+@guarantee("Learning rates and `len(loader)` under Accelerate are those of the program without Paceline.")
 def test_scheduler_over_rounds_has_the_rates_of_the_plain_program() -> None:
     plain, ours = run_ranks(3, scheduled, False), run_ranks(3, scheduled, True)
     assert len(plain[0]) == 12

@@ -67,8 +67,8 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> list[list[Any]]:
 
 
 @guarantee(
-    "Fabric trains the model of one process, also with sample costs, "
-    "work that moves within the round, and FSDP2."
+    "Accelerate, Fabric, Lightning, the Trainer, TRL, sentence-transformers and Ray Train train the model of "
+    "one process."
 )
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_equals_one_process_with_the_whole_batch(ranks: int, three: list[list[Any]], tmp_path: Path) -> None:
@@ -93,9 +93,7 @@ def test_equals_one_process_with_the_whole_batch(ranks: int, three: list[list[An
         assert far > 1e-5 or not mixed, "bfloat16 was not used"
 
 
-@guarantee(
-    "Evaluation within a balanced run under Fabric gives the outputs of a run without Paceline, bit for bit."
-)
+@guarantee("Evaluation within a balanced run gives the framework's own results.")
 def test_evaluates_as_without_it(three: list[list[Any]]) -> None:
     for ours, theirs in (rank[EVALUATED] for rank in three):
         assert sum(map(len, ours)) >= 3 * COUNT

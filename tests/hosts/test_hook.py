@@ -8,12 +8,10 @@ from importlib import import_module
 import pytest
 
 from paceline.torch import Pace
-from support.guarantees import guarantee
 
 HANDLES = {"__init__", "backward", "close", "state_dict", "weighted"}  # of whom a host's user has one in hand
 
 
-@guarantee("An adapter overrides only methods that its user calls.")
 @pytest.mark.parametrize(
     ("host", "name"),
     [("accelerate", "AcceleratePace"), ("fabric", "FabricPace"), ("ray_train", "RayTrainPace")],

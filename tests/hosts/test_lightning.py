@@ -42,7 +42,10 @@ def three() -> list[list[Any]]:
     return run_ranks(3, jobs.fits, list(CASES.values()))
 
 
-@guarantee("Lightning trains the model of one process, also with sample costs, accumulated and clipped.")
+@guarantee(
+    "Accelerate, Fabric, Lightning, the Trainer, TRL, sentence-transformers and Ray Train train the model of "
+    "one process."
+)
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_equals_one_process_with_the_whole_batch(ranks: int, three: list[list[Any]]) -> None:
     names = list(CASES) if ranks == 3 else ["accumulated and clipped"]
@@ -64,9 +67,7 @@ def test_equals_one_process_with_the_whole_batch(ranks: int, three: list[list[An
         assert far < limit, f"{name}: relative difference {far:.1e}"
 
 
-@guarantee(
-    "Lightning's sanity check and validation within an epoch give the losses of a run without Paceline."
-)
+@guarantee("Evaluation within a balanced run gives the framework's own results.")
 def test_validates_as_without_it(three: list[list[Any]]) -> None:
     for pairs in (rank[VALIDATED] for rank in three):
         assert len(pairs) == 1 + 2  # the sanity check, and every sixth of 12 batches

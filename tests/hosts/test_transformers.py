@@ -40,8 +40,8 @@ def test_accumulates_and_clips_under_a_loss_of_ones_own(found: list[dict[str, An
 
 
 @guarantee(
-    "The Trainer with accumulation and gathered metrics takes as many turns "
-    "on every rank and trains the model of one process."
+    "Accelerate, Fabric, Lightning, the Trainer, TRL, sentence-transformers and Ray Train train the model of "
+    "one process."
 )
 @pytest.mark.parametrize("loop", ["whole", "round"])
 def test_accumulates_in_as_many_turns_on_every_rank_or_as_each_needs(
@@ -74,10 +74,7 @@ def test_a_mean_over_tokens(found: list[dict[str, Any]], accumulation: int) -> N
         assert tokens == 2 * 8 * hosts.COUNT
 
 
-@guarantee(
-    '`train_sampling_strategy` "group_by_length" or "batch_rebalance" divides '
-    "rounds by length, with the gradient and loss of one process."
-)
+@guarantee("`train_sampling_strategy` divides rounds by length, with the gradient and loss of one process.")
 @pytest.mark.parametrize("strategy", ["group_by_length", "batch_rebalance"])
 def test_sampling_by_length_is_balancing_by_length(found: list[dict[str, Any]], strategy: str) -> None:
     for off, loss_off, lengths_are_known in (rank[f"by length, {strategy}"] for rank in found):
@@ -106,29 +103,21 @@ def test_bf16(found: list[dict[str, Any]]) -> None:
         assert off < 0.02
 
 
-@guarantee(
-    "The Hugging Face Trainer gives the `eval_loss` and predictions of a plain "
-    "one, with token counts, label smoothing and batch norm."
-)
+@guarantee("Evaluation within a balanced run gives the framework's own results.")
 def test_evaluates_as_a_plain_trainer_does(found: list[dict[str, Any]]) -> None:
     for pairs in (rank["evaluated"] for rank in found):
         assert len(pairs) == (1 + 4 + 1) + (1 + 2 + 1) + (1 + 4 + 1)
         assert all(ours == theirs for ours, theirs in pairs), pairs
 
 
-@guarantee(
-    "A ported script of Accelerate's own ends with the model of the "
-    "original, and its checks of the learning rate hold."
-)
+@guarantee("Learning rates and `len(loader)` under Accelerate are those of the program without Paceline.")
 def test_a_script_of_accelerates_own_ends_with_the_same_model(found: list[dict[str, Any]]) -> None:
     for apart, moved in (rank["ported"] for rank in found):
         assert apart < 1e-5  # it computes in float32
         assert moved > 1e-3
 
 
-@guarantee(
-    "A Trainer whose samples come from a sampler of its own raises with its name; its order is not replaced."
-)
+@guarantee("A Trainer with its own sampler raises with the sampler's name.")
 def test_mistakes_are_told(found: list[dict[str, Any]]) -> None:
     for says in (rank["refused"] for rank in found):
         assert "expected 'whole' or 'round'" in says["looped"]

@@ -21,8 +21,8 @@ pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("hosts")]
 
 
 @guarantee(
-    "TRL's SFT, DPO and reward trainers and sentence-transformers "
-    "give the model and logged losses of one process."
+    "Accelerate, Fabric, Lightning, the Trainer, TRL, sentence-transformers and Ray Train train the model of "
+    "one process."
 )
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("kind", ["sft", "dpo", "reward", "CosineSimilarityLoss"])
@@ -40,8 +40,8 @@ def test_equals_one_process(kind: str, accumulate: int, tmp_path: Path, monkeypa
 
 
 @guarantee(
-    "A loss of sentence-transformers or pytorch-metric-learning that "
-    "compares samples is warned of once, by its name."
+    "A loss of sentence-transformers or pytorch-metric-learning that compares samples causes one warning "
+    "with its name."
 )
 @pytest.mark.parametrize(
     ("kind", "name"),

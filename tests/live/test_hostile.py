@@ -8,8 +8,8 @@ import pytest
 from paceline.runs import Recorder, read, report
 
 GUARANTEES = (
-    "Names that are markup, read from right to left or have 10,000 characters are "
-    "shown, run nothing and keep pages as wide as the window.",
+    "Names that are markup or very long are shown and run nothing; browsers run no foreign script in "
+    "`report.html`.",
 )
 
 SCRIPT = "<script>window.harmed = 1</script><img src=x onerror='window.harmed = 1'>"

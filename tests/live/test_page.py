@@ -60,7 +60,10 @@ def test_it_waits_then_follows_the_run_to_its_end(recorder, watched, tab):
     expect(page).to_have_title("60 · level on 4 workers · Paceline")
 
 
-@guarantee("The live page names a lost worker, its round, what it cost and who ran its samples.")
+@guarantee(
+    "The live page, the report, a comparison and the trace name lost workers, their rounds and what they "
+    "cost."
+)
 @pytest.mark.processes
 def test_a_real_training_run_in_which_a_worker_is_killed(tmp_path, watched, tab):
     pytest.importorskip("torch")
@@ -274,7 +277,10 @@ def test_grey_boxes_stand_for_what_is_still_to_come(recorder, watched, tab):
     expect(page.locator("#loading")).to_be_hidden()
 
 
-@guarantee("axe finds nothing serious on the live page.")
+@guarantee(
+    "axe finds nothing serious on the first page of the docs, the report, a comparison, the live page and "
+    "the service's page."
+)
 @pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (400, "dark")])
 def test_axe_finds_nothing_serious(recorder, watched, tab, width, scheme):
     go_on(recorder, 0, 60)

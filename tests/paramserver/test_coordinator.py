@@ -12,7 +12,6 @@ from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.coordinator import Coordinator
 from paceline.paramserver.engine import Answer, Arrive, Join, Leave, Moved, Start
 from paceline.paramserver.samples import Epochs
-from support.guarantees import guarantee
 
 SAMPLES, EPOCHS, WORKERS = 60, 2, 4
 
@@ -194,7 +193,6 @@ def test_a_proportional_rate_goes_by_samples_not_by_gradients(sync, backup):
         assert update.rate == pytest.approx(0.6 * portion)
 
 
-@guarantee("`least = 0` on a parameter server is refused.")
 @pytest.mark.parametrize(
     ("limits", "words"),
     [

@@ -16,7 +16,10 @@ from paceline.errors import PacelineError
 from paceline.train import ray_engine
 from paceline.train.config import TrainConfig
 
-GUARANTEES = ("A parameter server continues with the checkpoint before a damaged one, with a message.",)
+GUARANTEES = (
+    "If a parameter server's worker is lost, each sample still counts once per epoch and the record names "
+    "it; damaged checkpoints are noticed.",
+)
 
 CONFIG = TrainConfig(engine="ray", steps=9)
 

@@ -21,7 +21,10 @@ from paceline.ray import Server
 
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.usefixtures("kept")]
 
-GUARANTEES = ("Each sample counts once an epoch if a parameter server's worker dies or is given up.",)
+GUARANTEES = (
+    "If a parameter server's worker is lost, each sample still counts once per epoch and the record names "
+    "it; damaged checkpoints are noticed.",
+)
 
 WORKERS, BATCH, RATE = 5, 50, 0.1
 SECONDS = [1.5e-3, 2e-3, 2e-3, 2.5e-3, 2.5e-3]  # a sample of each worker

@@ -75,7 +75,10 @@ def test_pieces_are_exact_and_use_each_sample_once(policy):
         assert max(len(sizes) for u in log for sizes in u.within.pieces) > 2
 
 
-@guarantee("Where work moves within rounds, the others run a lost worker's samples in the same round.")
+@guarantee(
+    "If a parameter server's worker is lost, each sample still counts once per epoch and the record names "
+    "it; damaged checkpoints are noticed."
+)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_what_a_lost_worker_had_is_done_by_the_others_in_the_same_round(number):
     notes = {}

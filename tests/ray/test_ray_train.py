@@ -69,7 +69,10 @@ def test_as_one_process(found: list[dict[str, Any]]) -> None:
     hosts.every_sample_once([rank["plain"][1] for rank in found])
 
 
-@guarantee("Ray Train with sample costs trains the model of one process.")
+@guarantee(
+    "Accelerate, Fabric, Lightning, the Trainer, TRL, sentence-transformers and Ray Train train the model of "
+    "one process."
+)
 def test_samples_may_cost_differently(found: list[dict[str, Any]]) -> None:
     assert max(rank["by cost"][0] for rank in found) < 1e-12
     hosts.every_sample_once([rank["by cost"][1] for rank in found])
@@ -92,7 +95,7 @@ def test_goes_on_after_a_failure(two: list[dict[str, Any]]) -> None:
     )
 
 
-@guarantee("Evaluation within a balanced run under Ray Train gives the outputs of a run without Paceline.")
+@guarantee("Evaluation within a balanced run gives the framework's own results.")
 def test_evaluates_as_without_it(found: list[dict[str, Any]]) -> None:
     for ours, theirs in (rank["evaluated"] for rank in found):
         assert sum(map(len, ours)) >= hosts.COUNT

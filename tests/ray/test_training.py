@@ -140,7 +140,10 @@ class TestWithRay:
         assert record.round.tolist() == list(range(len(record.round)))
         assert record.batch.sum() == 2 * 1500
 
-    @guarantee("The record of a parameter server names a worker that died.")
+    @guarantee(
+        "If a parameter server's worker is lost, each sample still counts once per epoch and the record "
+        "names it; damaged checkpoints are noticed."
+    )
     def test_a_worker_dies_the_accounts_of_the_epoch_balance_and_the_record_tells_of_it(
         self, tmp_path, monkeypatch
     ):

@@ -52,7 +52,10 @@ def pages(tmp_path, write):
     return {name: (tmp_path / f"{name}.html").as_uri() for name in texts}
 
 
-@guarantee("axe finds nothing serious on the report and a comparison, at 1,400 and 400 pixels.")
+@guarantee(
+    "axe finds nothing serious on the first page of the docs, the report, a comparison, the live page and "
+    "the service's page."
+)
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1400), ("dark", 400)])
 def test_axe_finds_nothing_serious(chromium, pages, scheme, width):
     for address in pages.values():

@@ -13,7 +13,8 @@ from paceline.runs import Recorder, read
 from paceline.runs.causes import causes, sentence
 
 GUARANTEES = (
-    "No cause of waiting is given for a record without costs, with few rounds, or with samples of one cost.",
+    "The doctor names the rank that is last in most steps, and what part of the waiting is due to long "
+    "samples, if it can be known.",
 )
 
 N, BATCH = 4, 32

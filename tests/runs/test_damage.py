@@ -23,7 +23,10 @@ def line(recorder, t, **changes):
     recorder.round(**fields | {"compute": [0.5, 1.0]} | changes)
 
 
-@guarantee("A record whose line was changed, left out, doubled or moved is refused with the line's number.")
+@guarantee(
+    "A record that was changed or damaged is refused with the line's number; one that is cut off is read up "
+    "to there, with a message."
+)
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_a_mutilated_record_is_refused_or_is_a_run_that_was_killed(tmp_path_factory, data):
@@ -58,7 +61,10 @@ def finished():
         return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
-@guarantee("A damaged run makes a report or one error message.")
+@guarantee(
+    "A record that was changed or damaged is refused with the line's number; one that is cut off is read up "
+    "to there, with a message."
+)
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_a_mutilated_run_makes_a_report_or_a_sentence(tmp_path_factory, data):
@@ -87,7 +93,8 @@ def test_a_mutilated_run_makes_a_report_or_a_sentence(tmp_path_factory, data):
 
 
 @guarantee(
-    "A finished run whose last rounds are lost is refused; without `summary.json` it is read as a killed run."
+    "A record that was changed or damaged is refused with the line's number; one that is cut off is read up "
+    "to there, with a message."
 )
 def test_a_finished_run_that_lost_its_last_rounds_is_refused(tmp_path, write):
     folder = write(tmp_path / "run", np.full((6, 4), 16), np.ones((6, 4)), finish={})

@@ -72,8 +72,8 @@ def test_local_steps_are_said_to_train_another_model(tmp_path, write):
 
 
 @guarantee(
-    "Runs that differ in workers, batch, data or model are described "
-    "one by one, and no policy is called the faster."
+    "Runs that differ in more than the policy are described one by one; curves leave out rounds of fewer "
+    "samples and say how many."
 )
 def test_what_differs_beside_the_policy_is_not_put_down_to_it(tmp_path, write):
     pace = np.tile(SLOW, (40, 1))
@@ -357,7 +357,10 @@ def lossy(folder, many=1):
     return read(folder)
 
 
-@guarantee("The report, a comparison and the trace name lost workers, their rounds and what they cost.")
+@guarantee(
+    "The live page, the report, a comparison and the trace name lost workers, their rounds and what they "
+    "cost."
+)
 def test_lost_workers_are_told_of_in_findings_charts_comparisons_and_the_trace(tmp_path):
     run, many = lossy(tmp_path / "one"), lossy(tmp_path / "many", 7)
     assert (

@@ -75,7 +75,10 @@ def test_a_killed_writer_leaves_every_finished_round(tmp_path):
     assert read(tmp_path / "run").round.tolist() == [0, 1, 2, 3, 4]
 
 
-@guarantee("A record that is cut off within a line is read up to there, with a message.")
+@guarantee(
+    "A record that was changed or damaged is refused with the line's number; one that is cut off is read up "
+    "to there, with a message."
+)
 def test_a_cut_off_last_line_is_left_out_and_said(tmp_path, write):
     folder = write(tmp_path / "run", np.full((5, 4), 16), np.ones((5, 4)))
     path = folder / "rounds.jsonl"
@@ -89,7 +92,10 @@ def test_a_cut_off_last_line_is_left_out_and_said(tmp_path, write):
         assert all("cut off" in note for note in run.notes)
 
 
-@guarantee("A wrong value in a line of a record whose checksum fits is refused with the line's number.")
+@guarantee(
+    "A record that was changed or damaged is refused with the line's number; one that is cut off is read up "
+    "to there, with a message."
+)
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
@@ -136,7 +142,10 @@ def test_a_damaged_line_is_named(tmp_path, write, damage, words):
         read(folder)
 
 
-@guarantee("A line of a record without a checksum is refused with its number.")
+@guarantee(
+    "A record that was changed or damaged is refused with the line's number; one that is cut off is read up "
+    "to there, with a message."
+)
 def test_a_line_without_a_checksum_is_refused(tmp_path, write):
     folder = write(tmp_path / "run", np.full((3, 4), 16), np.ones((3, 4)))
     path = folder / "rounds.jsonl"
@@ -155,7 +164,7 @@ def test_a_summary_does_not_outlive_further_rounds(tmp_path, config):
     assert read(tmp_path / "run").summary["steps"] == 2
 
 
-@guarantee("A full disk while a round is written is reported and leaves no half line in the record.")
+@guarantee("A full disk, a power cut or a clock that is set back leaves a record that can be read.")
 def test_a_full_disk_leaves_no_half_line(tmp_path, config):
     """Half of the bytes fit: the round is refused, and the next one, once there is room, is a line of its own."""
 
@@ -183,7 +192,7 @@ def test_a_full_disk_leaves_no_half_line(tmp_path, config):
     assert read(tmp_path / "run").round.tolist() == [0, 1]
 
 
-@guarantee("A duration over a clock that is set back counts as 0, and the record stays readable.")
+@guarantee("A full disk, a power cut or a clock that is set back leaves a record that can be read.")
 def test_what_could_not_be_read_again_is_not_written(tmp_path, config):
     with Recorder.create(tmp_path / "run", config) as recorder:
         line(recorder, 0, seconds=-1e-6, time=-2.0, compute=[-1.0, 1.0])  # a clock that was set back

@@ -84,7 +84,10 @@ def test_the_page_stands_alone_and_is_well_formed(run):
     assert 'name="viewport"' in text
 
 
-@guarantee("Browsers run no script but its own in `report.html`.")
+@guarantee(
+    "Names that are markup or very long are shown and run nothing; browsers run no foreign script in "
+    "`report.html`."
+)
 def test_nothing_but_the_pages_own_script_may_run(run):
     text = report.render(run)
     (policy,) = re.findall(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">', text)
@@ -202,7 +205,10 @@ def test_every_axis_has_a_title_with_its_unit(run):
     assert titles == [title for pair in expected for title in pair]
 
 
-@guarantee("Curves of seconds leave out rounds of fewer samples and say how many.")
+@guarantee(
+    "Runs that differ in more than the policy are described one by one; curves leave out rounds of fewer "
+    "samples and say how many."
+)
 def test_rounds_of_fewer_samples_make_no_fence(tmp_path, write):
     """The last round of each epoch of six has half of the samples: curves leave it out, loads are parts of it."""
     loads = np.tile([24, 24, 24, 6], (60, 1))

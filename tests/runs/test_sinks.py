@@ -16,7 +16,10 @@ from paceline.errors import PacelineError
 from paceline.runs import read, sinks
 from paceline.runs.sinks import Prometheus
 
-GUARANTEES = ("A tracker whose package is not installed raises before the first round.",)
+GUARANTEES = (
+    "A tracker that fails causes one warning and the training continues; a missing package or a wrong "
+    "port raises before it.",
+)
 
 SLOW = np.array([0.001, 0.001, 0.001, 0.004])
 ROOT = Path(__file__).parents[2]

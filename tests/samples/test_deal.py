@@ -17,8 +17,8 @@ from paceline.samples.cost import batch_parts, cost_of
 from support.guarantees import guarantee
 
 GUARANTEES = (
-    "Lengths that are not positive and finite, too few, or longer than a "
-    "micro-batch raise one error that names the first.",
+    "Costs that are not positive and finite, too few, or different between ranks raise one error on every "
+    "rank.",
 )
 
 
@@ -71,8 +71,8 @@ def check(dealt: Deal, lengths: np.ndarray, model: CostModel, room: Room) -> Non
 
 
 @guarantee(
-    "Every sample is dealt once within all limits, and every rank computes "
-    "the same deal, for any lengths, speeds and overheads."
+    "Every sample is dealt once within all limits, with the same deal on every rank, in pieces, in the "
+    "service and on the virtual clock."
 )
 @settings(max_examples=100, deadline=None)
 @given(rounds())
@@ -94,7 +94,10 @@ def test_a_fixed_number_of_turns_is_taken_by_everybody(padded: bool, micro_steps
     check(dealt, lengths, model, Room(0, 60))
 
 
-@guarantee("No micro-batch that is cut by cost has fewer samples than batch norm needs.")
+@guarantee(
+    "Micro-batches that are cut by cost have the samples that batch norm needs, and every rank takes equally "
+    "many."
+)
 @settings(max_examples=100, deadline=None)
 @given(rounds(), st.sampled_from([2, 3]), st.sampled_from([None, 1, 2, 7]))
 def test_no_micro_batch_has_fewer_samples_than_batch_norm_needs(
@@ -117,7 +120,8 @@ def test_no_micro_batch_has_fewer_samples_than_batch_norm_needs(
 
 
 @guarantee(
-    "Samples too few for batch norm join a micro-batch beside them, and every rank takes as many micro-steps."
+    "Micro-batches that are cut by cost have the samples that batch norm needs, and every rank takes equally "
+    "many."
 )
 @pytest.mark.parametrize("pace", [[1, 1, 0.5], [0.5, 1, 1], [1, 0.5, 1]])
 @pytest.mark.parametrize("overhead", [[0, 0, 0], [0, 0, 0.5], [0.5, 0, 0]])
@@ -181,8 +185,8 @@ def test_a_balancer_deals_by_cost_and_policies_see_costs() -> None:
 
 
 @guarantee(
-    "A balancer that is saved within the first rounds deals on as "
-    "without it, and a broken state changes nothing."
+    "A balancer that is saved within the first rounds continues as without it, and a broken state changes "
+    "nothing."
 )
 def test_a_saved_balancer_deals_on_as_if_nothing_had_happened() -> None:
     whole, speeds = lengths_of(3, 64 * 12), np.array([1.0, 0.5, 2])

@@ -7,11 +7,9 @@ import pytest
 from scipy.optimize import least_squares, nnls
 
 from paceline.samples import CostLearner, SampleCosts, deal, learner
-from support.guarantees import guarantee
 
 GUARANTEES = (
-    "The measured cost model is found despite scatter and a worker that "
-    "becomes slower; without forgetting it is least squares.",
+    "The cost model is fitted despite scatter, noisy first rounds and a worker that becomes slower.",
 )
 
 PART, LAUNCH = 0.35, 0.6
@@ -124,7 +122,6 @@ def test_padded_rounds_try_cuts_until_a_launch_is_known() -> None:
     assert learner.model().quadratic / learner.model().linear == pytest.approx(0.001, rel=0.25)
 
 
-@guarantee("Noise in what a micro-batch costs does not cut the first rounds into dozens of micro-batches.")
 def test_a_launch_is_not_believed_to_cost_nothing_after_a_few_noisy_rounds() -> None:
     """Where noise hides what a launch costs, rounds would be cut into dozens of micro-batches that teach nothing."""
     costs = SampleCosts.checked(np.arange(1.0, 101.0), 100)

@@ -11,8 +11,8 @@ from paceline.samples import CostModel, InPieces, Room, in_pieces
 from paceline.samples.cost import batch_parts
 
 GUARANTEES = (
-    "Rounds in pieces of samples with costs use every sample once, the longest "
-    "first, in claims of the due cost to within a sample.",
+    "Every sample is dealt once within all limits, with the same deal on every rank, in pieces, in the "
+    "service and on the virtual clock.",
 )
 
 

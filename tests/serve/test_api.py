@@ -109,8 +109,8 @@ def test_a_report_that_counts_is_answered_so_although_its_worker_has_left(
 
 
 @guarantee(
-    "A join that is repeated because its answer was lost changes "
-    "nothing, and the worker gets its part of the round."
+    "A repeated join changes nothing, and a service that restarts within a round continues with the same "
+    "plan."
 )
 def test_a_join_whose_answer_was_lost_may_be_repeated(play: Callable[..., None]) -> None:
     """A round was handed out meanwhile, of which the worker has a part."""
@@ -153,8 +153,7 @@ def test_metrics_tell_of_the_jobs_that_there_are(play: Callable[..., None]) -> N
 
 
 @guarantee(
-    "A browser without the service's token gets a page with a field for "
-    "it and status 401; a program gets the message."
+    "Malformed, unknown, unauthorized and impossible requests are refused with a message and change nothing."
 )
 def test_tokens_and_secrets(play: Callable[..., None]) -> None:
     async def scenario(call: Caller) -> None:
@@ -249,8 +248,7 @@ MISTAKES = [
 
 
 @guarantee(
-    "A report of too many samples, another round, no number or "
-    "100,000 brackets is refused and changes nothing."
+    "Malformed, unknown, unauthorized and impossible requests are refused with a message and change nothing."
 )
 def test_bad_reports(play: Callable[..., None]) -> None:
     async def scenario(call: Caller) -> None:
@@ -275,7 +273,9 @@ def test_bad_reports(play: Callable[..., None]) -> None:
     play(scenario)
 
 
-@guarantee("The service refuses malformed requests and names that are markup.")
+@guarantee(
+    "Malformed, unknown, unauthorized and impossible requests are refused with a message and change nothing."
+)
 def test_bad_requests(play: Callable[..., None]) -> None:
     async def scenario(call: Caller) -> None:
         refused(await call.join("a"), 409, "worker 'a' is present already")
@@ -314,7 +314,9 @@ def test_bad_requests(play: Callable[..., None]) -> None:
     play(scenario)
 
 
-@guarantee("A path that leads nowhere and a job without a name are answered with 404 and a message.")
+@guarantee(
+    "Malformed, unknown, unauthorized and impossible requests are refused with a message and change nothing."
+)
 @guarantee(
     "Browsers refuse to frame the service's pages elsewhere and to run "
     "foreign scripts in them (content security policies)."
@@ -388,7 +390,10 @@ def test_a_slow_body_is_not_waited_for(tmp_path: Path) -> None:
     asyncio.run(all_of_it())
 
 
-@guarantee("A service that restarts within a round continues with the same plan.")
+@guarantee(
+    "A repeated join changes nothing, and a service that restarts within a round continues with the same "
+    "plan."
+)
 @pytest.mark.parametrize("policy", ["level", "dolbie", "level:forecast=narx"])
 def test_a_restart_goes_on_with_the_same_plan(tmp_path: Path, policy: str) -> None:
     """Twice the same job, once with restarts in every state of a round, and a stored state between."""

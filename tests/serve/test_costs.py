@@ -21,8 +21,8 @@ from support.served import TOKEN, process, until
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("serve")]
 
 GUARANTEES = (
-    "A job with costs has the plans of a balancer in one process and "
-    "hands out every sample once, also after a kill.",
+    "Every sample is dealt once within all limits, with the same deal on every rank, in pieces, in the "
+    "service and on the virtual clock.",
 )
 BATCH, ROUNDS, SPEEDS = 48, 14, (1.0, 1.0, 0.25)
 

@@ -75,7 +75,8 @@ def failing(service: Service, error: BaseException = FULL) -> Iterator[list[int]
 
 
 @guarantee(
-    "On a full disk, the service answers 507 for what was not stored, and 200 only for what a restart finds."
+    "A restart at any moment finds what was answered with 200, also after a kill, a full disk or a failed "
+    "commit."
 )
 def test_a_full_disk_a_free_one_and_a_kill(play: Play, tmp_path: Path) -> None:
     """Nothing of what was refused is in memory, nothing of what was answered is lost."""
@@ -106,7 +107,10 @@ def test_a_full_disk_a_free_one_and_a_kill(play: Play, tmp_path: Path) -> None:
     play(scenario)
 
 
-@guarantee("After a failed commit, everyone who waits is answered at once, and memory is what is stored.")
+@guarantee(
+    "A restart at any moment finds what was answered with 200, also after a kill, a full disk or a failed "
+    "commit."
+)
 @pytest.mark.parametrize("error", [FULL, OSError(28, "No space left on device"), MemoryError()])
 def test_everything_that_waits_is_answered(play: Play, tmp_path: Path, error: BaseException) -> None:
     """Twice, with calls of every kind on their way, the second time with a fault in what hears of the failure."""
@@ -154,7 +158,10 @@ def test_everything_that_waits_is_answered(play: Play, tmp_path: Path, error: Ba
     play(scenario)
 
 
-@guarantee("A database that may not grow answers 507, and what was answered with 200 is kept.")
+@guarantee(
+    "A restart at any moment finds what was answered with 200, also after a kill, a full disk or a failed "
+    "commit."
+)
 def test_a_database_that_may_not_grow(play: Play, tmp_path: Path) -> None:
     """SQLite's own refusal, again and again, and room between."""
 
@@ -210,7 +217,8 @@ def test_a_round_that_all_left_is_divided_again_and_takes_no_report_of_its_first
 
 
 @guarantee(
-    "A restart at any moment finds the same state, with joins, repeated reports and failed commits at once."
+    "A restart at any moment finds what was answered with 200, also after a kill, a full disk or a failed "
+    "commit."
 )
 @pytest.mark.parametrize("seed", range(3))
 def test_whatever_comes_at_once_a_restart_finds_the_same(tmp_path: Path, seed: int) -> None:
@@ -283,7 +291,7 @@ class Planless(Equal):
 
 
 @guarantee(
-    "A policy that fails leaves its job on the plan of before, with one line in the log; the other jobs run."
+    "A damaged job, a failing policy or an error within one job affects that job only; the others run."
 )
 @pytest.mark.parametrize("kind", [Faulty, Planless])
 def test_a_policy_that_fails_harms_nobody(
@@ -311,7 +319,9 @@ def test_a_policy_that_fails_harms_nobody(
     assert "thirteen" in said or "shares" in said
 
 
-@guarantee("An error while one job's deadlines are checked leaves those of the others in force.")
+@guarantee(
+    "A damaged job, a failing policy or an error within one job affects that job only; the others run."
+)
 def test_deadlines_of_the_others_are_kept_whatever_goes_wrong_in_one(
     play: Play, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -334,7 +344,7 @@ def test_deadlines_of_the_others_are_kept_whatever_goes_wrong_in_one(
 
 
 @guarantee(
-    "A fault of the service within a change sets that job aside, and nothing is built upon half a change."
+    "A damaged job, a failing policy or an error within one job affects that job only; the others run."
 )
 def test_a_fault_of_the_service_sets_one_job_aside(
     play: Play, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -381,7 +391,10 @@ def test_a_job_that_is_wanted_is_made_when_there_is_room(tmp_path: Path) -> None
     asyncio.run(all_of_it())
 
 
-@guarantee("Refusals, figures, metrics and pages show only what is on the disk.")
+@guarantee(
+    "A restart at any moment finds what was answered with 200, also after a kill, a full disk or a failed "
+    "commit."
+)
 def test_nothing_is_told_or_refused_by_what_is_not_on_disk(play: Play) -> None:
     """A report is on its way while others ask for figures, or are refused because of it; then the disk is full."""
 
@@ -435,7 +448,7 @@ def test_who_waits_hears_of_a_round_that_is_ready_while_its_question_waits_for_t
 
 
 @guarantee(
-    "A job that is deleted and made again while deadlines are checked has nothing of the old one in its log."
+    "A damaged job, a failing policy or an error within one job affects that job only; the others run."
 )
 def test_a_job_made_anew_while_the_deadlines_are_looked_at_is_left_alone(play: Play, tmp_path: Path) -> None:
     async def scenario(call: Caller) -> None:

@@ -412,8 +412,7 @@ def test_every_policy_for_rounds_run_as_planned_is_served() -> None:
 
 
 @guarantee(
-    "A worker that waits for its next part is told to look again as "
-    "soon as there is one, after any sequence of calls."
+    "A worker that waits for its next part receives it as soon as there is one, after any sequence of calls."
 )
 @settings(max_examples=150)
 @given(

@@ -48,7 +48,10 @@ def together(
     return logs, threads
 
 
-@guarantee("Workers of a service that is killed within a round lose nothing that was answered.")
+@guarantee(
+    "A restart at any moment finds what was answered with 200, also after a kill, a full disk or a failed "
+    "commit."
+)
 def test_workers_that_notice_nothing_of_a_killed_service(tmp_path: Path) -> None:
     with process(tmp_path, "--batch", 700, "--workers", 3) as service:
         logs, threads = together(service, 30, 0.02)
@@ -96,8 +99,8 @@ def test_ctrl_c_lets_go_of_those_who_wait(tmp_path: Path) -> None:
 
 
 @guarantee(
-    "SIGINT, SIGTERM and SIGHUP end the service in order with 130, 143 "
-    "and 129, also if they were ignored at its start."
+    "Signals end the service in order, also at its start and if they were ignored; under `nohup` only "
+    "SIGTERM does."
 )
 @pytest.mark.parametrize(
     ("ignored", "sent", "status"),
@@ -140,7 +143,10 @@ def test_more_workers_than_a_shell_allows_files(tmp_path: Path) -> None:
             assert connection.recv(100).startswith(b"HTTP/1.1 200")
 
 
-@guarantee("A signal while the service starts is not lost.")
+@guarantee(
+    "Signals end the service in order, also at its start and if they were ignored; under `nohup` only "
+    "SIGTERM does."
+)
 def test_a_signal_at_the_start_is_not_lost(tmp_path: Path) -> None:
     """What a handler raises while Python destroys an object goes nowhere, as in the collection before serving."""
     begin = """
@@ -164,7 +170,10 @@ main()
     assert "Exception ignored" in done.stderr
 
 
-@guarantee("Under `nohup`, only SIGTERM ends the service.")
+@guarantee(
+    "Signals end the service in order, also at its start and if they were ignored; under `nohup` only "
+    "SIGTERM does."
+)
 def test_nohup_outlives_its_terminal(tmp_path: Path) -> None:
     with process(tmp_path, "--batch", 8, "--workers", 2, ignored=(signal.SIGINT, signal.SIGHUP)) as service:
         for sent in (signal.SIGINT, signal.SIGHUP):

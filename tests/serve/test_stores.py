@@ -99,7 +99,10 @@ def test_a_store_that_another_program_has_looked_into_is_whole(left: Path) -> No
     assert opened(left).catalog.running["j"].job.closed == 5
 
 
-@guarantee("A store without its `-wal` is refused, also after checkpoints.")
+@guarantee(
+    "A store that is empty, damaged, foreign or without its `-wal` ends the service with exit status 2, "
+    "unchanged."
+)
 def test_a_lost_wal_is_noticed_after_checkpoints_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "CHECKPOINT", 10)
 
@@ -187,8 +190,8 @@ def a_directory(directory: Path) -> None:
 
 
 @guarantee(
-    "A store that is empty, cut short, damaged or of another version or "
-    "program ends the service with exit status 2, unchanged."
+    "A store that is empty, damaged, foreign or without its `-wal` ends the service with exit status 2, "
+    "unchanged."
 )
 @pytest.mark.parametrize(
     ("harm", "words"),
@@ -262,8 +265,7 @@ def settings(**changes: Any) -> str:
 
 
 @guarantee(
-    "A job that cannot be read or replayed is set aside, named in "
-    "the log and the API, and kept; the others run."
+    "A damaged job, a failing policy or an error within one job affects that job only; the others run."
 )
 @pytest.mark.parametrize(
     ("harm", "words"),

@@ -15,7 +15,8 @@ from paceline.simulate.dealt import play
 from simulate.test_dealt import scenario
 
 GUARANTEES = (
-    "Pieces by cost on the virtual clock use every sample once, with limits, stalls and absent workers.",
+    "Every sample is dealt once within all limits, with the same deal on every rank, in pieces, in the "
+    "service and on the virtual clock.",
 )
 
 

@@ -14,10 +14,7 @@ from paceline.simulate.server import RoundTrips, Server
 from paceline.simulate.timing import Constant
 
 GUARANTEES = (
-    "`simulate --learn --every` with one step of equal workers between merges is "
-    "the waiting parameter server within 1e-12 (float64).",
-    "`simulate --learn --every` with any speeds gives what plain loops "
-    "with `torch.optim.SGD` give on the same samples.",
+    "`simulate --learn --every` gives what plain loops with `torch.optim.SGD` give on the same samples.",
 )
 
 SAMPLES, FEATURES, WORKERS = 400, 6, 4

@@ -15,7 +15,6 @@ from paceline.simulate import Event, Link, Scenario, WorkerClass, from_trace, ru
 from paceline.simulate.measures import idle_share, oracle_ratio, regret, regret_bound, seconds_at
 from paceline.simulate.scenario import Change
 from paceline.simulate.timing import Ar1, Constant, OnOff, Replay
-from support.guarantees import guarantee
 
 ROUNDS, WORKERS, BATCH = 25, 5, 120
 
@@ -219,7 +218,6 @@ def test_the_bound_on_a_still_cluster_by_hand():
     assert regret_bound(outcome.policies["dolbie"], outcome) == pytest.approx(expected)
 
 
-@guarantee("A wrong belief (`factoring:overhead=0.05`) leaves the scenario's `piece_seconds` as they are.")
 @pytest.mark.parametrize("name", ["factoring", "auto", "factoring:scheme=guided"])
 def test_what_a_piece_costs_is_the_worlds_not_the_policys_belief(name):
     def seconds(believed, cost=1e-3):

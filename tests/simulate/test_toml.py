@@ -78,7 +78,9 @@ def test_traces_of_workers_lie_beside_the_scenario(file, tmp_path):
     assert np.array_equal(played.overhead.table, pace[:, [2, 0]] / 10)
 
 
-@guarantee("A mistake in a scenario, such as seconds that no clock shows, is refused in one message.")
+@guarantee(
+    "Damaged images, traces and scenarios are refused with one message, traces with the line's number."
+)
 @pytest.mark.parametrize(
     ("text", "says"),
     [

@@ -11,9 +11,11 @@ from paceline.shares import whole_samples
 from paceline.simulate.toml import of_trace
 from paceline.simulate.whatif import of_run, paces
 from paceline.simulate.whatif import of_trace as answer_of_trace
-from support.guarantees import guarantee
 
-GUARANTEES = ("`whatif` leaves out and names what a record does not know of its workers.",)
+GUARANTEES = (
+    "`whatif` names what a record does not know, and refuses a record of single updates (`asp`, `lsp`, "
+    "backup workers).",
+)
 
 ROUNDS, BATCH = 30, 96
 BEYOND = 0.004  # seconds of each round after its slowest worker
@@ -141,7 +143,6 @@ def test_pieces_cost_what_the_run_measured(tmp_path):
     assert seconds(0.05) > seconds(0.0005) + 0.5
 
 
-@guarantee("`whatif` refuses a record of single updates (`asp`, `lsp`, backup workers).")
 @pytest.mark.parametrize(
     ("config", "words"),
     [

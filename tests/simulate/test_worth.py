@@ -30,7 +30,9 @@ def seconds(members, pace, overhead, batch, exchange, links, least=1.0) -> float
 speed = st.floats(0.1, 10.0)
 
 
-@guarantee("No subset of as many workers is better than the one that `whatif` names.")
+@guarantee(
+    "`whatif` names the best subset of workers, and calls a worker not worth having only if the gain is sure."
+)
 @given(
     st.lists(
         st.tuples(speed, st.floats(0.0, 40.0), st.sampled_from([1.0, 1.0, 3.0, 20.0])), min_size=1, max_size=7
@@ -100,13 +102,17 @@ def recorded(tmp_path, pace, exchange, rounds=40, noise=0.0, fixed=0.0, **config
     return worth.of_run(read(tmp_path / "run"))
 
 
-@guarantee("A worker is named as not worth having only if the gain is sure.")
+@guarantee(
+    "`whatif` names the best subset of workers, and calls a worker not worth having only if the gain is sure."
+)
 def test_a_record_tells_both_and_scattered_rounds_only_what_is_sure(tmp_path) -> None:
     assert len(recorded(tmp_path / "steady", [0.01, 0.01, 0.5], 0.4)) == 2
     assert len(recorded(tmp_path / "scattered", [0.01, 0.01, 0.5], 0.4, noise=0.3)) == 1
 
 
-@guarantee("What a subset of workers gains is a bound if a record does not know all overheads.")
+@guarantee(
+    "`whatif` names the best subset of workers, and calls a worker not worth having only if the gain is sure."
+)
 def test_of_a_record_that_does_not_know_all_overheads_it_is_a_bound(tmp_path) -> None:
     # 40 samples each take 0.6 s, so that alone 120 seem to take 1.8 s; of the 0.6 s 0.2 s do not grow: 1.4 s
     [alone] = recorded(tmp_path, [0.01, 0.01, 0.01], 0.0, fixed=0.2)

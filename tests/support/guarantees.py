@@ -1,6 +1,7 @@
 """The promise that a test shows, of which ``python docs/guarantees.py`` makes a row of docs/guarantees.md.
 
-Where the tests of a file show a promise together, the file has it in a constant: ``GUARANTEES = ("...",)``.
+Tests with the same promise share a row. Where the tests of a file show a promise together, the file has it in a
+constant: ``GUARANTEES = ("...",)``.
 """
 
 import pytest

@@ -71,7 +71,10 @@ class Broken(Sink):
             raise OSError("the disk is full")
 
 
-@guarantee("A sink that fails is warned of once, and the training continues without it.")
+@guarantee(
+    "A tracker that fails causes one warning and the training continues; a missing package or a wrong port "
+    "raises before it."
+)
 def test_a_sink_that_fails_ends_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sinks, "TensorBoard", Broken)
     with pytest.warns(
@@ -83,7 +86,10 @@ def test_a_sink_that_fails_ends_no_training(monkeypatch: pytest.MonkeyPatch) -> 
     pace.detach()
 
 
-@guarantee("A port that is no number raises before the training.")
+@guarantee(
+    "A tracker that fails causes one warning and the training continues; a missing package or a wrong port "
+    "raises before it."
+)
 def test_port_that_is_no_number_raises_before_training() -> None:
     with pytest.raises(PacelineError, match="metrics port='here': expected a whole number"):
         Pace(torch.nn.Linear(2, 1), 8, callbacks=[Prometheus("here")])  # type: ignore[arg-type]

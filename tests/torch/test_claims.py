@@ -200,7 +200,10 @@ class PiecesLater(Factoring):
         return dataclasses.replace(plan, piece_plan=None), state
 
 
-@guarantee("A policy whose first plan is whole has all its rounds run whole, without a missing sample.")
+@guarantee(
+    "`auto` plans whole rounds where a round takes less than 50 times what a piece costs, and tries pieces "
+    "again later."
+)
 def test_a_policy_whose_first_plan_is_whole_moves_no_work_later() -> None:
     model = fresh(torch.float64)
     optimizer, used = optimizer_of(model), []

@@ -13,10 +13,7 @@ from paceline.torch import Pace
 from paceline.torch.callbacks import GarbageCollection, OnRound
 from support.ranks import run_ranks
 
-GUARANTEES = (
-    "With the callback `GarbageCollection`, all ranks collect after the "
-    "same rounds, and by count again after the run.",
-)
+GUARANTEES = ("With the callback `GarbageCollection`, all ranks collect after the same rounds.",)
 
 
 def rounds(rank: int, ranks: int, every: int, seconds: float, many: int) -> list[int]:

@@ -25,8 +25,8 @@ from paceline.torch.measuring.open_rounds import OpenRounds
 from paceline.torch.plan import Division, Piece, RoundPlan
 
 GUARANTEES = (
-    "Each epoch has its own order, which can be repeated. A claim ends with "
-    "the pool, and samples that were not run are reported.",
+    "Each epoch has its own order, and loader processes draw no random number twice; both repeat with the "
+    "same `seed`.",
 )
 
 HALF = np.array(0.5)

@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("loops")]
 
 GUARANTEES = (
     "Autocast, `torch.compile`, activation checkpointing, averaged parameters and mixup give one "
-    "process's results: 1e-12 in float64, bfloat16's rounding else.",
+    "process's results (bfloat16: to its rounding).",
 )
 
 

@@ -76,8 +76,8 @@ def plain() -> list[float]:
 
 
 @guarantee(
-    "A script under `python -m paceline.torch.launcher` continues at once "
-    "after killed workers, with the result of one process."
+    "Under the launcher, a script continues at once after killed workers or a lost machine, which may come "
+    "back."
 )
 def test_a_script_goes_on_without_its_workers(tmp_path: Path) -> None:
     """One is killed at the end of an epoch, where nobody waits for it, and one ends with an error. An optimizer is
@@ -406,7 +406,10 @@ def test_one_that_is_about_to_join_when_the_run_ends_is_told_nothing() -> None:
     keeper.close()
 
 
-@guarantee("`paceline.torch.launcher` starts no replacement for a worker that fails by its own error.")
+@guarantee(
+    "A worker that raises an error ends `paceline train` with its name and the error; no replacement is "
+    "started."
+)
 def test_nobody_takes_the_place_of_one_that_failed() -> None:
     """Its error would come again; what a signal has ended is started again."""
     keeper, stands = kept(3, restarts=5)

@@ -52,10 +52,9 @@ def _cases() -> dict[str, dict[str, Any]]:
 
 
 @guarantee(
-    "Every form of loop (zeroing, clipping, GradScaler, accumulation, two optimizers, the "
-    "hook) trains the parameters of one process within 1e-12 (float64)."
+    "Ranks with different numbers of samples train the model of one process, under DDP, FSDP2, "
+    "`elastic=True` and in every form of loop."
 )
-@guarantee('One micro-step is one step on every rank, except with `loop="pieces"`.')
 def test_every_form_of_loop_trains_the_model_of_one_process() -> None:
     cases = _cases()
     found = run_ranks(3, loops, list(cases.values()))
@@ -70,12 +69,8 @@ def test_every_form_of_loop_trains_the_model_of_one_process() -> None:
 
 
 @guarantee(
-    "A loop with a line left out, doubled, swapped or replaced (101 cases) "
-    "trains what it trains in one process, or raises."
-)
-@guarantee(
-    "An optimizer step within a round, a second step for it, gradients zeroed too early or "
-    "not at all, and the model's `no_sync` raise before the step."
+    "A loop with a line left out, doubled, swapped or replaced (101 cases) trains the same model or raises "
+    "before the step."
 )
 @pytest.mark.parametrize(
     ("policy", "form"),

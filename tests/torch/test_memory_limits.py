@@ -42,8 +42,8 @@ def differs(found: list[Any], expected: list[Any]) -> float:
 
 
 @guarantee(
-    'Ranks of different memory under `limits="memory"` run to the end with '
-    "the parameters of one process within 1e-12 (float64)."
+    '`limits="memory"` keeps within the process\'s cgroup, follows what others take, and trains the model of '
+    "one process."
 )
 @pytest.mark.parametrize("kind", ["addresses", "cgroup"])
 @pytest.mark.parametrize(("loop", "batch"), [("round", 180), ("whole", 80)])
@@ -73,7 +73,10 @@ def test_ranks_of_unlike_memory_train_the_model_of_one_process(loop: str, batch:
         assert (loads[:, 1] < 70).all()
 
 
-@guarantee('`limits="memory"` keeps to the limits of the process\'s memory cgroup and of those above it.')
+@guarantee(
+    '`limits="memory"` keeps within the process\'s cgroup, follows what others take, and trains the model of '
+    "one process."
+)
 def test_the_limits_of_a_cgroup_and_of_those_above_it_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,10 +103,7 @@ def test_the_limits_of_a_cgroup_and_of_those_above_it_are_read(
     assert room - held == pytest.approx((400e6 - 160e6 + 40e6) / 2, abs=10e6)
 
 
-@guarantee(
-    "A pass of `pace.round` that runs out of memory is dropped and halved, with the "
-    "parameters and losses of one process within 1e-12 (float64)."
-)
+@guarantee("A pass that runs out of memory is halved and run again, with the model of one process.")
 @pytest.mark.parametrize(
     "options",
     [
@@ -132,7 +132,7 @@ def test_alone_also_the_last_pass_of_a_round_may_run_out() -> None:
     assert differs(found["parameters"], one_process(False)[0]) < 1e-12
 
 
-@guarantee("A forward pass that fails for lack of memory and is run again sends DDP's buffers once.")
+@guarantee("A pass that runs out of memory is halved and run again, with the model of one process.")
 def test_with_buffers_that_are_sent_a_failed_forward_pass_does_not_send_them_again() -> None:
     one, other = run_ranks(2, running_out, TWO | {"norm": True, "where": "forward"})
     assert one["outs"] + other["outs"] > 0
@@ -140,8 +140,8 @@ def test_with_buffers_that_are_sent_a_failed_forward_pass_does_not_send_them_aga
 
 
 @guarantee(
-    "If the loss of a round's last pass runs out of memory, every rank ends "
-    "with an error that says who, and sums nothing of it."
+    "A rank without memory for its samples ends every rank with an error: which rank, how many samples and "
+    "bytes, what to do."
 )
 def test_a_last_pass_whose_forward_pass_is_through_is_not_run_again() -> None:
     """DDP would sum the gradients of its first part over the ranks, and the others would wait for the rest."""
@@ -215,7 +215,10 @@ def test_passes_begin_small_and_grow_to_what_fits(monkeypatch: pytest.MonkeyPatc
     assert sum(sizes) == 6 * 64
 
 
-@guarantee("Passes shrink when others take memory, and grow when they give it back.")
+@guarantee(
+    '`limits="memory"` keeps within the process\'s cgroup, follows what others take, and trains the model of '
+    "one process."
+)
 def test_what_others_take_is_followed_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     gauge = Fake(1000.0, 10.0, 1400.0)
 
@@ -296,7 +299,9 @@ def parts(monkeypatch: pytest.MonkeyPatch, rounds: list[int], fits: int, floor: 
     return sizes
 
 
-@guarantee("No part of a batch that is cut for lack of memory is too small for batch norm.")
+@guarantee(
+    "Passes that are cut for lack of memory suffice for batch norm and are no larger than one that succeeded."
+)
 @given(st.lists(st.integers(2, 60), min_size=1, max_size=8), st.integers(3, 30))
 def test_no_part_of_a_batch_is_too_small_for_batch_norm(rounds: list[int], fits: int) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
@@ -306,7 +311,9 @@ def test_no_part_of_a_batch_is_too_small_for_batch_norm(rounds: list[int], fits:
     assert max(map(max, sizes)) <= fits
 
 
-@guarantee("Three samples that do not fit raise in a model with batch norm.")
+@guarantee(
+    "Passes that are cut for lack of memory suffice for batch norm and are no larger than one that succeeded."
+)
 def test_three_samples_are_not_cut_for_batch_norm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two parts would leave one sample by itself, and a third try would not fit either."""
     with pytest.raises(PacelineError, match="ran out of memory in round 0 with 3 samples at once"):
@@ -317,8 +324,7 @@ LENGTHS = st.lists(st.integers(1, 12), min_size=2, max_size=30)
 
 
 @guarantee(
-    'The last pass of a round under `limits="memory"` takes no more than a '
-    "pass that succeeded, also if samples cost differently."
+    "Passes that are cut for lack of memory suffice for batch norm and are no larger than one that succeeded."
 )
 @given(st.lists(LENGTHS, min_size=1, max_size=6), st.booleans(), st.integers(12, 60))
 def test_last_pass_takes_no_more_than_one_that_went_through(

@@ -50,8 +50,8 @@ def measured(rank: int, ranks: int, loop: str) -> tuple[list[float], list[tuple[
 
 
 @guarantee(
-    "`pace.mean` and `pace.gather` count each sample of a round once, "
-    "also with an idle rank and a short last round."
+    "`pace.mean`, `pace.gather` and `pace.loss_now()` count each sample of a round once, also with an idle "
+    "rank."
 )
 @pytest.mark.parametrize("loop", ["whole", "round"])
 def test_metrics_with_an_idle_rank_count_each_sample_once(loop: str) -> None:

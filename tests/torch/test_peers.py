@@ -28,8 +28,8 @@ def test_a_rank_that_cannot_reach_the_store_is_named_on_every_rank(who: int) -> 
 
 
 @guarantee(
-    "Each round has its own rows if a report comes early, half written "
-    "or for a left round, or its rank leaves at once."
+    "Each round has its own rows, in shared memory or over the network, if a report is early, half written "
+    "or missing."
 )
 @pytest.mark.parametrize("apart", [None, 0, 1])
 def test_rounds_keep_apart_whatever_becomes_of_their_messages(apart: int | None) -> None:
@@ -45,8 +45,7 @@ def test_rounds_keep_apart_whatever_becomes_of_their_messages(apart: int | None)
 
 
 @guarantee(
-    "Ranks that claim at the same instant claim each sample once; if one "
-    "is killed within a claim, the others continue."
+    "Each sample is claimed once, also if ranks claim at the same instant or one is killed within a claim."
 )
 @pytest.mark.parametrize(
     ("apart", "name"), [(None, "NearbyCounter"), (2, "StoreCounter"), (0, "StoreCounter")]

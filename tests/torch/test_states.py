@@ -20,8 +20,8 @@ from paceline.rounds import Cluster
 from support.guarantees import guarantee
 
 GUARANTEES = (
-    "A state of `Pace` that is none, incomplete, of another version "
-    "or global batch raises and changes nothing.",
+    "A resumed run continues with the same plans and samples; a state that does not fit raises and "
+    "changes nothing.",
 )
 
 JUNK = st.one_of(
@@ -108,7 +108,8 @@ def pace_after(rounds: int) -> paceline.torch.Pace:
 
 
 @guarantee(
-    "After a backward pass that raises, and `pace.abandon()`, none of its gradients are left in the next one."
+    "After a loop is left, the next `for` begins a fresh round with the same samples and without the old "
+    "gradients."
 )
 def test_a_backward_pass_that_ends_in_its_middle_leaves_nothing() -> None:
     """The gradients that it had by then do not count in the round that is run once more."""

@@ -29,7 +29,10 @@ def check(told: dict[int, str]) -> None:
         assert f"{name}, which was not trained when Pace was made" in told[number]
 
 
-@guarantee("A layer that is unfrozen or added in a run raises with its name before the step.")
+@guarantee(
+    "A layer that is unfrozen or added in a run raises with its name; the ways that the message names train "
+    "the model of one process."
+)
 def test_what_is_trained_from_the_middle_of_a_run_is_refused_before_it_is_stepped() -> None:
     for told, rounds in run_ranks(2, trained_jobs.trained_in_mid_run):
         check(told)
@@ -50,7 +53,10 @@ with Pace(module, 16, elastic=True, loop="round") as pace:
 """
 
 
-@guarantee("A layer that is unfrozen or added in a run raises before the step with `elastic=True`.")
+@guarantee(
+    "A layer that is unfrozen or added in a run raises with its name; the ways that the message names train "
+    "the model of one process."
+)
 def test_so_it_is_where_ranks_may_be_lost(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
@@ -76,8 +82,8 @@ def test_so_it_is_where_ranks_may_be_lost(tmp_path: Path) -> None:
 
 
 @guarantee(
-    "Both ways of unfreezing that the error message names train the "
-    "model of one process within 1e-12 (float64)."
+    "A layer that is unfrozen or added in a run raises with its name; the ways that the message names train "
+    "the model of one process."
 )
 def test_the_ways_that_are_told_train_the_model_of_one_process() -> None:
     for found in run_ranks(2, trained_jobs.unfrozen_in_the_ways_that_are_told):
@@ -92,14 +98,14 @@ def test_a_group_that_is_smaller_than_the_world_is_refused(everywhere: bool) -> 
         assert "in a group of 2 ranks, and 4 take part in the run" in sentence
 
 
-@guarantee("Two models in one loop, as in a GAN, have the parameters of one process within 1e-12 (float64).")
+@guarantee("Two models in one loop, as in a GAN, train as in one process; mistakes with them raise an error.")
 @pytest.mark.parametrize(("weigh", "through"), [("loss", "module"), ("loss", "wrapper"), ("hook", "module")])
 def test_two_models_are_those_of_one_process(weigh: str, through: str) -> None:
     for found in run_ranks(2, trained_jobs.two_models, weigh, through):
         assert max(found) < 1e-12
 
 
-@guarantee("Mistakes with two models raise an error that says what is wrong.")
+@guarantee("Two models in one loop, as in a GAN, train as in one process; mistakes with them raise an error.")
 def test_mistakes_with_two_models_are_told() -> None:
     for outside, behind, other, count, left in run_ranks(2, trained_jobs.mistakes_with_two):
         assert "outside of `for ... in pace.loader(...)`" in outside
@@ -121,7 +127,10 @@ def test_a_second_model_needs_rounds_of_one_turn() -> None:
                     pace.weighted(torch.ones(()))
 
 
-@guarantee("`pace.loss_now()` is the mean loss of the round just run over all ranks, the same on each.")
+@guarantee(
+    "`pace.mean`, `pace.gather` and `pace.loss_now()` count each sample of a round once, also with an idle "
+    "rank."
+)
 @pytest.mark.parametrize(("counts", "loop"), [(False, "whole"), (True, "pieces")])
 def test_the_loss_of_this_round_is_told_to_all_who_ask(counts: bool, loop: str) -> None:
     for now, later, told in run_ranks(2, trained_jobs.losses, counts, loop):
@@ -130,14 +139,13 @@ def test_the_loss_of_this_round_is_told_to_all_who_ask(counts: bool, loop: str) 
         assert all("no round is complete" in sentence for sentence in told)
 
 
-@guarantee("A failure of a model with a single sample has a note that says which `limits=` to set.")
 def test_a_failure_with_a_single_sample_says_what_to_set() -> None:
     for rank, (note,) in enumerate(run_ranks(2, trained_jobs.one_sample)):
         assert f"rank {rank} was given a single sample in round 1" in note
         assert "Pace(..., limits=[(2, None)] * 2)" in note
 
 
-@guarantee("A script may destroy its own process group after `pace.close()`.")
+@guarantee("A script that closes Pace ends without an error, with or without `destroy_process_group()`.")
 def test_a_script_may_destroy_the_group_that_it_has_made() -> None:
     assert run_ranks(2, trained_jobs.destroyed_by_the_script) == [False, False]
 

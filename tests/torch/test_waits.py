@@ -19,8 +19,8 @@ from support.wait_jobs import CASES, SOME, Case, gathers_within, paced, watched
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("torch")]
 
 GUARANTEES = (
-    "Waits for other ranks in any collective of torch do not count as a "
-    "rank's own seconds, in `Pace` and in the doctor.",
+    "Waits for other ranks, in any collective of torch or in a communication hook, do not count as a "
+    "rank's own seconds.",
 )
 
 RANKS = 3

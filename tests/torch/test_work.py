@@ -34,10 +34,9 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @guarantee(
-    "With `drop=`, the parameters and losses are those of one process "
-    "with the samples that ran, within 1e-12 (float64)."
+    "With `drop=`, the model is that of one process with the samples that ran; each rank runs at least one "
+    "micro-batch."
 )
-@guarantee("With `drop=`, each rank runs at least one micro-batch, and all ranks learn what was left out.")
 def test_the_gradient_is_the_mean_over_what_ran() -> None:
     """Against one process that takes in each round the samples that the ranks really ran."""
     ranks = run_ranks(3, dropping, list(CASES.values()))
@@ -59,7 +58,10 @@ def test_the_gradient_is_the_mean_over_what_ran() -> None:
         assert case.get("leave") or len(set(epoch)) == len(epoch), name  # nothing twice in an epoch
 
 
-@guarantee("A `drop=` threshold that no rank reaches changes no bit.")
+@guarantee(
+    "With `drop=`, the model is that of one process with the samples that ran; each rank runs at least one "
+    "micro-batch."
+)
 def test_a_threshold_that_nobody_reaches_changes_no_bit() -> None:
     ranks = run_ranks(3, dropping, [{"stall": 0.0}, {"stall": 0.0, "drop": 600}])
     for without, rank in ranks:
@@ -71,7 +73,7 @@ def test_a_threshold_that_nobody_reaches_changes_no_bit() -> None:
         assert without["dropped"] is None
 
 
-@guarantee("`drop=` with `count=` for some losses only raises before any rank steps.")
+@guarantee("`count=` on one rank only, or for some losses under `drop=`, raises before any rank steps.")
 def test_counts_with_some_losses_alone_are_refused() -> None:
     """Else tokens of some would be added to samples of others."""
     for said in run_ranks(3, counting, True):

@@ -49,7 +49,10 @@ def damage(path: Path, at: int = 300) -> None:
 SEALED = {"numpy": seal(archive(7)), "torch": seal(torch_archive())}
 
 
-@guarantee("Eight flipped bytes anywhere in `checkpoint.pt` or `server.npz` are found when it is read.")
+@guarantee(
+    "A damaged checkpoint is found when it is read, and the one before it is used; if both are damaged, "
+    "nothing changes."
+)
 @pytest.mark.parametrize("kind", SEALED)
 def test_eight_flipped_bytes_are_found_wherever_they_are(kind: str) -> None:
     content = SEALED[kind]
@@ -59,7 +62,10 @@ def test_eight_flipped_bytes_are_found_wherever_they_are(kind: str) -> None:
         assert not sound(flipped), at
 
 
-@guarantee("Any other damage to a checkpoint, such as a missing end, is found when it is read.")
+@guarantee(
+    "A damaged checkpoint is found when it is read, and the one before it is used; if both are damaged, "
+    "nothing changes."
+)
 @given(data=st.data(), kind=st.sampled_from(sorted(SEALED)))
 def test_any_other_damage_is_found(data: Any, kind: str) -> None:
     content = SEALED[kind]
@@ -79,7 +85,10 @@ def test_other_programs_read_it_as_before(tmp_path: Path) -> None:
     assert decode(SEALED["numpy"]) == 7
 
 
-@guarantee("A checkpoint without a digest is refused.")
+@guarantee(
+    "A damaged checkpoint is found when it is read, and the one before it is used; if both are damaged, "
+    "nothing changes."
+)
 def test_an_archive_without_a_digest_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run.npz").write_bytes(archive(5))
     with pytest.raises(PacelineError, match=r"run\.npz is damaged or is no checkpoint"):
@@ -114,7 +123,10 @@ def test_a_damaged_one_never_takes_the_place_of_the_older(tmp_path: Path) -> Non
     assert decode(checkpoints.older.read_bytes()) == 3
 
 
-@guarantee("If both checkpoints are damaged, the command ends with exit status 2 and changes nothing.")
+@guarantee(
+    "A damaged checkpoint is found when it is read, and the one before it is used; if both are damaged, "
+    "nothing changes."
+)
 def test_both_damaged_is_said_of_both(tmp_path: Path) -> None:
     checkpoints = kept(tmp_path)
     for value in (1, 2):
@@ -125,7 +137,10 @@ def test_both_damaged_is_said_of_both(tmp_path: Path) -> None:
         checkpoints.load()
 
 
-@guarantee("A full disk while a checkpoint is written raises, and the checkpoints before it stay.")
+@guarantee(
+    "After a kill or a full disk at any moment, `--resume` continues with no round missing and nothing half "
+    "written."
+)
 @pytest.mark.parametrize("links", [True, False])
 def test_a_write_that_fails_leaves_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
     def refuse(*_: object) -> None:

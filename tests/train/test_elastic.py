@@ -40,8 +40,8 @@ def parameters(run_dir: Path) -> torch.Tensor:
 
 
 @guarantee(
-    "Workers that are killed, stopped or get SIGTERM leave the parameters of one process "
-    "within float32's rounding, and each round on record once."
+    "After kills, freezes, departures and joins at any instant, each sample of a round counts once, with the "
+    "model of one process."
 )
 def test_workers_are_lost_and_the_run_goes_on(tmp_path: Path) -> None:
     hits = {
@@ -224,7 +224,8 @@ def test_a_worker_that_fails_is_named_with_its_error(tmp_path: Path) -> None:
 
 
 @guarantee(
-    "An option of `paceline train` that cannot continue without a worker is refused with what to use instead."
+    "A model, loop, policy or option that cannot survive a lost rank is refused, or named at the start, with "
+    "what to use instead."
 )
 @pytest.mark.parametrize(
     ("changed", "words"),
@@ -248,7 +249,10 @@ def check(config: TrainConfig, joined: bool = False) -> bool:
     return checks.survives(config, joined)
 
 
-@guarantee("A run that a lost worker would end says so at its beginning, with the reason.")
+@guarantee(
+    "A model, loop, policy or option that cannot survive a lost rank is refused, or named at the start, with "
+    "what to use instead."
+)
 def test_by_itself_a_run_goes_on_wherever_it_can() -> None:
     assert check(TrainConfig())
     assert not check(TrainConfig(elastic=False))
@@ -274,8 +278,8 @@ def test_a_run_says_whether_it_was_asked_for() -> None:
 
 
 @guarantee(
-    "If all workers are killed at once, `paceline train` ends with "
-    "status 1 and names them, and `--resume` continues."
+    "If all workers are killed, the run ends with status 1; on SIGTERM it ends with a checkpoint. `--resume` "
+    "continues exactly."
 )
 def test_all_are_killed_at_once(tmp_path: Path) -> None:
     def take(event: dict[str, Any]) -> None:
@@ -348,8 +352,8 @@ def test_the_same_bits_as_without_it(tmp_path: Path) -> None:
 
 
 @guarantee(
-    "If all workers of `paceline train` get SIGTERM, the run ends with a checkpoint of its "
-    "last round, and `--resume` gives the parameters of one process."
+    "If all workers are killed, the run ends with status 1; on SIGTERM it ends with a checkpoint. `--resume` "
+    "continues exactly."
 )
 def test_all_are_told_to_leave(tmp_path: Path) -> None:
     """As where the machine is taken away: the run ends with a checkpoint of its last round, and can go on."""
@@ -372,7 +376,10 @@ def test_all_are_told_to_leave(tmp_path: Path) -> None:
     assert (parameters(tmp_path / "two") - parameters(tmp_path / "one")).abs().max() < 2e-5
 
 
-@guarantee("The record is on the disk before the checkpoint that counts its rounds.")
+@guarantee(
+    "After a kill or a full disk at any moment, `--resume` continues with no round missing and nothing half "
+    "written."
+)
 def test_a_checkpoint_is_committed_when_its_rounds_are_on_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -416,7 +423,10 @@ def test_the_last_round_is_on_record_also_if_one_that_joined_tells_nothing_of_it
     told.journal.close()
 
 
-@guarantee("SIGTERM to all workers in the last round, or after it, lets the run end and be evaluated.")
+@guarantee(
+    "If all workers are killed, the run ends with status 1; on SIGTERM it ends with a checkpoint. `--resume` "
+    "continues exactly."
+)
 @pytest.mark.parametrize(("when", "model"), [("round", "mlp"), ("test", "resnet18")])
 def test_all_are_told_to_leave_in_the_last_round_or_when_the_rounds_are_over(
     tmp_path: Path, when: str, model: str

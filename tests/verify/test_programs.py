@@ -32,8 +32,8 @@ def form(name: str, *often: str) -> object:
 
 
 @guarantee(
-    "`paceline verify` calls an exact port exact, with dropout, noise, loader "
-    "processes, pieces, streams or a GradScaler, also if it ends early."
+    "`paceline verify` calls an exact port exact, with dropout, noise, loader processes, pieces, streams or "
+    "a GradScaler."
 )
 @pytest.mark.processes
 @pytest.mark.xdist_group("verify")

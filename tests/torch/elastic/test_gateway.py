@@ -77,7 +77,10 @@ class Runs:
         return os.mkdir, (str(self.path),)
 
 
-@guarantee("Nothing that is read from the store is run as code.")
+@guarantee(
+    "Nothing that is read from the store is run as code; a state that would need it raises in "
+    "`pace.register()`."
+)
 def test_nothing_that_is_read_is_run(tmp_path: Path) -> None:
     given = {
         "array": np.arange(3.0),
@@ -99,7 +102,10 @@ def test_nothing_that_is_read_is_run(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-@guarantee("A registered state that no joiner could read without running code raises in `pace.register()`.")
+@guarantee(
+    "Nothing that is read from the store is run as code; a state that would need it raises in "
+    "`pace.register()`."
+)
 def test_a_state_that_no_joiner_could_read_is_told_at_once() -> None:
     class Odd:
         def state_dict(self) -> dict[str, Any]:
@@ -114,7 +120,10 @@ def test_a_state_that_no_joiner_could_read_is_told_at_once() -> None:
         handover.register([Odd()])
 
 
-@guarantee("What a stranger writes into the store of a run is refused with the name of its owner.")
+@guarantee(
+    "Strangers and wrong tokens are refused with an error message; a stranger takes part in no sum, and the "
+    "run continues."
+)
 def test_what_a_stranger_writes_into_the_store_is_refused(tmp_path: Path) -> None:
     started: list[Stands] = []
 
@@ -194,7 +203,10 @@ def listening_ports() -> set[int]:
     return {each.laddr.port for each in connections if each.status == psutil.CONN_LISTEN}
 
 
-@guarantee("A stranger that answers in the place of a member takes no part in any sum.")
+@guarantee(
+    "Strangers and wrong tokens are refused with an error message; a stranger takes part in no sum, and the "
+    "run continues."
+)
 def test_who_guesses_gloo_s_numbers_takes_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gloo takes whoever first sends the number of a member for that member."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
@@ -321,8 +333,8 @@ def test_a_launcher_that_nobody_answers_gives_up(token: str) -> None:
 
 
 @guarantee(
-    "A stranger that connects to a run's port, with garbage, another token or "
-    "none, is turned away and reported; the run continues."
+    "Strangers and wrong tokens are refused with an error message; a stranger takes part in no sum, and the "
+    "run continues."
 )
 def test_a_stranger_at_the_door_is_turned_away(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -391,7 +403,10 @@ def test_a_stranger_at_the_door_is_turned_away(
     assert not caplog.records
 
 
-@guarantee("A launcher that joins a stranger ends with an error that says which token is wrong.")
+@guarantee(
+    "Strangers and wrong tokens are refused with an error message; a stranger takes part in no sum, and the "
+    "run continues."
+)
 def test_a_first_machine_that_is_a_stranger_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not given what would let it in elsewhere, and nothing that it says is taken."""
     monkeypatch.setattr(gateway, "SECONDS", 1.0)

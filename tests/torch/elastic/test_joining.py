@@ -13,8 +13,8 @@ from support.elastic_phases import phased
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("elastic")]
 
 GUARANTEES = (
-    "A joining rank that is told to leave or is killed at any point leaves "
-    "the parameters of one process within 1e-12 (float64).",
+    "After kills, freezes, departures and joins at any instant, each sample of a round counts once, with "
+    "the model of one process.",
 )
 
 

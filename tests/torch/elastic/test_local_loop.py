@@ -15,8 +15,7 @@ from support.elastic_phases import phased
 pytestmark = pytest.mark.xdist_group("elastic")
 
 GUARANTEES = (
-    "After a lost rank, the others run its samples since the last merge "
-    "before the next one, with the parameters of a replay.",
+    "After a lost rank, the others run its samples since the last merge, with the parameters of a replay.",
 )
 
 

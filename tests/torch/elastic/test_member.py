@@ -63,8 +63,8 @@ def test_nothing_happens(tmp_path: Path) -> None:
 
 
 @guarantee(
-    "After kills, freezes, departures and joins at random moments, each sample of a round counts "
-    "once, with the parameters of one process within 1e-12 (float64)."
+    "After kills, freezes, departures and joins at any instant, each sample of a round counts once, with the "
+    "model of one process."
 )
 def test_faults_at_random_moments(tmp_path: Path) -> None:
     plan = faults(tmp_path, ["kill", "kill", "leave", "freeze"], 14, 0.05, seed=1)
@@ -84,8 +84,8 @@ def test_faults_at_random_moments(tmp_path: Path) -> None:
 
 
 @guarantee(
-    "After a fault at any named instant (a piece, the sums, the meeting, the handover), the "
-    "parameters are those of one process within 1e-12 (float64)."
+    "After kills, freezes, departures and joins at any instant, each sample of a round counts once, with the "
+    "model of one process."
 )
 def test_faults_at_named_instants(tmp_path: Path) -> None:
     """Also where some ranks have completed a round and others have not, and in the change of members itself."""
@@ -110,7 +110,9 @@ def uneven(tmp_path: Path, ranks: int, plan: Plan, **asked: Any) -> Told:
     return run(tmp_path, ranks, FOR_EVER, plan, restarts=1000, nap=1e-4, phases=True, slow=slow, **asked)
 
 
-@guarantee("Where work moves within rounds, the others run what a lost rank had claimed, and nothing twice.")
+@guarantee(
+    "A lost rank's samples run once, in parts of equal cost, also with claims, `count=` and loader processes."
+)
 def test_work_moves_within_rounds(tmp_path: Path) -> None:
     """What a lost rank has claimed and not run, or run and not summed, is run by the others."""
     plan = phased(tmp_path, 10, seed=2, kinds=MOVING, phases=CLAIMED)
@@ -139,8 +141,7 @@ def test_the_same_bits_whoever_is_lost(tmp_path: Path) -> None:
 
 
 @guarantee(
-    "After a lost rank, samples with costs and losses with `count=` give the "
-    "parameters of one process within 1e-12 (float64)."
+    "A lost rank's samples run once, in parts of equal cost, also with claims, `count=` and loader processes."
 )
 @pytest.mark.parametrize(("policy", "padded"), [("auto", False), ("level", True)])
 def test_samples_that_cost_differently(tmp_path: Path, policy: str, padded: bool) -> None:
@@ -153,8 +154,7 @@ def test_samples_that_cost_differently(tmp_path: Path, policy: str, padded: bool
 
 
 @guarantee(
-    "Loader processes load each round's first part ahead, except the first of "
-    "an epoch or membership, and stay exact after a loss."
+    "A lost rank's samples run once, in parts of equal cost, also with claims, `count=` and loader processes."
 )
 @pytest.mark.parametrize("policy", ["factoring", pytest.param("level", marks=pytest.mark.nightly)])
 def test_processes_load_ahead(tmp_path: Path, policy: str) -> None:
@@ -171,10 +171,7 @@ def test_processes_load_ahead(tmp_path: Path, policy: str) -> None:
         assert sum(end["ahead"]) >= len(end["ahead"]) - 12 > 20
 
 
-@guarantee(
-    "Sums that fail without a lost rank, or a left backward pass, keep the "
-    "parameters exact and close earlier connections and threads."
-)
+@guarantee("Sums that fail and backward passes that are left keep gradients and parameters exact.")
 def test_sums_fail_and_a_round_is_left(tmp_path: Path) -> None:
     """Though nobody is lost; in the last round, too, which one of the ranks has completed by then. Another leaves its
     loop in the middle of a backward pass, and goes on with it. Connections that are not needed are closed."""
@@ -219,8 +216,8 @@ def test_batch_norm(tmp_path: Path) -> None:
 
 
 @guarantee(
-    "If all ranks that have the model are lost, the run ends with "
-    "an error, and none starts from the beginning."
+    "If all ranks with the model or the machine with the store are lost, the run ends with an error; a "
+    "checkpoint resumes it exactly."
 )
 def test_nobody_is_left_who_has_the_model(tmp_path: Path) -> None:
     """One is killed, and the other freezes before the one that joins has the model: nothing begins from the start."""
@@ -238,7 +235,10 @@ def test_nobody_is_left_who_has_the_model(tmp_path: Path) -> None:
     assert {who for who, _ in told.of("round")} == {0, 1}
 
 
-@guarantee("If all ranks are lost at once, the run ends with an error.")
+@guarantee(
+    "If all ranks with the model or the machine with the store are lost, the run ends with an error; a "
+    "checkpoint resumes it exactly."
+)
 def test_all_are_lost_at_once(tmp_path: Path) -> None:
     """The run ends, and waits for nobody."""
 
@@ -257,8 +257,8 @@ def options(**changed: Any) -> dict[str, Any]:
 
 
 @guarantee(
-    "A model, loop, policy or option that cannot continue without a rank "
-    "raises with what to use instead, before anything runs."
+    "A model, loop, policy or option that cannot survive a lost rank is refused, or named at the start, with "
+    "what to use instead."
 )
 @pytest.mark.parametrize(
     ("changed", "words"),
@@ -274,7 +274,10 @@ def test_what_does_not_go_with_it(changed: dict[str, Any], words: str) -> None:
         Pace(torch.nn.Linear(1, 1), 4, elastic=True, **options(**changed))
 
 
-@guarantee("A model on a GPU is refused with `elastic=True` before anything runs.")
+@guarantee(
+    "A model, loop, policy or option that cannot survive a lost rank is refused, or named at the start, with "
+    "what to use instead."
+)
 @pytest.mark.parametrize(
     ("model", "words"),
     [
@@ -314,9 +317,7 @@ def test_what_nobody_has_run() -> None:
         assert sorted(recovery.missing([*ran, *rest], first, size)) == []
 
 
-@guarantee(
-    "A gradient that the loop keeps is not overwritten, and a rank's own gradient stays whole if a sum fails."
-)
+@guarantee("Sums that fail and backward passes that are left keep gradients and parameters exact.")
 @pytest.mark.parametrize("to_none", [True, False])
 @pytest.mark.parametrize("tells", [True, False])
 def test_a_gradient_stays_what_it_was(to_none: bool, tells: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -355,7 +356,9 @@ def test_a_gradient_stays_what_it_was(to_none: bool, tells: bool, monkeypatch: p
     held.close()
 
 
-@guarantee("A lost rank's samples are run in parts of equal cost, within a micro-batch's budget.")
+@guarantee(
+    "A lost rank's samples run once, in parts of equal cost, also with claims, `count=` and loader processes."
+)
 @pytest.mark.parametrize("padded", [False, True])
 def test_parts_of_equal_cost(padded: bool) -> None:
     """Every sample once, within the limits of a micro-batch; two parts for each member, as equal as samples allow."""

@@ -33,10 +33,10 @@ from support.stands import Stands
 pytestmark = pytest.mark.xdist_group("elastic")
 
 GUARANTEES = (
-    "If one of several machines disappears, the others continue without a "
-    "restart, and a machine that comes back takes the free slots.",
-    "If the machine with the store is lost, the run ends with an error "
-    "and resumes exactly from the script's checkpoint.",
+    "Under the launcher, a script continues at once after killed workers or a lost machine, which may "
+    "come back.",
+    "If all ranks with the model or the machine with the store are lost, the run ends with an error; a "
+    "checkpoint resumes it exactly.",
 )
 PORT = 29417
 

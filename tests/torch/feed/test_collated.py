@@ -42,7 +42,6 @@ def test_a_batch_that_tells_for_certain_that_samples_are_missing(batch: Any) -> 
     assert RowCheck().missing(batch, 16) in (0, 5, 15)
 
 
-@guarantee("Batches that do not say their size, or have several rows for a sample, are accepted.")
 @pytest.mark.parametrize(
     "batch",
     [
@@ -79,8 +78,8 @@ def test_merged_samples_are_merged_in_every_batch() -> None:
 
 
 @guarantee(
-    "A collate function that leaves out samples is exact with `count=` (1e-12, "
-    "float64), and raises before the backward pass without it."
+    "Losses with class weights, ignored targets or left-out samples are exact with `count=`; without it, "
+    "Paceline raises or warns once."
 )
 @pytest.mark.processes
 @pytest.mark.xdist_group("torch")
@@ -110,7 +109,7 @@ def _default(samples: list[Any]) -> Any:
     return torch.utils.data.default_collate(samples)
 
 
-@guarantee("A data set that has grown raises when the next epoch begins.")
+@guarantee("A data set that has grown, or an assignment to `pace.global_batch`, raises.")
 def test_a_data_set_that_has_grown_is_refused_when_an_epoch_begins() -> None:
     model, data = fresh(torch.float64), Samples(32)
     with Pace(model, 16) as pace:
@@ -120,7 +119,7 @@ def test_a_data_set_that_has_grown_is_refused_when_an_epoch_begins() -> None:
             next(iter(loader))
 
 
-@guarantee("An assignment to `pace.global_batch` raises.")
+@guarantee("A data set that has grown, or an assignment to `pace.global_batch`, raises.")
 def test_the_global_batch_stays() -> None:
     with Pace(fresh(torch.float64), 16) as pace:
         with pytest.raises(

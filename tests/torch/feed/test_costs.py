@@ -57,10 +57,9 @@ CASES = possible(CASES)
 
 
 @guarantee(
-    "With `loader(cost=...)`, every sample is used once an epoch and the "
-    "parameters are those of one process within 1e-12 (float64)."
+    "With `loader(cost=...)`, each round has the samples that it has without costs, and the model is that of "
+    "one process."
 )
-@guarantee("With `loader(cost=...)`, each round has the samples that it has without costs.")
 def test_the_model_is_that_of_one_process_and_every_sample_is_used_once() -> None:
     found = run_ranks(3, divided_by_cost, list(CASES.values()))
     for number, name in enumerate(CASES):
@@ -103,7 +102,7 @@ def test_pieces_hold_as_much_cost_as_they_should() -> None:
                 assert cost <= max(one, 2 + one / 2) + 1e-9
 
 
-@guarantee("Ranks of equal speed receive parts of equal cost if their samples have different lengths.")
+@guarantee("Ranks receive parts by their speed: parts of equal cost if they are equally fast.")
 def test_parts_are_of_equal_cost_where_ranks_are_equal() -> None:
     cost = {"cost": lengths_of(), "padded": False}
     case = {"policy": "equal", "limits": ((0, None),) * 3, "loading": cost}
@@ -117,8 +116,8 @@ def test_parts_are_of_equal_cost_where_ranks_are_equal() -> None:
 
 
 @guarantee(
-    "Costs that are negative, not finite, too few, different between ranks or "
-    "of an unknown column raise one error on every rank."
+    "Costs that are not positive and finite, too few, or different between ranks raise one error on every "
+    "rank."
 )
 def test_what_is_refused_is_refused_on_every_rank_in_a_sentence() -> None:
     right = {"cost": "tokens"}

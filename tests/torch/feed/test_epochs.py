@@ -68,7 +68,10 @@ def test_stopped_and_resumed_in_mid_epoch(loader_workers: int, then: int) -> Non
     assert {part["rounds"] for part in after} == {6}
 
 
-@guarantee("A resumed run divides its rounds as an unbroken one.")
+@guarantee(
+    "A resumed run continues with the same plans and samples; a state that does not fit raises and changes "
+    "nothing."
+)
 def test_a_resumed_run_divides_as_an_unbroken_one() -> None:
     policy = Script(((5, 2, 1), (1, 6, 2), (3, 3, 3), (1, 1, 9), (7, 1, 4), (2, 1, 1)))
     whole = run_ranks(3, part_of_an_epoch, 99, None, 0, policy)

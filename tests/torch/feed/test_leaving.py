@@ -27,8 +27,8 @@ def paced(**options: Any) -> tuple[nn.Module, torch.optim.Optimizer, Pace]:
 
 
 @guarantee(
-    "After a loop is left at any micro-step, the next `for` begins a fresh "
-    "round without the old gradients, with the same samples."
+    "After a loop is left, the next `for` begins a fresh round with the same samples and without the old "
+    "gradients."
 )
 @pytest.mark.parametrize("at", ["drawn", "forward", "backward"])
 @pytest.mark.parametrize("micro_step", range(1, 12))
@@ -72,7 +72,9 @@ def _left_and_gone_on(done: int) -> list[torch.Tensor]:
     return [p.detach() for p in model.parameters()]
 
 
-@guarantee("`next(iter(loader))` before the loop changes nothing.")
+@guarantee(
+    "Loaders may take turns, and `next(iter(loader))` changes nothing; a loader within another one raises."
+)
 def test_a_first_batch_may_be_looked_at() -> None:
     model, optimizer, pace = paced()
     loader = pace.loader(Samples(83), seed=5)
@@ -88,7 +90,9 @@ def test_a_first_batch_may_be_looked_at() -> None:
         torch.testing.assert_close(ours.detach(), theirs, rtol=1e-12, atol=1e-14)
 
 
-@guarantee("Loaders of different lengths may take turns.")
+@guarantee(
+    "Loaders may take turns, and `next(iter(loader))` changes nothing; a loader within another one raises."
+)
 def test_loaders_of_unlike_length_take_turns() -> None:
     model, optimizer, pace = paced()
     loaders = [pace.loader(Samples(count), seed=5) for count in (83, 40, 7)]
@@ -103,7 +107,9 @@ def test_loaders_of_unlike_length_take_turns() -> None:
     pace.detach()
 
 
-@guarantee("A loader within another one raises.")
+@guarantee(
+    "Loaders may take turns, and `next(iter(loader))` changes nothing; a loader within another one raises."
+)
 def test_loaders_within_each_other_are_refused() -> None:
     model, optimizer, pace = paced()
     one, other = pace.loader(Samples(83)), pace.loader(Samples(83))
@@ -118,7 +124,10 @@ def test_loaders_within_each_other_are_refused() -> None:
     pace.detach()
 
 
-@guarantee("A checkpoint resumes with the loader in which it was made.")
+@guarantee(
+    "A resumed run continues with the same plans and samples; a state that does not fit raises and changes "
+    "nothing."
+)
 def test_a_checkpoint_goes_on_with_the_loader_that_it_was_made_in() -> None:
     model, optimizer, pace = paced()
     pace.loader(Samples(40))
@@ -138,10 +147,7 @@ def test_a_checkpoint_goes_on_with_the_loader_that_it_was_made_in() -> None:
     again.detach()
 
 
-@guarantee(
-    "With `quantum=m`, every batch is a multiple of m, also in pieces "
-    "and the last round, or the data set is refused."
-)
+@guarantee("With `quantum=m`, every batch is a multiple of m, or the data set is refused.")
 @settings(max_examples=40)
 @given(
     quantum=st.integers(2, 6), units=st.integers(2, 12), rounds=st.integers(1, 4), rest=st.integers(0, 11),
@@ -164,8 +170,7 @@ def test_every_batch_is_a_multiple_of_quantum(
 
 
 @guarantee(
-    "`drop_last=True`, `loader.sampler.set_epoch(e)`, `batch_size=` and "
-    "`sampler=` work, or raise with what to write instead."
+    "Each option of `DataLoader` (PyTorch 2.6 to 2.15) is passed on with the model of one process, or raises."
 )
 def test_what_a_loader_is_asked() -> None:
     _, _, pace = paced(quantum=4)
@@ -186,8 +191,8 @@ def test_what_a_loader_is_asked() -> None:
 
 
 @guarantee(
-    "After a loop is left, `set_epoch` begins the next loop with the first "
-    "samples of that epoch, also of the current one."
+    "After a loop is left, the next `for` begins a fresh round with the same samples and without the old "
+    "gradients."
 )
 @pytest.mark.parametrize("asked", [[0, 0, 0, 1, 1], [2, 2, 0, 1, 0], [0, 1, 1, 0, 0]])
 @pytest.mark.parametrize("rounds", [0, 1, 3])
@@ -306,7 +311,9 @@ def test_a_step_of_ones_own_tells_no_learning_rate_of_another_round() -> None:
     assert all(result.learning_rate != result.learning_rate for result in results[1:])
 
 
-@guarantee("A loop that draws its own samples and steps its optimizer itself has its last round on record.")
+@guarantee(
+    "Every round is on record with its own loss and loads, also short rounds, which are reported in batches."
+)
 def test_the_last_round_of_a_loop_that_draws_its_own_samples_and_steps_itself_is_on_record() -> None:
     results: list[RoundResult] = []
     model, optimizer, pace = paced(callbacks=[OnRound(results.append)])

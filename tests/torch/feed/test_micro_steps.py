@@ -15,7 +15,6 @@ from paceline.torch import Pace
 from paceline.torch.feed.pieces import spread
 from paceline.torch.host import Host
 from paceline.torch.plan import Piece
-from support.guarantees import guarantee
 from support.torch_jobs import Samples, fresh, optimizer_of
 
 
@@ -96,7 +95,6 @@ class Heard(Host):
         return f"round {step} has no step ({ever}, {finite()})"
 
 
-@guarantee("A host takes part in each micro-step by `paceline.torch.host.Host`.")
 def test_a_host_takes_part_in_every_turn() -> None:
     model = fresh(torch.float32)
     optimizer, host = optimizer_of(model), Heard()

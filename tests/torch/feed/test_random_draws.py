@@ -16,8 +16,8 @@ from support.ranks import run_ranks
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("torch")]
 
 GUARANTEES = (
-    "Loader processes of ranks with equal seeds draw no random number "
-    "twice, and draw the same again from the same `seed`.",
+    "Each epoch has its own order, and loader processes draw no random number twice; both repeat with the "
+    "same `seed`.",
 )
 
 COUNT, EPOCHS = 96, 2

@@ -63,10 +63,7 @@ CASES: dict[str, dict[str, Any]] = {
 CASES = possible(CASES)
 
 
-@guarantee(
-    "Means and sums over tokens (`count=`) or samples give the parameters and losses of one "
-    "process within 1e-12 (float64), also without any token on a rank."
-)
+@guarantee("With `count=`, means and sums over tokens are those of one process, also if a rank has no token.")
 def test_means_over_tokens_are_those_of_one_process() -> None:
     found = run_ranks(3, tokens, list(CASES.values()))
     for number, name in enumerate(CASES):
@@ -75,16 +72,12 @@ def test_means_over_tokens_are_those_of_one_process() -> None:
             assert losses < 1e-12, f"{name}: losses differ by {losses:.1e}"
 
 
-@guarantee(
-    "The number of tokens in a round is summed beside the "
-    "gradients, without a further collective to wait for."
-)
 def test_the_total_is_summed_beside_the_gradients() -> None:
     for said in run_ranks(2, collectives):
         assert said == [("forward", True), ("backward", True)]
 
 
-@guarantee("`count=` on one rank only raises on every rank in the same round (tested on processors).")
+@guarantee("`count=` on one rank only, or for some losses under `drop=`, raises before any rank steps.")
 def test_a_count_on_one_rank_only_is_told_on_all() -> None:
     for sentence in run_ranks(3, counts_on_some):
         assert sentence.startswith(

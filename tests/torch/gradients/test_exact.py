@@ -30,7 +30,8 @@ CASES = {
 
 
 @guarantee(
-    "Ranks that run different numbers of samples compute the gradient of one process with the whole batch."
+    "Ranks with different numbers of samples train the model of one process, under DDP, FSDP2, "
+    "`elastic=True` and in every form of loop."
 )
 def test_parameters_equal_those_of_one_process() -> None:
     differences = run_ranks(3, differences_from_one_process, list(CASES.values()))

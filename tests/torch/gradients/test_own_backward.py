@@ -11,8 +11,8 @@ from paceline.torch import Pace
 from support.torch_jobs import Samples, fresh, optimizer_of
 
 GUARANTEES = (
-    "`loss.backward()` or the host's own in place of "
-    "`pace.backward(loss)` raises before a step with its gradients.",
+    "A loss that bypasses DDP or `pace.backward`, as with `model(x)`, `no_sync()` or `loss.backward()`, "
+    "raises before a step.",
 )
 
 

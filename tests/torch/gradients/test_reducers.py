@@ -16,8 +16,8 @@ from support.reducer_jobs import ROUNDS, SAMPLES, members, ranked
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("torch")]
 
 GUARANTEES = (
-    "One script trains the parameters of one process within 1e-12 (float64) in one process, DDP, "
-    "FSDP2 and with `elastic=True`, also after a round that was left.",
+    "Ranks with different numbers of samples train the model of one process, under DDP, FSDP2, "
+    "`elastic=True` and in every form of loop.",
 )
 
 

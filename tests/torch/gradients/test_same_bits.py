@@ -65,7 +65,7 @@ def test_any_number_of_pieces_is_summed_without_overflow(each: float) -> None:
     np.testing.assert_allclose(parameter.grad.numpy(), exact, rtol=1e-15)
 
 
-@guarantee("Under `deterministic=True`, sums over any pieces are exact, as those of fractions.")
+@guarantee("Under `deterministic=True`, sums over any pieces are exact, whichever ranks claim the work.")
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), pieces=st.integers(1, 300), ranks=st.integers(1, 5))
 def test_sums_are_exact_for_any_pieces_divided_in_any_way(seed: int, pieces: int, ranks: int) -> None:
@@ -83,7 +83,7 @@ def test_sums_are_exact_for_any_pieces_divided_in_any_way(seed: int, pieces: int
         assert abs(Fraction(found) - exact) <= abs(exact) / 2**51
 
 
-@guarantee("A round of more than 8,192 cells has the gradient that fractions have.")
+@guarantee("Under `deterministic=True`, sums over any pieces are exact, whichever ranks claim the work.")
 def test_a_round_of_more_than_8192_cells_has_the_gradient_that_fractions_have() -> None:
     """The derivative of a mean of products is the mean of what is multiplied."""
     samples = torch.randn(16_400, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -116,7 +116,7 @@ def test_a_sum_that_is_too_large_is_no_number() -> None:
     assert parameter.grad.isnan().all()
 
 
-@guarantee("Batches in numpy's memory are copied to where sums come in one order.")
+@guarantee("Under `deterministic=True`, sums over any pieces are exact, whichever ranks claim the work.")
 @pytest.mark.parametrize("options", [{"deterministic": True}, {}])
 def test_batches_of_numpy_arrays_begin_where_sums_come_in_one_order(options: dict[str, Any]) -> None:
     def collate(samples: list[torch.Tensor]) -> torch.Tensor:
@@ -133,7 +133,10 @@ def test_batches_of_numpy_arrays_begin_where_sums_come_in_one_order(options: dic
     assert begins == ({0} if options else {12})
 
 
-@guarantee("A parameter whose memory begins anywhere is refused by its name under `deterministic=True`.")
+@guarantee(
+    "Under `deterministic=True`, dropout, unaligned parameters and ranks that compute differently are "
+    "refused with their names."
+)
 def test_a_parameter_that_begins_anywhere_is_refused() -> None:
     model = nn.Linear(6, 2)
     model.weight.data = anywhere(model.weight.data)
@@ -143,7 +146,10 @@ def test_a_parameter_that_begins_anywhere_is_refused() -> None:
     Pace(model, 16, "factoring", loop="pieces", deterministic=True).close()
 
 
-@guarantee("Dropout is refused with the layer's name under `deterministic=True`.")
+@guarantee(
+    "Under `deterministic=True`, dropout, unaligned parameters and ranks that compute differently are "
+    "refused with their names."
+)
 @pytest.mark.parametrize(
     ("layer", "name"),
     [
@@ -160,7 +166,10 @@ def test_what_drops_out_at_random_is_refused(layer: nn.Module, name: str) -> Non
     ).close()
 
 
-@guarantee("Ranks that compute in different ways are refused by their numbers under `deterministic=True`.")
+@guarantee(
+    "Under `deterministic=True`, dropout, unaligned parameters and ranks that compute differently are "
+    "refused with their names."
+)
 def test_ranks_that_compute_in_unlike_ways_are_refused() -> None:
     sentences = run_ranks(2, with_as_many_threads, [1, 2])
     assert sentences[0] == sentences[1]
@@ -168,7 +177,7 @@ def test_ranks_that_compute_in_unlike_ways_are_refused() -> None:
     assert run_ranks(2, with_as_many_threads, [2, 2]) == ["", ""]
 
 
-@guarantee("Ranks that claim other work each time have the same bits under `deterministic=True`.")
+@guarantee("Under `deterministic=True`, sums over any pieces are exact, whichever ranks claim the work.")
 def test_the_command_that_repeats_runs_finds_the_same_bits() -> None:
     case = ["--case", "arrays at any address"]
     told = subprocess.run(

@@ -99,7 +99,10 @@ def left(rank: int, ranks: int, leaves: bool) -> list[np.ndarray]:
     return [p.full_tensor().detach().numpy() for p in model.parameters()]  # type: ignore[attr-defined]
 
 
-@guarantee("With FSDP2, the gradients of a round that is left do not count in the next round.")
+@guarantee(
+    "After a loop is left, the next `for` begins a fresh round with the same samples and without the old "
+    "gradients."
+)
 @balanced
 def test_round_that_is_left_leaves_no_gradient_in_the_next() -> None:
     for whole, again in zip(run_ranks(3, left, False), run_ranks(3, left, True), strict=True):

@@ -41,8 +41,8 @@ CASES = possible(CASES)
 
 
 @guarantee(
-    'Losses over the samples of all ranks (`reduction="global"`) give the '
-    "parameters and losses of one process within 1e-12 (float64)."
+    'Losses over the samples of all ranks (`reduction="global"`, gathered keys) train the model of one '
+    "process."
 )
 def test_losses_over_all_ranks_are_those_of_one_process() -> None:
     found = run_ranks(3, forms, list(CASES.values()))
@@ -53,8 +53,8 @@ def test_losses_over_all_ranks_are_those_of_one_process() -> None:
 
 
 @guarantee(
-    '`reduction="global"` raises before the step with `count=`, `drop=`, '
-    '`loop="local"`, `elastic=True` or a filler sample in the loss.'
+    'Forms of a loss that the chosen options cannot weight (`"global"` with `drop=`, `weighted` with '
+    "`count=` under the hook) raise before the step."
 )
 @pytest.mark.parametrize(
     ("given", "idle", "options", "words"),
@@ -82,14 +82,20 @@ def _refused(rank: int, ranks: int, given: dict[str, Any], idle: int | None, opt
     return refused(rank, ranks, given, idle, **options)
 
 
-@guarantee('`pace.weighted(loss, count=...).backward()` under `weigh="hook"` raises before the step.')
+@guarantee(
+    'Forms of a loss that the chosen options cannot weight (`"global"` with `drop=`, `weighted` with '
+    "`count=` under the hook) raise before the step."
+)
 @pytest.mark.parametrize("how", ["own", "pace"])
 def test_a_weighted_loss_with_a_count_under_the_hook_raises_before_a_step(how: str) -> None:
     for sentence in run_ranks(3, counted_by_hook, how):
         assert "is not divided by the count of all ranks; call pace.backward(loss, count=...)" in sentence
 
 
-@guarantee("`ddp.forward(x)` in place of `ddp(x)` trains the model of one process within 1e-12 (float64).")
+@guarantee(
+    "Ranks with different numbers of samples train the model of one process, under DDP, FSDP2, "
+    "`elastic=True` and in every form of loop."
+)
 def test_the_forward_method_of_ddp_is_its_forward_pass() -> None:
     for through in ("call", "forward"):
         for sentence, far in run_ranks(3, forward_method, through):

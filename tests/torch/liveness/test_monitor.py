@@ -22,8 +22,8 @@ CASES = [  # who is stopped, in which round, under which policy
 
 
 @guarantee(
-    "A stopped rank is named in a warning after `patience` seconds (30), from "
-    "the first round, under every policy, rank 0 included."
+    "A silent rank is named after `patience` seconds (30) and after twice the time, under every policy; a "
+    "late rank is named as late."
 )
 def test_a_stopped_rank_is_named_under_every_policy_from_the_first_round_on() -> None:
     """Also rank 0, which hosts what the ranks tell each other: every call to it hangs meanwhile."""
@@ -34,7 +34,10 @@ def test_a_stopped_rank_is_named_under_every_policy_from_the_first_round_on() ->
             assert (when, [who]) in named, (who, when, policy, rank)
 
 
-@guarantee("A rank that lives and is late is named as such.")
+@guarantee(
+    "A silent rank is named after `patience` seconds (30) and after twice the time, under every policy; a "
+    "late rank is named as late."
+)
 def test_a_rank_that_lives_and_is_late_is_named_as_such() -> None:
     first, slow, third = run_ranks(3, jobs.late)
     for told in (first, third):
@@ -43,7 +46,8 @@ def test_a_rank_that_lives_and_is_late_is_named_as_such() -> None:
 
 
 @guarantee(
-    "If a rank raises, the others end with a `WorkerError` that names the rank, the round and the error."
+    "If a rank raises, leaves or is killed, the others end with a `WorkerError` that names it, as far as "
+    "known within 4 s."
 )
 @pytest.mark.parametrize(
     ("who", "policy", "ahead"), [(0, "level", False), (2, "factoring", False), (2, "level", True)]
@@ -61,13 +65,7 @@ def test_the_rank_that_fails_is_named_with_its_error_on_the_others(
             assert words.startswith(start)
 
 
-@guarantee(
-    "Ranks that wait for reports or claims while rank 0 is stopped end "
-    "with an error after the process group's timeout."
-)
-@guarantee(
-    "A late report on a device is waited for as long as the process group waits (tested on processors)."
-)
+@guarantee("Reports and claims are waited for as long as the process group waits.")
 def test_reports_are_waited_for_as_long_as_the_process_group_waits() -> None:
     (waits, none), (_, sentences) = run_ranks(2, jobs.limits_of_waiting)
     assert waits == 60, "what run_ranks gives its group"
@@ -80,8 +78,8 @@ def test_reports_are_waited_for_as_long_as_the_process_group_waits() -> None:
 
 
 @guarantee(
-    "If a rank leaves its program or is killed, the others end with a "
-    "`WorkerError` that says which, as far as known within 4 s."
+    "If a rank raises, leaves or is killed, the others end with a `WorkerError` that names it, as far as "
+    "known within 4 s."
 )
 @pytest.mark.parametrize(
     ("how", "words"),

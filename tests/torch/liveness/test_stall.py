@@ -24,7 +24,10 @@ def silent(rank: int, seconds: float, number: int) -> Sight:
     return Sight(number, {rank: seconds}, -1, (rank,))
 
 
-@guarantee("A rank without a sign of life is named after `patience` seconds, and again after twice the time.")
+@guarantee(
+    "A silent rank is named after `patience` seconds (30) and after twice the time, under every policy; a "
+    "late rank is named as late."
+)
 def test_a_silent_rank_is_missed_in_the_first_round_and_again_after_twice_the_time() -> None:
     told = judged(StallTimeout(0, 30.0), [silent(2, float(s), s) for s in range(130)])
     assert [(missing.round, missing.ranks, missing.seconds) for missing in told] == [
@@ -60,17 +63,14 @@ def test_a_rank_that_lives_is_missed_only_after_many_times_that_and_many_rounds(
     assert only.seconds == 500.0
 
 
-@guarantee(
-    "A rank that compiles, evaluates or writes a checkpoint causes no "
-    "warning for ten times `patience` and ten rounds' time."
-)
+@guarantee("Compiling, evaluating, checkpoints or a machine that was suspended cause no warning.")
 def test_compiling_evaluating_and_checkpoints_are_no_alarm() -> None:
     """All ranks live: they all compile at once, or four minutes pass on one of them while the others wait."""
     assert judged(StallTimeout(0), [Sight(s, {}, -1, (0, 1)) for s in range(10_000)], waits=False) == []
     assert judged(StallTimeout(0), [Sight(s, {}, 4, (1,)) for s in range(240)], step=5) == []
 
 
-@guarantee("No rank is named if the whole machine stood still.")
+@guarantee("Compiling, evaluating, checkpoints or a machine that was suspended cause no warning.")
 def test_a_machine_that_stood_still_blames_nobody() -> None:
     """Every process slept for an hour; each counts but a few seconds of it."""
     detector, judge = FailureDetector(1.5, every=0.5), StallTimeout(1, 30.0)

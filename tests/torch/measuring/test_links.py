@@ -11,7 +11,7 @@ from support.ranks import run_ranks
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("loops")]
 
 
-@guarantee("One rank with a slow link is distinguished from its peers.")
+@guarantee("A rank with a slow link is named; links are measured once, and only if sums take long.")
 def test_the_slow_link_is_told_from_those_of_its_peers() -> None:
     for slow in (0, 2):
         first, *others = run_ranks(4, slow_link, slow)
@@ -25,7 +25,7 @@ def test_two_ranks_share_their_link() -> None:
     assert run_ranks(2, slow_link, 0) == [None, None]
 
 
-@guarantee("Links are measured once, at the same round on all ranks, and only if sums take long.")
+@guarantee("A rank with a slow link is named; links are measured once, and only if sums take long.")
 def test_links_are_measured_once_and_only_if_sums_take_long() -> None:
     for alone in (False, True):
         first, *others = run_ranks(3, asked, 0.0, alone, seconds=120)

@@ -45,7 +45,7 @@ def test_seconds_are_the_same_on_all_ranks_and_shape_the_next_round() -> None:
 
 
 @guarantee(
-    "Short rounds, which are reported in batches, have the same plans and the same state on all ranks."
+    "Every round is on record with its own loss and loads, also short rounds, which are reported in batches."
 )
 @pytest.mark.parametrize("policy", ["level", "auto", "dolbie"])
 def test_short_rounds_are_told_of_in_intervals_that_are_the_same_on_all_ranks(policy: str) -> None:
@@ -62,7 +62,9 @@ def test_short_rounds_are_told_of_in_intervals_that_are_the_same_on_all_ranks(po
             assert (first.loss, first.within) == (other.loss, other.within)
 
 
-@guarantee("Each short round is on record with its own loss and loads.")
+@guarantee(
+    "Every round is on record with its own loss and loads, also short rounds, which are reported in batches."
+)
 def test_rounds_of_an_interval_have_the_losses_and_loads_that_they_had() -> None:
     """Against one process that is given the same batches, and the loads that each rank counted for itself."""
     ranks = run_ranks(2, in_intervals, "level", [0.02, 0.06], 200)
@@ -73,7 +75,9 @@ def test_rounds_of_an_interval_have_the_losses_and_loads_that_they_had() -> None
         assert two.loads.sum() == 24
 
 
-@guarantee("Each round is on record if a loop is left or ends between two reports.")
+@guarantee(
+    "Every round is on record with its own loss and loads, also short rounds, which are reported in batches."
+)
 @pytest.mark.parametrize("end", ["break", "exhausted", "own"])
 def test_no_round_is_missing_after_a_loop_that_ends_within_an_interval(end: str) -> None:
     for steps, rounds in run_ranks(2, left_within_an_interval, end):
@@ -98,8 +102,8 @@ def test_readings_that_come_late_shape_the_round_after_the_next_and_none_is_lost
 
 
 @guarantee(
-    "Every rank receives the same rows by their names, through shared "
-    "memory on one machine and collectives between several."
+    "Each round has its own rows, in shared memory or over the network, if a report is early, half written "
+    "or missing."
 )
 def test_every_exchange_brings_each_rank_all_rows_by_their_names() -> None:
     for found in run_ranks(3, exchanged):
@@ -148,12 +152,12 @@ def test_the_loss_is_the_mean_over_the_whole_batch() -> None:
 
 
 @guarantee(
-    "A loss that DDP would not sum, such as that of `model(x)` or under "
-    "`no_sync()`, raises within 16 rounds, before the backward pass."
+    "A loss that bypasses DDP or `pace.backward`, as with `model(x)`, `no_sync()` or `loss.backward()`, "
+    "raises before a step."
 )
 @guarantee(
-    "An optimizer step that only some ranks take raises on every rank, except with "
-    "`elastic=True`; after at most 64 rounds of a few milliseconds."
+    "Ranks that step differently, leave a round alone or are in different epochs raise on every rank, after "
+    "at most 64 short rounds."
 )
 @pytest.mark.parametrize(
     ("kind", "words"),
