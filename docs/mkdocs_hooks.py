@@ -247,7 +247,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
     A picture that has a dark twin is shown beside it, and the theme hides one of the two.
     """
-    markdown = re.sub(r"!\[([^\]]*)\]\((pictures/\w+)(\.png)\)", _in_both_schemes, markdown)
+    markdown = re.sub(r"!\[([^\]]*)\]\((pictures/\w+)(\.png|\.svg)\)", _in_both_schemes, markdown)
     markdown = re.sub(r"\]\(\.\./README\.md(#[\w-]+)?\)", r"](index.md\1)", markdown)
     return re.sub(r"\]\(\.\./examples/(?:\w+/)*(\w+)\.py\)", r"](examples/\1.md)", markdown)
 

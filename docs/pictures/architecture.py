@@ -112,7 +112,7 @@ def main() -> None:
     box(axes, 4.2, -STEP * len(layers), 8.2, "     ".join(GROUND), GREY)
     for number, (band, (colour, _)) in enumerate(BANDS.items()):
         axes.text(0.1 + 2.2 * number, 0.55, band, color=colour, fontsize=9.5, fontweight="bold")
-    save(made, __file__)
+    save(made, __file__, ".png")
 
 
 def box(axes: Any, x: float, y: float, wide: float, text: str, colour: str) -> None:

@@ -1,4 +1,4 @@
-"""Draws backup.png: loss against time where one waits for all, for the first k, or for as many as DBW says.
+"""Draws backup.svg: loss against time where one waits for all, for the first k, or for as many as DBW says.
 
     python docs/pictures/backup.py
 

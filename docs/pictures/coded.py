@@ -1,4 +1,4 @@
-"""Draws coded.png: when a product is done, by how its rows were divided. A Monte Carlo of 20,000 products.
+"""Draws coded.svg: when a product is done, by how its rows were divided. A Monte Carlo of 20,000 products.
 
 python docs/pictures/coded.py
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import matplotlib.pyplot as plt
 from matplotlib.artist import Artist
 from matplotlib.colors import to_hex, to_rgba
 from PIL import Image
+
+matplotlib.rcParams["svg.hashsalt"] = "paceline"  # equal figures give equal files
 
 FOLDER = Path(__file__).parent
 BLUE, ORANGE, GREEN, PURPLE, BROWN, GREY = "#0072b2", "#d55e00", "#009e73", "#8a3ffc", "#8a6d00", "#7d828a"
@@ -67,12 +70,15 @@ def plain(axes: Any, *values: float) -> None:
     axes.minorticks_off()
 
 
-def save(made: Any, script: str) -> None:
-    """Write the picture beside its script, under its name, and the dark one with -dark after it."""
+def save(made: Any, script: str, kind: str = ".svg") -> None:
+    """Write the picture beside its script, under its name, and the dark one with -dark after it.
+
+    kind: ".svg", or ".png" where a figure has too many lines for a small SVG.
+    """
     name = Path(script).stem
-    _write(made, FOLDER / f"{name}.png")
+    _write(made, FOLDER / f"{name}{kind}")
     darken(made)
-    _write(made, FOLDER / f"{name}-dark.png")
+    _write(made, FOLDER / f"{name}-dark{kind}")
 
 
 def darken(made: Any) -> None:
@@ -101,42 +107,66 @@ def _dark(colour: Any) -> Any:
 
 
 def _write(made: Any, path: Path) -> None:
-    drawn = io.BytesIO()
-    made.savefig(drawn, dpi=110)
-    image = Image.open(drawn).convert("RGB").quantize(SHADES, dither=Image.Dither.NONE)
-    image.save(path, optimize=True)
+    if path.suffix == ".svg":
+        made.savefig(path, metadata={"Date": None})
+    else:
+        drawn = io.BytesIO()
+        made.savefig(drawn, dpi=110)
+        image = Image.open(drawn).convert("RGB").quantize(SHADES, dither=Image.Dither.NONE)
+        image.save(path, optimize=True)
     print(f"{path}: {path.stat().st_size / 1e3:.0f} kB")
 
 
 def table(heading: str) -> tuple[list[str], list[list[str]]]:
     """The head and the rows of the table below a heading of docs/figures.md, with plain cells."""
-    page = (FOLDER.parent / "figures.md").read_text(encoding="utf-8")
-    section = page.split(f"\n## {heading}\n")[1].split("\n## ")[0]
-    rows = [line[2:-2].replace("`", "").split(" | ") for line in section.splitlines() if line[:2] == "| "]
-    return rows[0], rows[1:]
+    return table_after("figures", f"\n## {heading}\n")
+
+
+def table_after(page: str, text: str) -> tuple[list[str], list[list[str]]]:
+    """The head and the rows of the first table after a text in a page of docs/, with plain cells."""
+    rest = (FOLDER.parent / f"{page}.md").read_text(encoding="utf-8").split(text, 1)[1]
+    found = re.search(r"^(\| .*)\n\|-.*\n((?:\| .*\n)+)", rest, re.MULTILINE)
+    assert found is not None, f"{page}.md has no table after {text!r}"
+    head, *rows = (
+        [cell.strip() for cell in re.sub("[`*]", "", line)[2:-2].split(" | ")]
+        for line in (found[1], *found[2].splitlines())
+    )
+    return head, rows
 
 
 def value(cell: str) -> float:
     """The number of a cell; NaN where nothing was measured."""
-    return float("nan") if cell == "–" else float(cell.replace(",", ""))
+    return float("nan") if cell == "–" else float(cell.replace(",", "").split(" ±")[0])
 
 
 def dots(
     axes: Any, heading: str, columns: dict[str, int], limits: tuple[float, float], over: int | None = None
 ) -> None:
-    """A row of dots for each row of a table, one for each of the columns. limits: of the horizontal axis. over: a
-    column that divides the others."""
-    axes.set_xlim(*limits)
+    """A row of dots for each row of a table of docs/figures.md, one for each of the columns. limits: of the
+    horizontal axis. over: a column that divides the others."""
     head, rows = table(heading)
+    series = {}
     for name, column in columns.items():
-        colour, shape = STYLES[name]
-        values = [value(row[column]) / (1 if over is None else value(row[over])) for row in rows]
-        axes.plot(values, range(len(rows)), shape, color=colour, label=name, markersize=6)
         assert head[column].startswith(name), f"{heading}: column {column} is {head[column]}, not {name}"
-    for place, row in enumerate(rows):  # above the dots, so that the picture fits on a telephone
-        axes.text(0.01, place - 0.28, row[0], transform=axes.get_yaxis_transform(), fontsize=9)
+        values = [value(row[column]) / (1 if over is None else value(row[over])) for row in rows]
+        series[name] = values, *STYLES[name]
+    rows_of_dots(axes, [row[0] for row in rows], series, limits)
+
+
+def rows_of_dots(
+    axes: Any,
+    labels: list[str],
+    series: dict[str, tuple[list[float], str, str]],
+    limits: tuple[float, float],
+) -> None:
+    """A row for each label, with a dot of each series: its values, colour and shape."""
+    axes.set_xlim(*limits)
+    for name, (values, colour, shape) in series.items():
+        axes.plot(values, range(len(labels)), shape, color=colour, label=name, markersize=6)
+    for place, label in enumerate(labels):  # above the dots, so that the picture fits on a telephone
+        axes.text(0.01, place - 0.28, label, transform=axes.get_yaxis_transform(), fontsize=9)
     axes.set_yticks([])
     axes.spines.left.set_visible(False)
-    axes.set_ylim(len(rows) - 0.6, -0.9)
-    axes.hlines(range(len(rows)), *axes.get_xlim(), color="#cccccc", linewidth=0.5, zorder=0)
+    axes.set_ylim(len(labels) - 0.6, -0.9)
+    axes.hlines(range(len(labels)), *axes.get_xlim(), color="#cccccc", linewidth=0.5, zorder=0)
     axes.legend(frameon=False, fontsize=9, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=4)

@@ -1,4 +1,4 @@
-"""Draws costs.png from the table of docs/figures.md: a round relative to plain DDP's.
+"""Draws costs.svg from the table of docs/figures.md: a round relative to plain DDP's.
 
 python docs/pictures/costs.py
 """

@@ -53,7 +53,7 @@ def main(equal_dir: str, level_dir: str) -> None:
     curve.set_xlabel("seconds", fontsize=8)
     curve.set_ylabel("training loss", fontsize=8)
     curve.spines[["top", "right"]].set_visible(False)
-    save(figure, __file__)
+    save(figure, __file__, ".png")
 
 
 if __name__ == "__main__":

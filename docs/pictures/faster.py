@@ -1,4 +1,4 @@
-"""Draws faster.png from the table of docs/figures.md: shares of the bound.
+"""Draws faster.svg from the table of docs/figures.md: shares of the bound.
 
 python docs/pictures/faster.py
 """

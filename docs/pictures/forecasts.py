@@ -1,4 +1,4 @@
-"""Draws forecasts.png: a recorded worker's speed and what is forecast of it. Needs the recorded traces.
+"""Draws forecasts.svg: a recorded worker's speed and what is forecast of it. Needs the recorded traces.
 
 PACELINE_DATA=... python docs/pictures/forecasts.py
 """

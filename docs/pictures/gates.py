@@ -1,4 +1,4 @@
-"""Draws gates.png: what four workers do under each gate, and when parameters move. Virtual clock.
+"""Draws gates.svg: what four workers do under each gate, and when parameters move. Virtual clock.
 
 python docs/pictures/gates.py
 """

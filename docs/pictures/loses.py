@@ -1,4 +1,4 @@
-"""Draws loses.png from the table of docs/figures.md: times relative to the better alternative.
+"""Draws loses.svg from the table of docs/figures.md: times relative to the better alternative.
 
 python docs/pictures/loses.py
 """

@@ -1,4 +1,4 @@
-"""Draws samples.png: one round of texts of unlike lengths, divided by count, by cost, and by cost and speed.
+"""Draws samples.svg: one round of texts of unlike lengths, divided by count, by cost, and by cost and speed.
 
 python docs/pictures/samples.py
 """

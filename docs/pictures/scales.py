@@ -1,4 +1,4 @@
-"""Draws scales.png from the table of docs/figures.md: shares of the bound by the number of ranks.
+"""Draws scales.svg from the table of docs/figures.md: shares of the bound by the number of ranks.
 
 python docs/pictures/scales.py
 """

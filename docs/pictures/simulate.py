@@ -1,4 +1,4 @@
-"""Draws simulate.png: seconds of each round of examples/scenarios/mixed.toml under four policies.
+"""Draws simulate.svg: seconds of each round of examples/scenarios/mixed.toml under four policies.
 
 python docs/pictures/simulate.py
 """

@@ -54,7 +54,7 @@ def main() -> None:
     seconds.set(xlabel="round", ylabel="seconds of the round", ylim=(0, None))
     seconds.set_title("how long it takes", loc="left", fontsize=10)
     seconds.legend(frameon=False, fontsize=8)
-    save(made, __file__)
+    save(made, __file__, ".png")
 
 
 if __name__ == "__main__":

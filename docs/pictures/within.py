@@ -1,4 +1,4 @@
-"""Draws within.png: what a scatter from round to round costs, planned beforehand and shared out within the round.
+"""Draws within.svg: what a scatter from round to round costs, planned beforehand and shared out within the round.
 
 python docs/pictures/within.py
 """

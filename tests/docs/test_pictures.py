@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -20,13 +21,22 @@ GUARANTEES = (
 )
 
 FOLDER = ROOT / "docs" / "pictures"
-PICTURES = sorted(path for path in FOLDER.glob("*.*") if path.suffix in (".png", ".webp"))
+PICTURES = sorted(path for path in FOLDER.glob("*.*") if path.suffix in (".png", ".svg", ".webp"))
 QUESTIONS = ("How much faster?", "What does it cost?", "How does it scale?", "When does it lose?")
 LIGHT = [path for path in PICTURES if not path.stem.endswith("-dark")]
 
 
 def dark(path: Path) -> Path:
     return path.with_stem(f"{path.stem}-dark")
+
+
+def drawing(path: Path) -> tuple[str, str]:
+    """The size of an SVG and the colour of its first shape, which is its ground."""
+    text = path.read_text(encoding="utf-8")
+    size, ground = re.search(r'viewBox="([\d. ]+)"', text), re.search(r"fill: (#\w{6})", text)
+    assert size is not None, path
+    assert ground is not None, path
+    return size[1], ground[1]
 
 
 @pytest.fixture
@@ -39,11 +49,16 @@ def common(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.mark.parametrize("picture", PICTURES, ids=lambda path: path.name)
 def test_each_picture_is_small(picture: Path) -> None:
-    assert picture.stat().st_size < (150_000 if picture.suffix == ".png" else 1_000_000)
+    assert picture.stat().st_size < (1_000_000 if picture.suffix == ".webp" else 150_000)
 
 
 @pytest.mark.parametrize("picture", LIGHT, ids=lambda path: path.name)
 def test_each_picture_has_a_dark_twin(picture: Path) -> None:
+    if picture.suffix == ".svg":
+        (size, ground), (twin, its) = (drawing(path) for path in (picture, dark(picture)))
+        assert size == twin
+        assert (ground, its) == ("#ffffff", "#1e2129")
+        return
     light, twin = Image.open(picture), Image.open(dark(picture))
     assert light.size == twin.size
     assert light.convert("L").getpixel((1, 1)) > 200
@@ -100,7 +115,7 @@ def test_the_dark_picture_is_the_light_one_in_other_colours(
     axes.barh([1], [2], color=common.WAIT, edgecolor="white")
     axes.set_title("a title")
     axes.legend(frameon=False)
-    common.save(made, "tried.py")
+    common.save(made, "tried.py", ".png")
     drawn = {name: Image.open(tmp_path / f"tried{name}.png").convert("RGB") for name in ("", "-dark")}
     assert drawn[""].size == drawn["-dark"].size
     for name, wanted in (("", common.BLUE), ("-dark", common.DARK[common.BLUE])):

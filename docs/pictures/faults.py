@@ -1,0 +1,28 @@
+"""Draws faults.svg from the table of docs/faults.md: seconds without a completed round after a fault.
+
+python docs/pictures/faults.py
+"""
+
+from __future__ import annotations
+
+from common import BLUE, GREEN, ORANGE, PURPLE, figure, rows_of_dots, save, table_after, value
+
+STYLE = ((BLUE, "o"), (GREEN, "D"), (ORANGE, "s"), (PURPLE, "v"))
+
+
+def main() -> None:
+    head, rows = table_after("faults", "## What it costs")
+    made, axes = figure(height=4.6, width=4.6)
+    series = {
+        name: ([value(row[column]) for row in rows], *STYLE[column - 1])
+        for column, name in enumerate(head)
+        if column
+    }
+    rows_of_dots(axes, [row[0] for row in rows], series, (0, 2.3))
+    axes.legend(frameon=False, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2)
+    axes.set_xlabel("seconds without a completed round")
+    save(made, __file__)
+
+
+if __name__ == "__main__":
+    main()

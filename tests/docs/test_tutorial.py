@@ -1,0 +1,92 @@
+"""The script of docs/tutorial.md prints what the page says, and the commands after it print the same lines."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from support.blocks import ROOT
+from support.launched import as_torchrun, run_forked
+
+pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("torch")]
+
+PAGE = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+SLEEPS = ("1", "4")  # ms per sample of the two machines
+EPOCHS = "4"  # half of the page's: enough for loads to settle
+POLICIES = "auto|dolbie|level|equal"
+
+
+def printed(command: str) -> str:
+    """The ``text`` block that follows a command of the page."""
+    found = re.search(rf"{re.escape(command)}.*?```text\n(.*?)```", PAGE, re.DOTALL)
+    assert found is not None, command
+    return found[1]
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    found = re.search(r'```python title="train.py"\n(.*?)```', PAGE, re.DOTALL)
+    assert found is not None
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "train.py"
+    path.write_text(found[1], encoding="utf-8")
+    return path
+
+
+def run(script: Path, *own: dict[str, str], **given: str) -> str:
+    """What two workers print; own: the variables of each, given: those of both."""
+    ranks = as_torchrun(2)
+    return run_forked([a | b | given for a, b in zip(ranks, own or ({}, {}), strict=True)], script, (), ())[0]
+
+
+def losses(text: str) -> list[tuple[str, float]]:
+    return [(epoch, float(loss)) for epoch, loss in re.findall(r"epoch (\d): loss ([\d.]+)", text)]
+
+
+def close(text: str, wanted: str) -> bool:
+    """Whether both have the same epochs, and losses that differ by rounding at most: loads follow from seconds."""
+    pairs = zip(losses(text), losses(wanted), strict=True)
+    return all(a[0] == b[0] and abs(a[1] - b[1]) <= 0.002 for a, b in pairs)
+
+
+def test_two_workers_print_the_losses_of_the_page(script: Path) -> None:
+    assert close(run(script), printed("torchrun --standalone --nproc-per-node 2 train.py"))
+
+
+def test_resumed_run_prints_the_losses_of_the_page(script: Path) -> None:
+    said = run(script, EPOCHS="3", CHECKPOINT="checkpoint.pt") + run(script, CHECKPOINT="checkpoint.pt")
+    wanted = printed("EPOCHS=3 CHECKPOINT=checkpoint.pt torchrun")
+    assert close(said, wanted)
+    assert [line for line in said.splitlines() if "continues" in line] == ["continues with epoch 3"]
+    assert "continues with epoch 3" in wanted
+
+
+def words(text: str) -> Counter[str]:
+    """The words of all lines, without those that vary: figures, the winner's name, rules, file names. A line may be
+    folded at the width of a terminal."""
+    named = re.sub(rf"\b({POLICIES})\b", "POLICY", text).replace("rounds", "round")
+    kept = (word for word in named.split() if not re.search(r"\d|─|\.html|^(almost|under|%)$", word))
+    return Counter(word.strip(",.;:") for word in kept)
+
+
+def test_commands_after_two_runs_print_the_lines_of_the_page(script: Path) -> None:
+    for policy in ("equal", "level"):
+        own = [{"SLEEP_MS": each} for each in SLEEPS]
+        said = run(script, *own, POLICY=policy, RUN=f"runs/{policy}", EPOCHS=EPOCHS)
+        assert close(
+            said, "".join(f"epoch {n}: loss {x}\n" for n, x in losses(printed("--nproc-per-node 2"))[:4])
+        )
+    for command in ("whatif runs/equal", "report runs/equal runs/level", "report runs/level"):
+        done = subprocess.run(
+            [sys.executable, "-m", "paceline", *command.split()],
+            capture_output=True, text=True, check=True, timeout=120,
+        )  # fmt: skip
+        # A run on a busy machine may have further findings.
+        assert words(printed(f"paceline {command}\n")) <= words(done.stdout), done.stdout
