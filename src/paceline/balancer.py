@@ -212,6 +212,10 @@ class Balancer:
         """How round ``step`` runs in pieces; None if it runs as planned."""
         return self.plan(step).piece_plan
 
+    def plan_ahead(self, rounds: int) -> None:
+        """Loaders draw this many rounds ahead, or measurements are that late: plans take effect that much later."""
+        self.lag = max(self.lag, rounds)
+
     def report(
         self,
         step: int,

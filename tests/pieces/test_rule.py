@@ -94,7 +94,7 @@ def by_torch(script: Script, kept: bool = True) -> Sequence:
     ranks, counter = [], LocalCounter()
     for rank in range(n):
         claims = Claims(torch.device("cpu"), script.unit, script.most, int(everything[0]))
-        claims._rank, claims.workers, claims._counter = rank, n, counter
+        claims._rank, claims._workers, claims._counter = rank, n, counter
         ranks.append(claims)
     done = division.first.copy()
 

@@ -15,9 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import PacelineError, WorkerError
 from paceline.torch import Pace
+from paceline.torch.exchange import GroupExchange, MemoryExchange
 from paceline.torch.liveness import stall
 from paceline.torch.liveness.stall import Missing
-from paceline.torch.measuring.exchange import GroupExchange, MemoryExchange
 from support.torch_jobs import Samples, fresh, optimizer_of
 
 ROW = np.dtype([("told", "f8"), ("more", "f8")])

@@ -80,7 +80,7 @@ def _case(
         "dropped": None if told[0].dropped_loads is None else np.array([each.dropped_loads for each in told]),
         "loads": np.array([each.loads for each in told]),
         "losses": [each.loss for each in told],
-        "tau": None if pace.loop.work.drops is None else pace.loop.work.drops.tau,
+        "tau": None if pace.loop.drops is None else pace.loop.drops.tau,
     }
     pace.close()
     if record is not None and rank == 0:

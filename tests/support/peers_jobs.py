@@ -14,8 +14,8 @@ import torch.distributed as dist
 
 from paceline.errors import PacelineError, WorkerError
 from paceline.torch import counter as claiming
-from paceline.torch import memory, peers
-from paceline.torch.measuring import exchange, piece_reports
+from paceline.torch import exchange, memory, peers
+from paceline.torch.measuring import piece_reports
 from paceline.torch.measuring.meter import layout
 
 

@@ -84,7 +84,7 @@ def test_what_the_ranks_ran_is_all_of_the_round_or_it_is_told(ran: tuple[int, in
     rows["pieces"]["sizes"][:, 0] = rows["pieces"]["amounts"][:, 0] = ran
     rows["pieces"]["times"][:, 0] = 0.2
     only = OpenRound(0, 0, 0.0, 0.0, None)
-    only.plan = RoundPlan(0, np.array([5, 5]), 10)
+    only.read(RoundPlan(0, np.array([5, 5]), 10), 0.2, None)
     meter: Any = SimpleNamespace(
         reported=True,
         light=False,
@@ -94,7 +94,9 @@ def test_what_the_ranks_ran_is_all_of_the_round_or_it_is_told(ran: tuple[int, in
         by_itself=False,
         drops=False,
         counts=False,
-        memory=None,
+        limits=False,
+        decided=lambda due, light: None,
+        took=lambda deciding: None,
         collect=lambda: ([only], rows),
     )
     balancer = Balancer(policies.create("factoring", Cluster(2, 10)))

@@ -19,6 +19,7 @@ from paceline.errors import PacelineError
 from paceline.samples import CostModel
 from paceline.torch import Pace, memory_limits
 from paceline.torch.plan import Piece, RoundPlan
+from paceline.torch.round import Round
 from support.guarantees import guarantee
 from support.memory_jobs import (
     Cgroup,
@@ -285,8 +286,9 @@ def parts(monkeypatch: pytest.MonkeyPatch, rounds: list[int], fits: int, floor: 
         take_back=lambda: None,
         droppable=True,
     )
+    round = Round()
     terms: Any = SimpleNamespace(quantum=1, floor=floor, fixed_micro_steps=None)
-    limit = memory_limits.MemoryLimit(passes, terms, lambda batch, first, last: last - first)
+    limit = memory_limits.MemoryLimit(round, passes, terms, lambda batch, first, last: last - first)
 
     def one(size: int) -> int:
         gauge.run(size if size <= fits else math.inf)
@@ -294,7 +296,7 @@ def parts(monkeypatch: pytest.MonkeyPatch, rounds: list[int], fits: int, floor: 
 
     sizes = []
     for samples in rounds:
-        passes.piece = Piece(RoundPlan(0, np.array([samples]), samples), samples, True, True)
+        round.drawn(Piece(RoundPlan(0, np.array([samples]), samples), samples, True, True))
         sizes.append(list(limit.run(samples, one)))
     return sizes
 
@@ -346,8 +348,9 @@ def test_last_pass_takes_no_more_than_one_that_went_through(
             last = not more
 
         passes.part = part
+        round = Round()
         terms: Any = SimpleNamespace(quantum=1, floor=1, fixed_micro_steps=None)
-        limit = memory_limits.MemoryLimit(passes, terms, lambda batch, first, end: batch[first:end])
+        limit = memory_limits.MemoryLimit(round, passes, terms, lambda batch, first, end: batch[first:end])
 
         def one(batch: list[int]) -> list[int]:
             amount = float(len(batch) * max(batch) if padded else sum(batch))
@@ -360,7 +363,7 @@ def test_last_pass_takes_no_more_than_one_that_went_through(
             deal: Any = SimpleNamespace(lengths=np.array(lengths, float), model=model)
             plan = RoundPlan(0, np.array([len(lengths)]), len(lengths), None, deal)
             total = float(len(lengths) * max(lengths) if padded else sum(lengths))
-            passes.piece = Piece(plan, len(lengths), True, True, parts=np.array([total, 0.0, 1.0]), start=0)
+            round.drawn(Piece(plan, len(lengths), True, True, parts=np.array([total, 0.0, 1.0]), start=0))
             done = list(limit.run(lengths, one))
             assert sorted(chain(*done)) == sorted(lengths), "each sample runs once"
     most = 0.0

@@ -252,7 +252,7 @@ def _weigh_logs(results: Any, pace: Pace) -> None:
             value, batch_size = torch.zeros_like(value), 0
         meta, synced = metric.meta, None
         if meta.on_step and meta.sync.should:
-            sync, many = meta.sync, float(pace.loop.passes.piece.samples)
+            sync, many = meta.sync, float(pace.host.piece.samples)
             synced = sync(value.clone() * many) / sync(torch.tensor(many, device=value.device))
             meta.sync = type(sync)(_op=sync.op)
         try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,8 @@ from paceline.torch import peers
 from paceline.torch.counter import MOST_SPEED, SPEED_UNITS, Counter, counter
 from paceline.torch.liveness.calls import Calls
 from paceline.torch.measuring import piece_reports
-from paceline.torch.plan import Claim, Division, Piece, claimed
+from paceline.torch.plan import Claim, Division, Piece, Source, claimed
+from paceline.torch.terms import Terms
 
 # Limit of the speed that a rank reports, in expected speeds of all ranks: a plan made from a stall may be that wrong.
 FASTEST = 16.0
@@ -36,7 +37,7 @@ class Claims:
 
     unit: pieces are multiples of this many samples. largest: samples that fit into memory at once; most: samples
     that this rank may take in a round. cell: samples of every micro-step, 0 if micro-steps differ. shared: counts
-    the claims; by default the counter that suits the process group. workers: ranks that run the running round.
+    the claims; by default the counter that suits the process group.
 
     The amount of a piece is its samples, or their cost if samples cost differently (``Piece.amount``).
     Call ``open`` for each round; ``begin``, ``halfway`` and ``done`` for each piece; ``take`` between two pieces; and
@@ -53,21 +54,34 @@ class Claims:
         shared: Counter | None = None,
     ) -> None:
         self._counter = counter() if shared is None else shared
-        self._rank, self.workers = peers.rank(), peers.ranks()
+        self._rank = peers.rank()
         self._device, self._unit, self._most = device, unit, most
         self._largest, self._cell = most if largest is None else largest, cell
         self._calls, self._timeout = Calls("claims"), peers.timeout()
-        self.early = (
+        self._early = (
             False  # claim when a piece begins, not when it ends, since claimed samples take long to load
         )
-        self.claimed: Callable[[Claim], object] | None = None  # called with each claim
+        self._notify: Callable[[Claim], object] | None = None  # called with each claim
         self._answer: Claim | None = None
         self._cost, self._wait, self._forward = piece_reports.FIRST_COST, 0.0, FORWARD
         self._opened = -1  # rounds opened; one that was left is counted again when it is run again
         self.open(0.0)
 
-    def open(self, began: float) -> None:
-        """A round begins."""
+    @classmethod
+    def of(cls, device: torch.device, terms: Terms, shared: Counter | None) -> Claims:
+        """The claims of this rank in a run of these terms. Collective, unless there is a counter."""
+        most, cell = int(terms.most[peers.rank()]), terms.cell
+        if terms.merge is not None and terms.micro_batch:
+            cell = terms.micro_batch  # each micro-batch is a step
+        return cls(device, terms.unit, None if cell else terms.micro_batch, most, cell, shared)
+
+    def ahead(self, notify: Callable[[Claim], object] | None, early: bool) -> None:
+        """Call ``notify`` with each claim from now on. early: claim while the piece before it runs."""
+        self._notify, self._early = notify, early
+
+    def open(self, began: float, workers: int | None = None) -> None:
+        """A round begins. workers: ranks that run it; by default all."""
+        self._workers = peers.ranks() if workers is None else workers
         self._asked = False  # a claim was made ahead of ``take``
         self._opened += 1
         self._reported: int | None = None  # the newest speed that this rank has reported in this round
@@ -81,12 +95,12 @@ class Claims:
 
     def begin(self, piece: Piece) -> None:
         """A piece begins."""
-        if self.early and piece.division is not None and self._sizes:
+        if self._early and piece.division is not None and self._sizes:
             self._ask(piece.division, piece)
 
     def halfway(self, piece: Piece) -> None:
         """The backward pass of a piece begins."""
-        if self.early and piece.division is not None and not self._sizes:
+        if self._early and piece.division is not None and not self._sizes:
             self._synchronize()
             self._half = time.perf_counter()
             self._ask(piece.division, piece, max(self._forward, 0.05))
@@ -107,6 +121,17 @@ class Claims:
         self._seconds.append(took)
         self._waits.append(self._waited)
         self._mark, self._half, self._waited = now, 0.0, 0.0
+
+    def micro_steps(self, source: Source, piece: Piece) -> Iterator[tuple[Any, Piece]]:
+        """The micro-steps of this rank's claims before ``piece``, if it is the round's last planned one."""
+        if piece.division is None or not piece.last:
+            return
+        while (claimed := self.take(piece.division)) is not None:
+            at, left = claimed.start, len(claimed.sizes)
+            for batch, size, parts in zip(source.claimed(claimed), claimed.sizes, claimed.parts, strict=True):
+                left -= 1
+                yield batch, piece._replace(samples=size, parts=parts, last=False, claims=not left, start=at)
+                at += size
 
     def take(self, division: Division) -> Claim | None:
         """Claim and return this rank's next piece; None if nothing is left for it."""
@@ -161,8 +186,8 @@ class Claims:
                 "run and continue from the last checkpoint"
             ) from None
         self._asked = True
-        if self._answer is not None and self.claimed is not None:
-            self.claimed(self._answer)
+        if self._answer is not None and self._notify is not None:
+            self._notify(self._answer)
 
     def _claim(self, division: Division, running: Piece | None = None, part: float = 0.0) -> Claim | None:
         """The next claim, made while a ``running`` piece, if any, is done to this ``part``."""
@@ -186,7 +211,7 @@ class Claims:
         reported, before = 0, self._reported or 0
         if measured and known:
             reported = int(self._reported is None)
-            fastest = min(FASTEST, (MOST_SPEED - 1) / self.workers)
+            fastest = min(FASTEST, (MOST_SPEED - 1) / self._workers)
             self._reported = round(min((speed - expected) / together, fastest) * SPEED_UNITS)
         count = self._counter.add(self._opened, reported=reported, speed=(self._reported or 0) - before)
         left = division.pool - count.samples
@@ -194,13 +219,13 @@ class Claims:
             return None
         reserved = division.kept if division.reserved is None else division.reserved
         known_now: dict[str, Any] = {
-            "reported": count.reported == self.workers,
+            "reported": count.reported == self._workers,
             "left": left if costs is None else costs.left(count.samples),
             "batch": division.batch if costs is None else division.whole,
             "held": sum(self._amounts) + amount + reserved[rank],
             "speed": speed,
             "together": together * max(1.0 + count.speed / SPEED_UNITS, 1e-6),
-            "workers": self.workers,
+            "workers": self._workers,
         }
         if costs is None:
             wanted = claim(piece_plan, rank, most=room, unit=self._unit, **known_now)

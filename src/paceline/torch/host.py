@@ -75,7 +75,7 @@ class Hosting:
     @property
     def first(self) -> bool:
         """True in a round's first micro-batch."""
-        return self._loop.in_round and self._loop.passes.piece.first
+        return self._loop.in_round and self._loop.round.running.first
 
     @property
     def last(self) -> bool:
@@ -86,7 +86,7 @@ class Hosting:
     def piece(self) -> Piece:
         """The samples of the running micro-step: their number, and the first one's place in the epoch's order. Raises
         PacelineError between rounds."""
-        return self._loop.passes.piece
+        return self._loop.round.running
 
     def weight(
         self, loss: torch.Tensor | None = None, reduction: str = "mean", count: float | None = None

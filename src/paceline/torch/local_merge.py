@@ -18,7 +18,8 @@ import copy
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -175,7 +176,7 @@ class Merges:
         self._counters = [name for name in self._wholes if buffers[name].numel() == 1]
         self.flats, self._projection = Flats(), Projection(self._parameters)
         self.stepping = False  # an optimizer is stepping right now
-        self.seconds = 0.0  # seconds that the newest sum took
+        self._seconds = 0.0  # that the newest sum took
         self.flights: deque[Flight] = deque()
         self._start: list[torch.Tensor] | None = None  # the values when the interval began
         self._before: list[torch.Tensor] = []  # the buffers of whole numbers when the interval began
@@ -194,11 +195,18 @@ class Merges:
         self._counted, self._taken = 0.0, 0
         self._kept = []
 
-    def keep(self, steppers: list[Any]) -> None:
-        """These optimizers and scalers are about to step: keep their states, for an interval that is left."""
+    @contextmanager
+    def steps(self, steppers: Sequence[Any] = ()) -> Iterator[None]:
+        """Optimizers step within. steppers: those of this rank, and scalers, whose states are kept for an interval
+        that is left."""
         for one in steppers:
             if not any(one is kept for kept, _ in self._kept):
                 self._kept.append((one, copy.deepcopy(state(one))))
+        self.stepping = True
+        try:
+            yield
+        finally:
+            self.stepping = False
 
     def took(self, many: float) -> None:
         """This rank has taken a step over ``many`` samples or the like; if 0, it has taken none."""
@@ -264,18 +272,20 @@ class Merges:
         wait = self._aside.submit(self._sum, own).result if self._merge.delay else partial(self._sum, own)
         self.flights.append(Flight(own, wait, changes))
 
-    def take_in(self, step: int, most: int = 0) -> None:
-        """Merge changes on their way, until at most ``most`` merges are left. step: the newest ended interval."""
+    def take_in(self, step: int, most: int = 0) -> float:
+        """Merge changes on their way, until at most ``most`` merges are left. step: the newest ended interval.
+        Returns the seconds that the newest sum took; 0 before the first."""
         before = len(self.flights)
         while len(self.flights) > most:
             flight = self.flights.popleft()
-            self.seconds = flight.wait()
+            self._seconds = flight.wait()
             self.apply(step - len(self.flights), flight.own)
         if before > len(self.flights) > 0:
             with torch.no_grad():
                 changes = zip(*(flight.changes for flight in self.flights), strict=True)
                 for parameter, own in zip(self._parameters, changes, strict=True):
                     parameter.sub_(sum(own))
+        return self._seconds
 
     @torch.no_grad()
     def apply(self, step: int, own: list[torch.Tensor]) -> None:
@@ -293,11 +303,8 @@ class Merges:
                 value.grad = mean.to(value.dtype)
             elif not self.flights:
                 value.copy_(base).sub_(mean)
-        self.stepping = True
-        try:
+        with self.steps():
             self._outer.step()
-        finally:
-            self.stepping = False
         for parameter in self._parameters:
             parameter.grad = None
         if self.flights:

@@ -25,8 +25,9 @@ import torch
 from paceline.errors import PacelineError
 from paceline.rounds import Array
 from paceline.torch import peers
-from paceline.torch.passes import MicroStep, Passes
+from paceline.torch.passes import Passes
 from paceline.torch.plan import Piece
+from paceline.torch.round import Left, Round
 from paceline.torch.terms import Terms
 
 MARGIN = 0.06  # portion left free of the memory that a rank may take in addition to its use at the beginning
@@ -218,17 +219,19 @@ class Amounts:
 class MemoryLimit:
     """This rank's limit, in amounts. Constructing it is collective.
 
-    passes: those of this rank's loop, whose micro-steps ``run`` cuts if the loop takes a round in pieces. cut:
+    round, passes: those of this rank's loop, whose micro-steps ``run`` cuts if the loop takes a round in pieces. cut:
     returns the samples of a batch from one index to another.
     """
 
-    def __init__(self, passes: Passes, terms: Terms, cut: Callable[[Any, int, int], Any]) -> None:
+    def __init__(
+        self, round: Round, passes: Passes, terms: Terms, cut: Callable[[Any, int, int], Any]
+    ) -> None:
         self._rank, self._passes, self._terms, self._cut = peers.rank(), passes, terms, cut
+        self._round = round
         self._unit, self._floor = terms.quantum, max(terms.floor, terms.quantum)
         self._device = passes.device
         self._lines = [_Line(gauge) for gauge in gauges(self._device)]
         self._whole = terms.fixed_micro_steps is not None
-        passes.gradients.apart = not self._whole
         if self._whole:  # the memory of a sample is still unknown: divide the batch by the ranks' room
             left = np.array(peers.gather(max(min(line.left for line in self._lines), 1.0)))
             terms.balancer.limit(0, np.ceil(terms.global_batch * left / left.sum()))
@@ -243,10 +246,10 @@ class MemoryLimit:
     def report(self) -> tuple[float, float]:
         """Samples that fit into a round of this rank after its newest part, NaN if unlimited or unknown; and the
         number of passes that have not fitted so far."""
-        micro_step, steps = self._passes.micro_step, self._terms.fixed_micro_steps
-        if self._whole and micro_step is not None and micro_step.piece.samples:
-            self._lengths = max(self._lengths, _each(micro_step.piece))
-            self._ran(micro_step.piece.samples * _each(micro_step.piece))
+        piece, steps = self._round.piece, self._terms.fixed_micro_steps
+        if self._whole and piece is not None and piece.samples:
+            self._lengths = max(self._lengths, _each(piece))
+            self._ran(piece.samples * _each(piece))
         if steps is None or not self._proven:
             return math.nan, self._failed
         return max(self._find() / self._lengths * steps, self._floor), self._failed
@@ -254,8 +257,8 @@ class MemoryLimit:
     def run(self, batch: Any, one: Callable[[Any], T]) -> Iterator[T]:
         """The results of ``one``, which runs the forward and backward pass of a batch: of a micro-step's whole batch,
         or of parts that fit, one after the other. A part that does not fit is dropped, and half of it is tried."""
-        piece, rows = self._passes.piece, self._passes.piece.samples
-        amounts, done, again = Amounts.of(piece), 0, rows
+        piece = self._round.running
+        amounts, done, again, rows = Amounts.of(piece), 0, piece.samples, piece.samples
         cuts = rows > self._floor and not self._whole and self._passes.cuts(batch)
         sums = piece.last and self._passes.gradients.sums
         while done < rows or not rows:
@@ -373,24 +376,26 @@ def _bytes(number: float) -> str:
     return f"{number / 2**30:.1f} GiB" if number >= 2**30 else f"{number / 2**20:.0f} MiB"
 
 
-def explain(error: BaseException, passes: Passes, left: MicroStep | None, fits: Array | None) -> str:
+def explain(error: BaseException, device: torch.device, left: Left | None, fits: Array | None) -> str:
     """Add a note to an error that ends the loop, if a lack of memory or a batch of one sample may be its cause.
     Returns the sentence to report to the other ranks instead of the error's own text; "" for none.
 
-    left: the micro-step in whose middle the loop was left. fits: samples that fit into each rank's memory, (n,)."""
-    rank, micro_step = peers.rank(), passes.micro_step or left
-    if micro_step is not None and ran_out(error):
+    device: of the model. left: the micro-step in whose middle the loop was left. fits: samples that fit into each
+    rank's memory, (n,)."""
+    if left is None:
+        return ""
+    rank, piece = peers.rank(), left.piece
+    if ran_out(error):
         known = "" if fits is None else f" (of {np.nansum(fits):.0f} samples, as far as is known)"
         words = (
-            f"{sentence(rank, micro_step.piece, passes.device)}; use loop='round' and pace.round(batch, function) "
+            f"{sentence(rank, piece, device)}; use loop='round' and pace.round(batch, function) "
             f"with limits='memory', which accumulates what does not fit, or a smaller global_batch{known}"
         )
         error.add_note(f"paceline: {words}")
         return words
-    few = left is not None and not left.done and left.piece.samples <= 1
-    if left is not None and few and not isinstance(error, PacelineError):
+    if not left.done and piece.samples <= 1 and not isinstance(error, PacelineError):
         error.add_note(
-            f"paceline: rank {rank} was given a single sample in round {left.piece.step}; if the model or the loss "
+            f"paceline: rank {rank} was given a single sample in round {piece.step}; if the model or the loss "
             "needs two, as after squeeze(), give each rank at least as many: "
             f"Pace(..., limits=[(2, None)] * {peers.ranks()}), and drop_last=True if the last round has fewer"
         )

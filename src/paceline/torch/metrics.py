@@ -14,21 +14,19 @@ from paceline.torch.loop import Loop
 def samples(loop: Loop, called: str) -> int:
     """The samples that this rank has run: in the running micro-step, or with loop="round" in the round. Raises
     PacelineError, with the name of the function that was ``called``, if the ranks take other numbers of steps."""
-    terms, passes = loop.terms, loop.passes
+    terms = loop.terms
     if terms.fixed_micro_steps is None and terms.loop != "round":
         raise PacelineError(
             f"pace.{called}() with loop={terms.loop!r}: ranks run different numbers of micro-steps, so that some "
             "would wait for ever; use loop='whole' or loop='round'"
         )
-    step = passes.micro_step
-    piece = passes.over if step is None else step.whole
-    if piece is None or (terms.fixed_micro_steps is None and step is not None and not step.complete):
+    own = loop.round.samples(terms.fixed_micro_steps is not None)
+    if own is None:
         raise PacelineError(
             f"pace.{called}() was called outside of a round; expected it on all ranks within `for ... in "
             "pace.loader(...)`" + (", after pace.round()" if terms.loop == "round" else "")
         )
-    one = terms.fixed_micro_steps is not None or (piece.first and piece.last)
-    return piece.samples if one else passes.ran
+    return own
 
 
 def mean(value: Any, own: int) -> torch.Tensor:

@@ -31,7 +31,6 @@ from paceline.rounds import Cluster, Indices
 from paceline.torch import callbacks as callback
 from paceline.torch import local, metrics, peers
 from paceline.torch.elastic.member import Member
-from paceline.torch.feed import nested
 from paceline.torch.feed.loader import BalancedLoader
 from paceline.torch.feed.rounds import Sizes, iterate, run_round
 from paceline.torch.feed.streams import StreamLoader
@@ -42,7 +41,6 @@ from paceline.torch.liveness.shutdown import leave_in_time
 from paceline.torch.liveness.stall import SECONDS, OnMissed, answer, check
 from paceline.torch.local_loop import LocalLoop
 from paceline.torch.loop import LOST, Loop
-from paceline.torch.memory_limits import MemoryLimit
 from paceline.torch.options import Limits, Options
 from paceline.torch.passes import check_loss
 from paceline.torch.terms import agree
@@ -143,8 +141,6 @@ class Pace:
         self._loaders: list[BalancedLoader | StreamLoader] = []
         kind = LocalLoop if loop == "local" else Loop
         self.loop = kind(model, self._reducer, self.terms, callbacks)
-        if self.terms.memory:
-            self.loop.limited_by(MemoryLimit(self.loop.passes, self.terms, nested.part))
         self.host = Hosting(self.loop, self._reducer)  # for frameworks that run the loop
         facts = {
             "policy": self.policy,
@@ -229,7 +225,7 @@ class Pace:
         costs, number = (cost, padded, micro_batch_cost), len(self._loaders)
         loader = BalancedLoader(self.loop, dataset, number, seed, shuffle, drop_last, costs, options)
         self._loaders.append(loader)
-        self.loop.progress.samples = loader.samples
+        self.loop.progress.over_samples(loader.samples)
         return loader
 
     def stream(
@@ -298,9 +294,9 @@ class Pace:
         scaler: a torch GradScaler, which scales the loss first; pass it to ``step``, too.
         """
         passes = self.loop.passes
-        micro_step = passes.micro_step
-        if micro_step is None or micro_step.done or not isinstance(loss, torch.Tensor):
-            passes.refuse(loss)
+        if not isinstance(loss, torch.Tensor):
+            check_loss(loss)
+        self.loop.round.passes()
         loss = passes.weighted(loss, reduction, count)
         try:
             (loss if scaler is None else scaler.scale(loss)).backward()
@@ -356,11 +352,7 @@ class Pace:
     @property
     def counts(self) -> bool:
         """False in the micro-step of a rank without work in this round, which only joins the others' collectives."""
-        micro_step = self.loop.passes.micro_step
-        if micro_step is None:
-            return False
-        micro_step.asked = True
-        return micro_step.piece.samples > 0
+        return self.loop.round.asks()
 
     @property
     def complete(self) -> bool:

@@ -61,6 +61,15 @@ class Progress:
         """The next iteration starts this epoch from its beginning."""
         self.epoch, self.samples_done, self._midway = epoch, 0, True
 
+    def advance(self, samples: int) -> None:
+        """A round is over. samples: of this epoch that it has used."""
+        self.rounds += 1
+        self.samples_done += samples
+
+    def over_samples(self, samples: int) -> None:
+        """A loader that uses this many samples in an epoch was made, and may be iterated next."""
+        self.samples = samples
+
     def choose(self, epoch: int) -> None:
         """The next iteration takes this epoch: from its beginning, unless a checkpoint was made within it.
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from paceline.errors import PacelineError
 from paceline.torch import Pace
-from paceline.torch.feed.nested import aligned
+from paceline.torch.batches import aligned
 from paceline.torch.gradients.same_bits import ExactSum
 from support.guarantees import guarantee
 from support.ranks import run_ranks

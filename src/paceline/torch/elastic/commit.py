@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from paceline.errors import PacelineError, WorkerError
 from paceline.torch.elastic.recovery import Running
-from paceline.torch.measuring.exchange import Rows
+from paceline.torch.exchange import Rows
 
 WHOLE = 1 << 40  # the samples' sums are modulo this, so that floats hold them exactly for any number of ranks
 

@@ -25,9 +25,8 @@ from paceline.torch.elastic.commit import CommitRecord
 from paceline.torch.elastic.link import Link, company
 from paceline.torch.elastic.recovery import FRESH, Missing, Running
 from paceline.torch.elastic.rendezvous import Handover, Rendezvous
+from paceline.torch.exchange import Lost, Rows
 from paceline.torch.gradients.reducers import Reducer
-from paceline.torch.measuring.exchange import Lost, Rows
-from paceline.torch.measuring.meter import layout
 from paceline.torch.plan import Piece
 from paceline.torch.terms import Terms
 
@@ -99,6 +98,9 @@ class Member(Reducer):
         # The state that was handed over within a round that others had completed.
         self._late: torch.Tensor | None = None
 
+    def connect(self, layout: Any) -> None:
+        self._layout = layout
+
     def begin(self, loop: Any) -> None:
         self._terms: Terms = loop.terms
         self._parameters = [p for p in self._model.parameters() if p.requires_grad]
@@ -109,7 +111,6 @@ class Member(Reducer):
             self._sums, given = loop.local.flats, loop.local
         self._given = Handover(given, loop.stands, loop.load_state_dict)
         self._rendezvous = Rendezvous(self._link, self._given)
-        self._layout = layout(loop.terms.moves_work, by_itself=True)
 
     # -- called by Pace -------------------------------------------------------------------------------------------
 
@@ -179,7 +180,7 @@ class Member(Reducer):
             if not self.retrying:
                 for piece in source.pieces(plan, first, self.among):
                     if piece.claims:
-                        yield from loop.work.claimed(source, piece)
+                        yield from loop.claimed(source, piece)
                     yield source.load(piece.start, piece.samples), piece
             elif not self.claim():
                 yield source.load(first, 0), Piece(plan, 0, True, True)

@@ -18,7 +18,7 @@ from paceline.errors import PacelineError, refuse, short
 from paceline.rounds import Array, Indices
 from paceline.samples import CostLearner, Room, SampleCosts
 from paceline.torch import peers
-from paceline.torch.feed.nested import tensors
+from paceline.torch.batches import tensors
 from paceline.torch.plan import Division, RoundPlan
 from paceline.torch.terms import Terms
 

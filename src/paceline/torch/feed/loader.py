@@ -27,10 +27,10 @@ from paceline.errors import PacelineError, meant, number, short, switches, whole
 from paceline.rounds import Indices
 from paceline.samples.cost import batch_parts
 from paceline.torch import peers
+from paceline.torch.batches import aligned, part
 from paceline.torch.elastic import recovery
 from paceline.torch.elastic.recovery import Missing
 from paceline.torch.feed.costs import Asked, agreed_dealer
-from paceline.torch.feed.nested import aligned, part
 from paceline.torch.feed.pieces import Order, planned_pieces
 from paceline.torch.feed.prefetch import Prefetch, draws, loaded
 from paceline.torch.feed.rounds import iterate
@@ -152,7 +152,7 @@ class BalancedLoader:
         self._queue: deque[Piece] = deque()
         # This epoch's order, and the same with each round's samples in the order in which they are dealt.
         self._drawn = self._indices = np.empty(0, np.int64)
-        self._aligned, self._drops = aligned if terms.cell else None, loop.work.drops
+        self._aligned, self._drops = aligned if terms.cell else None, loop.drops
         self._source: Iterator[Any] = iter(())
         self._length: int | None = None  # rounds of the running iteration
 
@@ -194,10 +194,10 @@ class BalancedLoader:
         self._indices = self._drawn.copy()
         self._queue.clear()
         if self._drops is not None:
-            self._drops.cut = -1
+            self._drops.again()
         for each in (self._others, self._ahead):
             each.reset()
-        loop.work.claims_ahead(self._claimed if self._early else None, self._early)
+        loop.claims_ahead(self._claimed if self._early else None, self._early)
         if not loop.changes:
             if self._draws:
                 progress = loop.progress
@@ -280,7 +280,7 @@ class BalancedLoader:
         else:
             began = time.perf_counter()
             batch = self._others.next(chosen)
-            self._loop.work.waited(time.perf_counter() - began)  # in the other branches loading is work
+            self._loop.waited(time.perf_counter() - began)  # in the other branches loading is work
         batch = batch if self._aligned is None else self._aligned(batch)
         return pin_memory(batch) if self._pins else batch
 

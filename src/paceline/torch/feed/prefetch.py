@@ -17,7 +17,7 @@ import torch.multiprocessing
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
 from paceline.rounds import Indices
-from paceline.torch.feed.nested import joinable, joined
+from paceline.torch.batches import joinable, joined
 from paceline.torch.feed.pieces import cut
 from paceline.torch.liveness.shutdown import end_with_parent
 

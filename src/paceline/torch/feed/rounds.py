@@ -64,7 +64,7 @@ def run_round(
 
     def one(part: Any) -> tuple[torch.Tensor, float]:
         """Run the forward and backward pass of a part; returns its loss, and the count that it is a mean over."""
-        samples = loop.passes.piece.samples
+        samples = loop.round.running.samples
         returned = function(*part) if isinstance(part, list | tuple) else function(part)
         loss, own = returned if isinstance(returned, tuple) else (returned, None)
         own = None if own is None else checked_count(own)
@@ -87,7 +87,7 @@ def run_round(
 def check_unchanging(loop: Loop, what: str) -> None:
     """Refuses ``what`` by a PacelineError if ranks may be lost or join, drop late pieces, or must find equal bits."""
     reasons = {
-        "drop= leaves out none of these samples; use pace.loader(dataset)": loop.work.drops,
+        "drop= leaves out none of these samples; use pace.loader(dataset)": loop.drops,
         "elastic=True needs to know what a lost rank was to run; use pace.loader(dataset)": loop.changes,
         "deterministic=True fixes which rank runs which sample; use pace.loader(dataset)": loop.terms.cell,
     }
@@ -104,11 +104,11 @@ def _by_round(loop: Loop, pieces: Generator[Any]) -> Iterator[RoundBatch]:
     """One batch for each round, whose pieces are drawn when they are run."""
     try:
         for first in pieces:
-            batch = RoundBatch(loop, first, pieces, loop.passes.piece.batch)
+            batch = RoundBatch(loop, first, pieces, loop.round.running.batch)
             yield batch
             if not batch.ran:
                 raise PacelineError(
-                    f"round {loop.passes.piece.step}: the loop went on without pace.round(batch, function); "
+                    f"round {loop.round.running.step}: the loop went on without pace.round(batch, function); "
                     "call it once for each batch"
                 )
     finally:

@@ -18,15 +18,15 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from paceline.errors import PacelineError, refuse, switches
 from paceline.rounds import Indices
-from paceline.torch import peers
+from paceline.torch import exchange, peers
+from paceline.torch.batches import joined, length, part
 from paceline.torch.feed.loader import check_options
-from paceline.torch.feed.nested import joined, length, part
 from paceline.torch.feed.pieces import pieces
 from paceline.torch.feed.prefetch import as_it_is, draws
 from paceline.torch.feed.rounds import check_unchanging, iterate
 from paceline.torch.loop import Loop
-from paceline.torch.measuring import exchange
 from paceline.torch.plan import Claim, Piece, RoundPlan
+from paceline.torch.round import COMPLETE
 
 
 class StreamBuffer:
@@ -237,7 +237,11 @@ class StreamLoader:
         self._report(0)
 
     def end(self) -> None:
-        if self._taken is not None and self._loop.in_round and not self._loop.passes.complete:
+        if (
+            self._taken is not None
+            and self._loop.round.piece is not None
+            and self._loop.round.phase != COMPLETE
+        ):
             self._buffer.back(self._taken)  # the round was left
         self._taken, self._loads = None, None
 

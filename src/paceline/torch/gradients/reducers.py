@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import PacelineError
-from paceline.torch import peers
+from paceline.torch import exchange, peers
 from paceline.torch.plan import Piece, Source
 
 LOOKS = 16  # backward passes at the beginning that are checked
@@ -37,9 +37,12 @@ class Reducer:
     in_step = False  # all ranks must take the same number of micro-steps in a round
     waits: Waits = "never"
     counter: Any = None  # a ``Counter`` for claims; by default one that suits the process group
-    # The ``Exchange`` that carries rows; the loop sets it if they do not travel with the gradients.
-    way: Any = None
+    _exchange: Any = None  # carries rows, if they do not travel with the gradients
     late = False  # the round was handed over to this rank with its step taken, so that this rank takes none
+
+    def connect(self, layout: Any) -> None:
+        """Rows will have this dtype. Collective."""
+        self._exchange = exchange.connect(layout)
 
     def begin(self, loop: Any) -> None:
         """``loop``, a ``Loop``, is constructed, and its first round has not begun."""
@@ -63,11 +66,11 @@ class Reducer:
     def micro_steps(self, loop: Any, source: Source) -> Iterator[tuple[Any, Piece]]:
         """The micro-steps of this rank in one iteration over ``source``: each one's batch and piece."""
         while source.more():
-            if loop.passes.micro_step is None:
+            if loop.round.piece is None:
                 loop.round_begins()
             planned = source.planned()
             if planned[1].claims:
-                yield from loop.work.claimed(source, planned[1])
+                yield from loop.claimed(source, planned[1])
             yield planned
 
     def claim(self) -> bool:
@@ -88,12 +91,12 @@ class Reducer:
         missing of the round before the sums are tried again.
 
         counted: the count that this rank's losses are means over, if that is not the samples."""
-        self.way.send(step, row)
+        self._exchange.send(step, row)
         return True
 
     def rows(self, step: int, lost: Any) -> Any:
         """All ranks' rows of announcement ``step``, (n,). lost: see ``Exchange.receive``."""
-        return self.way.receive(step, lost)
+        return self._exchange.receive(step, lost)
 
     def merge(self, own: Sequence[torch.Tensor], send: str | None) -> None:
         """Sum these over the ranks, in place, if each takes its own steps. send: see ``local.Merge``."""
@@ -109,7 +112,7 @@ class Reducer:
 
     def close(self, failed: bool) -> None:
         """No more rounds. failed: do not wait for other ranks."""
-        self.way.close()
+        self._exchange.close()
 
     def no_sync(self) -> AbstractContextManager[Any]:
         """A context in which backward passes leave the gradients on this rank."""

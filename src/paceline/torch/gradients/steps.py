@@ -38,7 +38,6 @@ class Steps:
     def __init__(
         self, model: torch.nn.Module, whole: bool, before: Before, after: After, alone: bool = False
     ) -> None:
-        self.taken: list[Any] = []  # optimizers stepped in this micro-step
         self.ever = False  # the loop, or its host, has stepped once
         self.seconds = 0.0  # of the newest step
         self.rates = LearningRateWatch()
@@ -88,14 +87,6 @@ class Steps:
                 if isinstance(one, torch.optim.Optimizer):  # one inside a wrapper is checked at its step
                     self._check_summed(one)
 
-    def check_once(self, optimizers: Iterable[Any]) -> None:
-        """Raises PacelineError if one of them was stepped in this micro-step already."""
-        if self.taken and any(one in self.taken for one in optimizers):
-            raise PacelineError(
-                "an optimizer was stepped twice for one round; expected once: leave optimizer.step() out where "
-                "pace.step(optimizer) is called"
-            )
-
     def take(self, optimizers: list[Any], scaler: Any, heard: bool = True) -> float:
         """Step and zero the optimizers, with the GradScaler if there is one; returns the seconds it took.
 
@@ -104,14 +95,11 @@ class Steps:
         began = waits.now()
         try:
             for one in optimizers:
-                if self.taken:
-                    self.check_once([one])
                 self._checked = None if heard else one
                 if scaler is None:
                     one.step()
                 else:
                     scaler.step(one)
-                self.taken.append(one)
         finally:
             self._checked = None
         if scaler is not None and optimizers:

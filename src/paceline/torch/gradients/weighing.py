@@ -34,10 +34,8 @@ class GradientStash:
     """
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        self._parameters = list(parameters)
+        self.parameters = list(parameters)
         self._kept: list[torch.Tensor | None] | None = None  # accumulated over the round's finished pieces
-        # Gradients of a pass are added to the accumulated ones when it has ended, so that a failed one is undone.
-        self.apart = False
         self._begun = False  # a backward pass of the running round has begun, and may have been left
         self._had: list[bool] = []  # which parameters had gradients when the newest round was complete
         self._used: list[tuple[int, int] | None] | None = None  # identity and version after the last step
@@ -52,7 +50,7 @@ class GradientStash:
         self._begun = True
         if self._passed:
             self._passed = False
-            if any(p.grad is not None and bool(p.grad.any()) for p in self._parameters):
+            if any(p.grad is not None and bool(p.grad.any()) for p in self.parameters):
                 raise PacelineError(
                     f"round {step}: the backward pass of another model has left gradients in this one, which would "
                     "count here; expected this model to be zeroed before pace.backward(loss)"
@@ -62,7 +60,7 @@ class GradientStash:
                 self._check_fresh(step, self._used)
                 self._used = None
             return
-        if any(p.grad is not None for p in self._parameters):
+        if any(p.grad is not None for p in self.parameters):
             raise PacelineError(
                 f"round {step}: gradients were added to the model between two pieces of the round; expected only "
                 "those of pace.backward(loss): call it instead of loss.backward(), once for each piece"
@@ -72,43 +70,42 @@ class GradientStash:
         self._kept = None
         if scale != 1.0:
             torch._foreach_mul_([g for g in kept if g is not None], scale)
-        for parameter, grad in zip(self._parameters, kept, strict=True):
+        for parameter, grad in zip(self.parameters, kept, strict=True):
             parameter.grad = grad
 
     def join(self) -> None:
         """A backward pass that ran apart is done: add the accumulated gradients to its own."""
-        kept = self._kept
-        if self.apart and kept is not None:
+        if (kept := self._kept) is not None:
             self._kept = None
-            for parameter, before in zip(self._parameters, kept, strict=True):
+            for parameter, before in zip(self.parameters, kept, strict=True):
                 if before is not None:
                     parameter.grad = before if parameter.grad is None else before.add_(parameter.grad)
 
     def take_back(self) -> None:
         """A backward pass that ran apart has failed: drop the gradients that it has left in the model."""
-        for parameter in self._parameters:
+        for parameter in self.parameters:
             parameter.grad = None
 
     def put(self) -> None:
         """The backward pass of a piece is done, and another piece follows: take the gradients out of the model."""
-        self._kept = [p.grad for p in self._parameters]
-        for parameter in self._parameters:
+        self._kept = [p.grad for p in self.parameters]
+        for parameter in self.parameters:
             parameter.grad = None
 
     def ready(self) -> None:
         """The round's gradients are complete."""
-        self._had = list(map(_THERE, map(_GRAD, self._parameters)))
+        self._had = list(map(_THERE, map(_GRAD, self.parameters)))
 
     def check_there(self, piece: Piece, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         """Raises PacelineError if all gradients of an optimizer's parameters were removed since ``ready``."""
-        if self._had == list(map(_THERE, map(_GRAD, self._parameters))):
+        if self._had == list(map(_THERE, map(_GRAD, self.parameters))):
             return
         for optimizer in optimizers:
             for group in getattr(optimizer, "param_groups", ()):
                 if any(map(_THERE, map(_GRAD, group["params"]))):
                     break
             else:
-                had = {id(p) for p, there in zip(self._parameters, self._had, strict=False) if there}
+                had = {id(p) for p, there in zip(self.parameters, self._had, strict=False) if there}
                 if not any(id(p) in had for p in held(optimizer)):
                     continue
                 raise PacelineError(
@@ -119,8 +116,8 @@ class GradientStash:
 
     def used(self) -> None:
         """The round's step was taken, or left out on purpose."""
-        left = any(map(_THERE, map(_GRAD, self._parameters)))  # else no gradient can be counted again
-        self._used = [_which(p.grad) for p in self._parameters] if left else None
+        left = any(map(_THERE, map(_GRAD, self.parameters)))  # else no gradient can be counted again
+        self._used = [_which(p.grad) for p in self.parameters] if left else None
         self._begun = False
 
     def another(self) -> None:
@@ -130,29 +127,29 @@ class GradientStash:
     def drop(self) -> None:
         """The running round is left unfinished: drop its gradients."""
         if self._begun or self._kept is not None:
-            for parameter in self._parameters:
+            for parameter in self.parameters:
                 parameter.grad = None
         self._kept, self._used, self._had, self._begun = None, None, [], False
 
     def there(self) -> bool:
         """Whether the model has got a gradient since the last step; zeros do not count as one."""
-        used = self._used or [None] * len(self._parameters)
-        now = zip(self._parameters, used, strict=True)
+        used = self._used or [None] * len(self.parameters)
+        now = zip(self.parameters, used, strict=True)
         return any(
             p.grad is not None and _which(p.grad) != before and bool(p.grad.any()) for p, before in now
         )
 
     def finite(self) -> bool:
         """Whether no gradient holds an infinity or NaN."""
-        grads = [p.grad for p in self._parameters if p.grad is not None]
+        grads = [p.grad for p in self.parameters if p.grad is not None]
         return all(bool(torch.isfinite(g).all()) for g in grads)
 
     def scale(self, factor: float | torch.Tensor) -> None:
         """Multiply the gradients by a number, or by a tensor with one, shape ()."""
-        torch._foreach_mul_([p.grad for p in self._parameters if p.grad is not None], factor)
+        torch._foreach_mul_([p.grad for p in self.parameters if p.grad is not None], factor)
 
     def _check_fresh(self, step: int, used: list[tuple[int, int] | None]) -> None:
-        left = [p.grad for p, before in zip(self._parameters, used, strict=True) if before == _which(p.grad)]
+        left = [p.grad for p, before in zip(self.parameters, used, strict=True) if before == _which(p.grad)]
         if any(grad is not None and bool(grad.any()) for grad in left):  # zeroed in place is allowed
             raise PacelineError(
                 f"round {step}: gradients of the round before are still in the model; expected each optimizer to be "
@@ -161,13 +158,17 @@ class GradientStash:
 
 
 class Weighing(GradientStash):
-    """Weighs the gradients of a round's pieces. For each micro-step ``begin``, then ``weigh`` before its backward
-    pass and ``done`` after it (under the hook ``gather`` and ``gathered``); ``used`` when a round is over, ``drop``
-    if it is left unfinished.
+    """Weighs the loss of each micro-step. For each ``begin``, then ``weigh`` before its backward pass and ``done``
+    after it; ``used`` when a round is over, ``drop`` if it is left unfinished.
 
-    by_hook: DDP's communication hook weighs the gradients, not a loss. exact: they are summed without rounding.
     varies: the number of samples run in a round is only known at its end. counted: gives the count over all ranks
         that a round's losses are means over, once its last gradient is ready; None if it is not known by then.
+    apart: gradients of a pass are added to the accumulated ones when it has ended, so that a failed one is undone.
+
+    Attributes:
+        sums: A round's last backward pass sums its gradients over the ranks.
+        no_global, no_second: Why a loss over the samples of all ranks, or that of a second model, cannot be weighted;
+            "" if it can.
     """
 
     def __init__(
@@ -176,38 +177,39 @@ class Weighing(GradientStash):
         device: torch.device,
         reducer: Reducer,
         *,
-        by_hook: bool,
-        exact: bool,
         varies: bool = False,
         counted: Callable[[int], float | None] = lambda step: None,
+        apart: bool = False,
     ) -> None:
-        self._reducer, self._by_hook, self._varies = reducer, by_hook, varies
-        self._ranks = peers.ranks() if reducer.averages else 1
-        self.sums = reducer.averages or reducer.travels  # a round's last backward pass sums over ranks
-        self.exact = exact
-        self._sum = ExactSum(parameters) if exact else None
-        self._averaged = 1 if exact else self._ranks  # DDP divides by this
         super().__init__(parameters)
+        self._reducer, self._varies, self.apart = reducer, varies, apart
+        self._ranks = peers.ranks() if reducer.averages else 1
+        self._averaged = self._ranks  # DDP divides by this
+        self.sums = reducer.averages or reducer.travels
+        travels = reducer.travels
+        self.no_global = (
+            "drop= leaves out samples that the loss was normalised with; leave it out" * varies
+            or "with elastic=True there is no process group of all ranks, over which it could be one; pass a mean, a "
+            "sum or count="
+            * travels
+        )
+        self.no_second = "elastic=True sums the gradients of one model only" * travels
         self._counts = Counts(device, counted)
         self.entered: AbstractContextManager[Any] | None = None  # the ``no_sync`` that is in effect
-        # Under the hook: the count that the coming piece's gradient is a mean over, if that is not its samples, and
-        # the count that the gradients accumulated so far are a mean over.
-        self._count: float | None = None
-        self._weighed = 0.0
 
     def begin(self, piece: Piece) -> None:
         """A micro-step begins that is not the round's only one; only the last one reduces gradients over ranks."""
         self.release()
-        if not piece.last or self._sum is not None:
+        if not (piece.last and self.sums):
             self.entered = self._reducer.no_sync()
             self.entered.__enter__()
 
     def weigh(self, piece: Piece, count: float | None) -> None:
         """The first backward pass of a micro-step begins. count: what its loss is a mean over, if not its samples."""
-        if not self._by_hook:
-            self.bring_back(piece.plan.step, apart=self.apart and not (piece.last and self.sums))
-        else:
-            self._count = count
+        self.bring_back(piece.plan.step, apart=self.apart and not (piece.last and self.sums))
+        self._count_in(piece, count)
+
+    def _count_in(self, piece: Piece, count: float | None) -> None:
         if (count is not None or not piece.last or self._counts.given) and not self._reducer.travels:
             self._counts.add(piece.step, count, piece.last)
 
@@ -220,42 +222,78 @@ class Weighing(GradientStash):
         """The weight of a loss over ``part`` samples of the round, if no hook weighs it."""
         return self._averaged * part / piece.plan.batch
 
-    def counts_as(self, part: float) -> None:
-        """Under the hook, the loss of the micro-step that begins counts as a mean over ``part`` samples."""
-        self._count = part
-
     def whole(self, piece: Piece) -> float:
         """The ``part`` of a loss that is already one over the samples of all ranks: with it, the round's gradient is
         DDP's plain mean over the ranks of the sum over each one's micro-steps."""
         return piece.plan.batch / self._ranks
+
+    def done(self, piece: Piece) -> None:
+        """The micro-step's backward pass is done. Collective after a round's last."""
+        if not piece.last:
+            self.put()
+            return
+        given = self._counts.given
+        if given or self._varies:
+            self.scale(self._counts.factor(piece.step, piece.batch))
+        elif given is not None:
+            self._counts.begin()
+        self.ready()
+
+    def drop(self) -> None:
+        super().drop()
+        self._counts.begin()
+
+    def release(self) -> None:
+        """Leave ``no_sync``: the model reduces its gradients again."""
+        entered, self.entered = self.entered, None
+        if entered is not None:
+            entered.__exit__(None, None, None)
+
+
+class ExactWeighing(Weighing):
+    """Weighs the loss of each micro-step, and sums the gradients without rounding, after the round's last one."""
+
+    def __init__(
+        self, parameters: Sequence[torch.nn.Parameter], device: torch.device, reducer: Reducer, **options: Any
+    ) -> None:
+        super().__init__(parameters, device, reducer, **options)
+        self._sum, self._averaged, self.sums = ExactSum(parameters), 1, False
+
+    def done(self, piece: Piece) -> None:
+        self._sum.add()
+        if piece.last:
+            self._sum.finish()
+            super().done(piece)
+
+
+class HookWeighing(Weighing):
+    """Weighs what DDP's communication hook sums, not a loss: ``gather`` when a backward pass begins, ``gathered``
+    after it."""
+
+    # The count that the coming piece's gradient is a mean over, if that is not its samples, and the count that the
+    # gradients accumulated so far are a mean over.
+    _count: float | None = None
+    _weighed = 0.0
+
+    def weigh(self, piece: Piece, count: float | None) -> None:
+        self._count = count
+        self._count_in(piece, count)
+
+    def counts_as(self, part: float) -> None:
+        """The loss of the micro-step that begins counts as a mean over ``part`` samples."""
+        self._count = part
 
     @property
     def counted(self) -> bool:
         """Whether the running round's losses come with counts."""
         return bool(self._counts.given)
 
-    def done(self, piece: Piece) -> None:
-        """The micro-step's backward pass is done. Collective after a round's last."""
-        if self._sum is not None:
-            self._sum.add()
-            if piece.last:
-                self._sum.finish()
-        if piece.last:
-            given = self._counts.given
-            if given or self._varies:
-                self.scale(self._counts.factor(piece.step, piece.batch))
-            elif given is not None:
-                self._counts.begin()
-            self.ready()
-        elif self._sum is None and not self._by_hook:
-            self.put()
-
     def share(self, piece: Piece) -> float:
         """The factor by which the hook multiplies this rank's accumulated gradients."""
         return self._weighed / piece.batch
 
     def gather(self, piece: Piece) -> None:
-        """Under the hook, a micro-step's backward pass begins."""
+        """A micro-step's backward pass begins."""
         # With gradients g_1, g_2 of mean losses over m_1, m_2 samples the round needs (m_1 g_1 + m_2 g_2) / B.
         # Accumulated as g_1 (m_1 / m_2) + g_2, this results from the hook's factor m_2 / B.
         many = piece.samples if self._count is None else self._count
@@ -265,20 +303,47 @@ class Weighing(GradientStash):
         self._weighed = many or before
 
     def gathered(self, piece: Piece) -> None:
-        """Under the hook, a micro-step's backward pass is done."""
+        """A micro-step's backward pass is done."""
         if not piece.last:
             self.put()
+
+    def done(self, piece: Piece) -> None:
+        if piece.last:
+            super().done(piece)
 
     def drop(self) -> None:
         super().drop()
         self._count = None
-        self._counts.begin()
 
-    def release(self) -> None:
-        """Leave ``no_sync``: the model reduces its gradients again."""
-        entered, self.entered = self.entered, None
-        if entered is not None:
-            entered.__exit__(None, None, None)
+
+class LocalWeighing(Weighing):
+    """Each gradient belongs to one step of this rank: the mean over its batch, without a sum over the ranks.
+
+    Attributes:
+        many: The number that the newest loss is a mean over.
+    """
+
+    def __init__(
+        self, parameters: Sequence[torch.nn.Parameter], device: torch.device, reducer: Reducer
+    ) -> None:
+        super().__init__(parameters, device, reducer)
+        self.sums, self.many = False, 0.0
+        alone = "with loop='local' each rank steps by itself; "
+        self.no_global, self.no_second = (
+            f"{alone}pass a mean, a sum or count=",
+            f"{alone}make a Pace for each model",
+        )
+
+    def weigh(self, piece: Piece, count: float | None) -> None:
+        self.bring_back(piece.step)
+        if piece.first:
+            self._counts.begin()
+        if piece.samples:  # tokens of one step and samples of another do not add up to a weight
+            self._counts.add(piece.step, count, last=False)
+        self.many = float(piece.samples if count is None else count)
+
+    def weight(self, piece: Piece, part: float) -> float:
+        return part / self.many if self.many else 0.0
 
 
 def _which(grad: torch.Tensor | None) -> tuple[int, int] | None:

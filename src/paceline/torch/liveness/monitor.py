@@ -58,12 +58,18 @@ class Reason(WorkerError):
 
 
 class Alone:
-    """The monitor of a single process, which watches no other. explain: called with an error that ends the program,
-    before it is posted; gives other words for it, or an empty text. where: gives the round that this rank is in, and
-    whether it has done its part of it; called from a thread."""
+    """The monitor of a single process, which watches no other."""
 
     explain: Callable[[BaseException], str]
     where: Callable[[], tuple[int, bool]] = staticmethod(lambda: (0, False))
+
+    def follow(self, explain: Callable[[BaseException], str], where: Callable[[], tuple[int, bool]]) -> None:
+        """The loop of this rank is ready.
+
+        explain: called with an error that ends the program, before it is posted; gives other words for it, or an
+        empty text. where: gives the round that this rank is in, and whether it has done its part of it; called from a
+        thread."""
+        self.explain, self.where = explain, where
 
     def reason(self, error: BaseException | None) -> WorkerError | None:
         """Why this rank lost the others; None if the error is its own. May take some seconds."""

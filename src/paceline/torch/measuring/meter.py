@@ -1,10 +1,10 @@
 """Measures this rank's rounds and reports them to the other ranks, without holding up the step.
 
-For each round, in this order: ``start`` before its first micro-batch is loaded, ``add_loss`` for each micro-batch,
-``stop`` when its last gradient is ready. Rounds are reported in intervals: when the round that is ``due`` ends, one
-row goes to the other ranks (before the optimizer step), and ``collect`` gives the rows of all ranks (after it). If
-rows travel with the gradients, whose sums may fail, ``row`` takes the place of ``stop``, once for each attempt, and
-``committed`` follows.
+For each round, in this order: ``start`` before its first micro-batch is loaded, ``running.add_loss`` for each
+micro-batch, ``stop`` when its last gradient is ready. Rounds are reported in intervals: when the round that is
+``due`` ends, one row goes to the other ranks (before the optimizer step), and ``collect`` gives the rows of all ranks
+(after it). If rows travel with the gradients, whose sums may fail, ``row`` takes the place of ``stop``, once for each
+attempt, and ``committed`` follows.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import struct
 import time
 from collections.abc import Callable
 from operator import add, attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from paceline.errors import PacelineError, WorkerError
 from paceline.rounds import Array
-from paceline.torch import peers
+from paceline.torch import exchange, peers
+from paceline.torch.exchange import Rows
 from paceline.torch.gradients.reducers import Reducer
 from paceline.torch.liveness.stall import named
-from paceline.torch.measuring import exchange, measure, piece_reports
-from paceline.torch.measuring.exchange import Rows
+from paceline.torch.measuring import measure, piece_reports
 from paceline.torch.plan import Piece, RoundPlan
 
 MOST_ROUNDS = 64  # of an interval
@@ -78,7 +78,8 @@ SAME = ["rounds", "first", "digest", "epoch", "left", "rate", "options"]  # on a
 
 
 class OpenRound:
-    """A round on this rank, from its first micro-batch until the reports of all ranks are collected."""
+    """A round on this rank, from its first micro-batch until the reports of all ranks are collected. Only its methods
+    change it."""
 
     plan: RoundPlan
     reading: Any = None  # the stopwatch's, once the round's last gradient is ready
@@ -104,6 +105,54 @@ class OpenRound:
         """Wall seconds of the round on this rank: like the rank's own work, with the step before it, not its own."""
         return self.carry + self.summed - self.began
 
+    def add_loss(self, loss: torch.Tensor, factor: float = 1.0) -> None:
+        """Add a micro-batch's loss. factor: makes a mean loss a sum over its samples."""
+        if not factor:  # a mean over nothing, which is NaN
+            added: Any = 0.0
+        elif loss.is_cpu and not loss.ndim:
+            added = loss.item() * factor  # in float64
+        else:  # also in float64; the host does not wait for the device
+            added = loss.detach().double().sum() * factor
+        before = self.loss
+        self.loss = added if before is NO_LOSS else before + added
+
+    def add_count(self, count: float) -> None:
+        """A micro-batch's summed loss is over ``count`` tokens, nodes or the like."""
+        self.count = count if math.isnan(self.count) else self.count + count
+
+    def ran(self, piece: Piece) -> None:
+        """This rank has run a piece."""
+        self.samples += piece.samples
+        if piece.parts is not None and piece.samples:
+            self.parts = self.parts + piece.parts
+
+    def waited(self, seconds: float) -> None:
+        """Other ranks have held up the round for ``seconds``, which do not count for this rank."""
+        self.mark += seconds
+
+    def read(self, plan: RoundPlan, reading: Any, pieces: list[float] | None) -> None:
+        """The round's plan, the stopwatch's reading, and the numbers of its ``piece_reports.ROW``, if pieces are
+        reported."""
+        self.plan, self.reading, self.pieces = plan, reading, pieces
+
+    def step_ended(self, seconds: float, learning_rate: float) -> None:
+        """The round is over, after a step of ``seconds``."""
+        self.stepping, self.learning_rate, self.ended = seconds, learning_rate, time.perf_counter()
+
+
+class Reports(NamedTuple):
+    """What the other parts of the engine add to this rank's reports, each given when it is asked for."""
+
+    digest: Callable[[], int] = int  # of the plan in force
+    rate: Callable[[], float] = lambda: math.nan  # the optimizer's learning rate
+    options: Callable[[], float] = lambda: math.nan  # of the optimizers, as one number
+    described: Callable[[], str] = str  # the options of this rank's optimizer, for an error
+    memory: Callable[[], tuple[float, float]] | None = None  # ``fits`` and ``ran_out``
+    pieces: Callable[[Piece], list[float] | None] = lambda piece: None  # this rank's ``piece_reports.ROW``
+    lost: exchange.Lost = exchange.none_lost  # the error for a lost rank, which is not waited for, or None
+    # Called before a round is reported while the interval before it is not collected yet.
+    settle: Callable[[], None] = lambda: None
+
 
 class Meter:
     """This rank's stopwatch, and its reports to the other ranks.
@@ -111,6 +160,13 @@ class Meter:
     reducer: carries the rows. readings: also report CPU and memory of the machine, for forecasts that use them.
     pieces: work may move within a round, and each row also reports the pieces that the rank ran. drops: late pieces
         are not run, and each row also reports the samples that were.
+
+    Attributes:
+        due: The round at whose end the ranks report; the same on all of them.
+        light: The rounds before the due one do not report their pieces.
+        reported: The row of an interval is on its way, and not collected yet.
+        running: The running ``OpenRound``; between rounds, the newest.
+        counts: Some rank has given a count, so every round is announced.
     """
 
     def __init__(
@@ -120,24 +176,14 @@ class Meter:
         readings: bool = False,
         pieces: bool = False,
         drops: bool = False,
+        reports: Reports = Reports(),  # noqa: B008 - it is immutable
     ) -> None:
-        self.lost = exchange.none_lost  # gives the error for a lost rank, which is not waited for, or None
-        # The numbers of this rank's ``piece_reports.ROW`` once the last piece of a round is done.
-        self.report: Callable[[Piece], list[float] | None] = lambda piece: None
-        self.digest: Callable[[], int] = int  # of the plan in force
-        # Called before a round is reported while the interval before it is not collected yet.
-        self.settle: Callable[[], None] = lambda: None
-        self.rate: Callable[[], float] = lambda: math.nan  # of the optimizer
-        self.options: Callable[[], float] = lambda: math.nan  # of the optimizers, as one number
-        self.described: Callable[[], str] = str  # the options of this rank's optimizer
-        self.left_out = 0  # rounds whose optimizer step was left out on purpose
-        self.memory: Callable[[], tuple[float, float]] | None = None  # gives ``fits`` and ``ran_out``
-        self.due = 0  # the round at whose end the ranks report; the same on all of them
-        self.light = False  # the rounds before the due one do not report their pieces
-        self.reported = False  # the row of an interval is on its way, and not collected yet
-        self.stopped = True  # the running round's last gradient is ready
-        self.link = math.nan  # seconds of this rank's newest merge
-        self.deciding = 0.0  # processor seconds that this rank's newest decision took
+        self._reports = reports
+        self._left_out = 0  # rounds whose optimizer step was left out on purpose
+        self.due = 0
+        self.light = self.reported = False
+        self._link = math.nan  # seconds of this rank's newest merge
+        self._deciding = 0.0  # processor seconds that this rank's newest decision took
         self.intervals = not reducer.travels  # one row may report several rounds
         self.drops = drops
         self.by_itself = reducer.travels or drops  # each row reports one round; else it may report several
@@ -145,39 +191,26 @@ class Meter:
         self.lag = self._watch.lag  # rounds by which a measurement is late
         self._pieces, self._reducer = pieces, reducer
         self._layout = layout(pieces, self.by_itself)
-        if not reducer.travels:
-            reducer.way = exchange.connect(self._layout)
+        reducer.connect(self._layout)
         self._readings = measure.Readings() if readings else None
-        self.running: Any = None  # the running ``OpenRound``; between rounds, the newest
+        self.running: Any = None
         self._unreported: list[OpenRound] = []  # stopped, and not collected yet
         self._newest: tuple[int, Rows] | None = None  # number and received rows of an announcement
         self._sequence = -1  # number of the next announcement: one for each round begun, and one for a flush
         self._announced = -1  # number of the newest announcement that was made
-        self.counts = False  # some rank has given a count: every round is announced
+        self._until = math.inf  # when the wait for other ranks ends, by ``time.monotonic``
+        self.counts = False
+
+    @property
+    def limits(self) -> bool:
+        """Whether ranks report what fits into their memory."""
+        return self._reports.memory is not None
 
     def start(self, step: int, epoch: int, began: float, carry: float) -> None:
         """Round ``step`` begins, at ``began`` by ``time.perf_counter``. carry: seconds spent before it, on the
         optimizer, that count for it."""
         self._sequence += 1
-        self.stopped = False
         self.running = OpenRound(step, epoch, began, carry, self._watch.start())
-
-    def add_loss(self, loss: torch.Tensor, factor: float = 1.0) -> None:
-        """Add this micro-batch's loss to the running round's. factor: makes a mean loss a sum over its samples."""
-        running = self.running
-        if not factor:  # a mean over nothing, which is NaN
-            added: Any = 0.0
-        elif loss.is_cpu and not loss.ndim:
-            added = loss.item() * factor  # in float64
-        else:  # also in float64; the host does not wait for the device
-            added = loss.detach().double().sum() * factor
-        before = running.loss
-        running.loss = added if before is NO_LOSS else before + added
-
-    def add_count(self, count: float) -> None:
-        """This micro-batch's summed loss is over ``count`` tokens, nodes or the like."""
-        before = self.running.count
-        self.running.count = count if math.isnan(before) else before + count
 
     def loss_now(self, batch: int) -> float:
         """The mean loss over all ranks of the newest round, which has ``batch`` samples. Collective."""
@@ -195,16 +228,13 @@ class Meter:
         return running.step, running.reading is not None
 
     def stop(self, piece: Piece) -> None:
-        """The running round's last gradient is ready, with that of this piece: announce the interval if it is due.
-        Later calls do nothing."""
-        if self.stopped:
-            return
-        self.stopped, running = True, self.running
-        running.reading = self._watch.stop(running.mark)
-        if self._pieces and not self.light:
-            running.pieces = self.report(piece)
+        """The running round's last gradient is ready, with that of this piece: announce the interval if it is due."""
+        running = self.running
+        reading = self._watch.stop(running.mark)
+        pieces = self._reports.pieces(piece) if self._pieces and not self.light else None
+        running.read(piece.plan, reading, pieces)
         if self.reported:
-            self.settle()
+            self._reports.settle()
         self._unreported.append(running)
         if running.step >= self.due:
             self.reported = True
@@ -212,19 +242,12 @@ class Meter:
         elif self.counts or running.count == running.count:
             self._announce()
 
-    def ran(self, piece: Piece) -> None:
-        """This rank has run a piece of the running round."""
-        running = self.running
-        running.samples += piece.samples
-        if piece.parts is not None and piece.samples:
-            running.parts = running.parts + piece.parts
-
-    def row(self, pieces: list[float] | None) -> Rows:
-        """This rank's row of the running round alone, as it is now; shape ().
+    def row(self, plan: RoundPlan, pieces: list[float] | None) -> Rows:
+        """This rank's row of the running round alone, which runs by ``plan``, as it is now; shape ().
 
         pieces: the numbers of its ``piece_reports.ROW``, if work may move within a round."""
         running = self.running
-        running.reading, running.pieces = self._watch.stop(running.mark), pieces
+        running.read(plan, self._watch.stop(running.mark), pieces)
         return np.array(self._row([running], True)).view(self._layout)[0]
 
     @property
@@ -232,14 +255,30 @@ class Meter:
         """The count that this rank's losses of the running round are means over; None if it is the samples."""
         return None if self.running is None or math.isnan(self.running.count) else self.running.count
 
-    def waited(self, seconds: float) -> None:
-        """Other ranks have held up the running round for ``seconds``, which do not count for this rank."""
-        self.running.mark += seconds
-
     def committed(self) -> None:
         """The running round's gradients are summed, and the rows of all ranks came with them."""
         self._unreported = [self.running]
-        self._newest, self.reported, self.stopped = None, True, True
+        self._newest, self.reported = None, True
+
+    def left_out(self) -> None:
+        """A round's optimizer step was left out on purpose."""
+        self._left_out += 1
+
+    def merged(self, seconds: float) -> None:
+        """The seconds that the newest merge took on this rank, or a round beyond the rank's own."""
+        self._link = seconds
+
+    def decided(self, due: int, light: bool) -> None:
+        """The ranks report next at the end of round ``due``; ``light``: the rounds before it are not reported."""
+        self.due, self.light = due, light
+
+    def took(self, deciding: float) -> None:
+        """The newest decision took this many processor seconds."""
+        self._deciding = deciding
+
+    def wait_until(self, moment: float) -> None:
+        """From now on wait for other ranks until this moment by ``time.monotonic``."""
+        self._until = moment
 
     def restart(self, rounds: int) -> None:
         """Go on after ``rounds`` complete rounds: earlier ones are not reported any more."""
@@ -251,7 +290,7 @@ class Meter:
         if self.intervals and self._unreported and self._unreported[-1].step == step:
             self._unreported.pop()
             self.reported = False
-        self.running, self.stopped = None, True
+        self.running = None
 
     def dropped(self, step: int) -> None:
         """Round ``step`` was left after its gradients were summed: check that all ranks have left it. Collective.
@@ -294,7 +333,7 @@ class Meter:
         interval, self._unreported = self._unreported[:rounds], self._unreported[rounds:]
         if same.count(same[0]) != len(same):
             check_same(self.due, rows)
-            check_options(self.due, rows["options"].tolist(), self.described)
+            check_options(self.due, rows["options"].tolist(), self._reports.described)
         self.counts = self.counts or not np.isnan(rows["count"][:, :rounds]).all()
         return interval, rows
 
@@ -323,13 +362,16 @@ class Meter:
     def _late(self, words: str) -> exchange.Lost:
         """Gives the error for a rank that does not announce this round soon: it has not done what this rank did."""
         until = time.monotonic() + LATE_SECONDS
-        return lambda: self.lost() if time.monotonic() < until else WorkerError(words)
+        return lambda: self._lost() if time.monotonic() < until else WorkerError(words)
 
     def _received(self, lost: exchange.Lost | None = None) -> Rows:
         """All ranks' rows of the newest announcement, (n,)."""
         if self._newest is None or self._newest[0] != self._announced:
-            self._newest = self._announced, self._reducer.rows(self._announced, lost or self.lost)
+            self._newest = self._announced, self._reducer.rows(self._announced, lost or self._lost)
         return self._newest[1]
+
+    def _lost(self) -> WorkerError | None:
+        return self._reports.lost() if time.monotonic() < self._until else WorkerError("the wait is over")
 
     def _announce(self, lag: int | None = None) -> None:
         known = self._unreported[: len(self._unreported) - (self.lag if lag is None else lag)]
@@ -339,17 +381,17 @@ class Meter:
     def _row(self, known: list[OpenRound], whole: bool) -> list[float]:
         """The numbers of this rank's row, in the order of its fields, for the rounds whose readings are ``known``.
         whole: they are an interval."""
-        rounds, unknown = len(known), math.nan
+        rounds, unknown, reports = len(known), math.nan, self._reports
         first, epoch = (known[0].step, known[-1].epoch) if known else (-1, -1)
         readings, carries, losses, counts = zip(*map(MEASURED, known), strict=True) if known else ((),) * 4
         blank = [unknown] * ((1 if self.by_itself else MOST_ROUNDS) - rounds)
         row = [
-            *(first, rounds, self.digest(), epoch, self.left_out, self.deciding),
-            *(sum(carries) / rounds if known else unknown, self.rate(), self.options()),
+            *(first, rounds, reports.digest(), epoch, self._left_out, self._deciding),
+            *(sum(carries) / rounds if known else unknown, reports.rate(), reports.options()),
             NO_LOSS not in losses if known else unknown,
-            *((unknown, 0.0) if self.memory is None else self.memory()),
+            *((unknown, 0.0) if reports.memory is None else reports.memory()),
             *(self._readings.take() if self._readings and known and whole else (unknown, unknown)),
-            self.link,
+            self._link,
             *(*map(add, map(self._watch.seconds, readings), carries), *blank),
             *(*map(float, losses), *blank),
             *(*counts, *blank),

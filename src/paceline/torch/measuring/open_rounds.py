@@ -28,9 +28,9 @@ from paceline.rounds import Array, PieceRecord, RoundResult
 from paceline.samples.cost import cost_of
 from paceline.torch import peers
 from paceline.torch.callbacks import Callback, overriding
+from paceline.torch.exchange import Rows
 from paceline.torch.liveness.stall import named
 from paceline.torch.local import Every
-from paceline.torch.measuring.exchange import Rows
 from paceline.torch.measuring.meter import MOST_ROUNDS, Meter, OpenRound, check_counts
 from paceline.torch.measuring.piece_reports import PieceReports
 
@@ -47,22 +47,31 @@ SETTLED = 0.05  # portion of a rank's load; a change by no more than this plus o
 class OpenRounds:
     """The rounds that are not settled yet.
 
-    moves_work: whether work may move within rounds, so that the ranks report what they actually ran.
+    moves_work: whether work may move within rounds, so that the ranks report what they actually ran. every: chooses
+    the number of samples in a round, if it is not fixed. one_by_one: each round is reported by itself, however short.
+    looks: find out whether sums take long, so that the links are to be measured.
     """
 
     def __init__(
-        self, balancer: Balancer, meter: Meter, moves_work: bool, callbacks: Sequence[Callback]
+        self,
+        balancer: Balancer,
+        meter: Meter,
+        moves_work: bool,
+        callbacks: Sequence[Callback],
+        *,
+        every: Every | None = None,
+        one_by_one: bool = False,
+        looks: bool = False,
     ) -> None:
         self._balancer, self._meter, self._moves_work = balancer, meter, moves_work
+        self._every, self._one_by_one = every, one_by_one
         self.listeners = overriding(callbacks, "on_round")
         self.fits: Array | None = None  # samples that fit into each rank's memory, (n,), if that is limited
         self._ran_out: Array = np.zeros(())  # each rank's passes so far that ran out of memory
         # Rounds' time beyond their slowest rank, as a portion, until ``LOOK`` rounds show whether sums take long.
-        self.beyond: list[float] | None = None
+        self._beyond: list[float] | None = [] if looks else None
         self.links_due = False  # sums take long: each rank's link is to be measured, once
         self.links: Array | None = None  # seconds of each link, (n,), to be recorded with the next round
-        self.every: Every | None = None  # chooses the number of samples in a round, if it is not fixed
-        self.one_by_one = False  # each round is reported by itself, however short
         self.loss = math.nan  # of the newest settled round
         self._finite, self._blind = Finite(callbacks), Blind()
         self._settling = SETTLING_ROUNDS  # rounds left of the beginning
@@ -77,8 +86,8 @@ class OpenRounds:
             if rounds:
                 self._take(rounds, rows)
             else:
-                self._meter.due += 1
-            self._meter.deciding = (time.thread_time() - began) * self._crowd
+                self._meter.decided(self._meter.due + 1, self._meter.light)
+            self._meter.took((time.thread_time() - began) * self._crowd)
 
     def flush(self) -> None:
         """Settle all rounds, also those not reported yet; on a GPU (not yet run on one) with the last round's
@@ -130,21 +139,21 @@ class OpenRounds:
             *(last, loads, mean, known, cpu, memory, times, parts, head), short=LONG_SECONDS
         )
         ran_out = None
-        if self._meter.memory is not None:
+        if self._meter.limits:
             ran_out = (rows["ran_out"] - self._ran_out).clip(0)  # the count of a rank that joins begins at 0
             self._ran_out, ran_out = rows["ran_out"].copy(), ran_out if ran_out.any() else None
             if not np.isnan(rows["fits"]).all():
                 self.fits = rows["fits"].copy()
                 balancer.limit(last + 1 + balancer.lag, self.fits)
-        self._meter.due = last + self._meter.lag + self._interval(rows, seconds, loads, batch, shares)
-        self._meter.light = self._meter.due > last + self._meter.lag + 1
-        if self.every is not None:
-            self.every.take(last + 1 + balancer.lag, batch, seconds, rows["link"])
-        elif self.beyond is not None:
-            self._meter.link = rounds[-1].seconds - float(took[peers.rank(), -1])
-            self.beyond.append(float(np.nanmin(np.append(rows["link"], np.inf)) / seconds))
-            if len(self.beyond) == LOOK:
-                self.links_due, self.beyond = sorted(self.beyond)[LOOK // 2] > LONG_SUM, None
+        until = self._interval(rows, seconds, loads, batch, shares)
+        self._meter.decided(last + self._meter.lag + until, light=until > 1)
+        if self._every is not None:
+            self._every.take(last + 1 + balancer.lag, batch, seconds, rows["link"])
+        elif self._beyond is not None:
+            self._meter.merged(rounds[-1].seconds - float(took[peers.rank(), -1]))
+            self._beyond.append(float(np.nanmin(np.append(rows["link"], np.inf)) / seconds))
+            if len(self._beyond) == LOOK:
+                self.links_due, self._beyond = sorted(self._beyond)[LOOK // 2] > LONG_SUM, None
         batches = np.array([int(loads.sum())] if self._meter.drops else list(map(BATCH, plans)))
         means = mean_losses(losses, counts, batches).tolist()
         self.loss = means[-1]
@@ -182,7 +191,7 @@ class OpenRounds:
     def _interval(self, rows: Rows, seconds: float, loads: NDArray[Any], batch: int, shares: Array) -> int:
         """The number of rounds until the next decision is due, the same on all ranks: from the ``seconds`` of a
         round, the mean loads, (n,), and the shares that are planned next, (n,)."""
-        alone = self._meter.by_itself or self.one_by_one
+        alone = self._meter.by_itself or self._one_by_one
         if seconds >= LONG_SECONDS or alone or not self._balancer.steady:
             return 1
         if self._settling > 0:

@@ -11,7 +11,7 @@ from paceline.pieces.rule import Counts, against_the_first, piece_cost
 from paceline.rounds import Array, PieceTimes
 from paceline.samples import Deal
 from paceline.samples.cost import batch_parts
-from paceline.torch.measuring.exchange import Rows
+from paceline.torch.exchange import Rows
 from paceline.torch.plan import Division
 
 PIECES = 16  # of a round that each rank reports; later ones are added to the last

@@ -14,7 +14,7 @@ from paceline.backup import dropcompute
 from paceline.errors import PacelineError
 from paceline.runs.findings import findings
 from paceline.torch import Pace
-from paceline.torch.work import WARM_UP, found
+from paceline.torch.drops import WARM_UP, found
 from support.drop_jobs import COUNT, alone, counting, dropping
 from support.guarantees import guarantee
 from support.ranks import run_ranks

@@ -1,0 +1,356 @@
+"""The course of a round on one rank, as a state: events in, instructions out.
+
+The engine reports each event by calling a method of ``Round``, and does what the method returns. Nothing here runs a
+model, reads a clock, sends or waits. Which event may follow which is the order of the phases:
+
+    BETWEEN  -> drawn     -> DRAWN      a batch is with the training loop
+    DRAWN    -> weighed   -> WEIGHED    its loss has its weight, so its backward pass runs
+    WEIGHED  -> ended     -> RAN        the pass has ended, and another micro-step follows (-> drawn)
+                          -> COMPLETE   or it was the round's last: an optimizer step is due
+                          -> DUE        or this rank steps by itself (-> stepped_alone -> RAN, and -> merging)
+    COMPLETE -> stepped   -> BETWEEN    the round is over
+    any      -> left      -> BETWEEN    the round was left unfinished
+
+An event that the phase does not allow raises PacelineError with a sentence of ``REFUSED``, and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+from paceline.errors import PacelineError
+from paceline.torch.plan import Piece
+
+BETWEEN, DRAWN, WEIGHED, RAN, DUE, COMPLETE = range(6)  # phases
+
+# Instructions: after a backward pass,
+AGAIN = "again"  # another pass of the same micro-step follows
+KEEP = "keep"  # keep its gradients: another micro-step follows
+COMMIT = "commit"  # sum gradients and rows over the ranks, and report whether that went through
+STEP = "step"  # the round's gradients are complete
+ALONE = "alone"  # this rank's own step is due
+# and when the loop asks for its next batch:
+NEXT = "next"  # the running round has further micro-steps
+END = "end"  # end the round, whose step was not reported
+
+# What is known of the running pass, besides its phase, as bits.
+MORE = 1  # further passes of its micro-step follow
+NOTICED = 2  # the beginning of its backward pass was noticed, under the hook
+PREPARED = 4  # the next backward pass, of any loss, sums its gradients over the ranks
+
+NO_ROUND = "no round is running; expected this within `for ... in pace.loader(...)`"
+REFUSED = {
+    "backward outside": "pace.backward() was called outside of `for ... in pace.loader(...)`",
+    "backward after": "pace.backward() was called after the step of round {step}; expected it once a round, before "
+    "pace.step(optimizer): for the loss of a second model, pace.weighted(loss).backward()",
+    "backward twice": "round {step}: pace.backward() was called twice in one micro-step of the loop; expected one "
+    "call: add the losses, and call it with the sum",
+    "not weighed": "round {step}: pace.host.backward_done() was called before pace.host.weight(loss); expected the "
+    "loss to be multiplied by that weight first",
+    "left out": "round {step}: the loop went on without {how}; call it once for each micro-batch that the loader "
+    "yields",
+    "nothing ran": "round {step}: the loop went on without a backward pass",
+    "no own step": "interval {step}: the loop went on without pace.step(optimizer); with loop='local' it is expected "
+    "after each pace.backward(loss), since the last one of an interval merges",
+    "undivided": "round {step}: pace.weighted(loss, count=...).backward() under weigh='hook' leaves a gradient that "
+    "is not divided by the count of all ranks; call pace.backward(loss, count=...) in its place",
+    "foreign backward": "round {step}: optimizer.step() was called after a backward pass that is not Paceline's, "
+    "whose gradient is not weighted; call pace.backward(loss) in its place",
+    "step within": "optimizer.step() was called within round {step}, before all its gradients were there; expected "
+    "pace.step(optimizer), which steps when the round is complete",
+    "stepped twice": "an optimizer was stepped twice for one round; expected once: leave optimizer.step() out where "
+    "pace.step(optimizer) is called",
+    "own step twice": "pace.step() was called twice for one batch, or outside of the loop; with loop='local' "
+    "expected one call after each pace.backward(loss), with all optimizers in a list: pace.step([first, second])",
+    "own step early": "interval {step}: pace.step() was called before pace.backward(loss); expected it after",
+    "rows": "round {step}: the batch has {rows} rows; expected the {samples} planned samples, or "
+    "pace.backward(loss, count=...) with the number that the loss is a mean over",
+    "weight outside": "pace.host.weight() or pace.weighted() was called outside of `for ... in pace.loader(...)`",
+    "loss_now": "pace.loss_now() was called while no round is complete; expected it after a round's last backward "
+    "pass, on all ranks: if pace.step(optimizer): ... pace.loss_now()",
+    "checkpoint": "a checkpoint within round {step}; expected one between rounds: make it after the round's "
+    "optimizer step, taken by pace.step(optimizer) or reported by pace.host.stepped()",
+}
+"""The sentence for each event that a phase does not allow."""
+
+
+class Left(NamedTuple):
+    """The micro-step in whose middle a loop was left. done: its backward pass had ended."""
+
+    piece: Piece
+    done: bool
+
+
+class Round:
+    """A rank's running round, or the state between two. Only its methods change it.
+
+    travels: rows travel with the gradients, and their sums may fail. alone: this rank steps by itself after each
+    backward pass. pass_name: how the loop runs a backward pass, for messages.
+
+    Attributes:
+        phase: One of this module's phases.
+        piece: The samples of the running pass; None between rounds.
+        whole: The samples of all passes of the running micro-step; they are several if it was cut.
+        over: The last piece of the newest round that is over; None if one was left since.
+        rows: Rows of the batch, if some of its planned samples are missing; else None.
+        ran: Samples that count, of the round's micro-steps so far.
+        ready: The last gradient of the round is there.
+        taken: The optimizers that were stepped for the newest round.
+    """
+
+    __slots__ = (
+        *("phase", "piece", "whole", "over", "rows", "ran", "ready", "taken", "asked"),
+        *("_known", "_travels", "_alone", "_pass_name"),
+    )
+
+    def __init__(
+        self, travels: bool = False, alone: bool = False, pass_name: str = "pace.backward(loss)"
+    ) -> None:
+        self._travels, self._alone, self._pass_name = travels, alone, pass_name
+        self.phase = BETWEEN
+        self.piece: Piece | None = None
+        self.whole: Piece | None = None
+        self.over: Piece | None = None
+        self.rows: int | None = None
+        self.ran = 0
+        self.ready = True
+        self.taken: list[Any] = []
+        self.asked = False  # the loop knows whether its samples count
+        self._known = 0
+
+    # -- questions -------------------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> Piece:
+        """The piece of the running pass. Raises PacelineError between rounds."""
+        if self.piece is None:
+            raise PacelineError(NO_ROUND)
+        return self.piece
+
+    @property
+    def entire(self) -> Piece:
+        """The piece of all passes of the running micro-step. Raises PacelineError between rounds."""
+        if self.whole is None:
+            raise PacelineError(NO_ROUND)
+        return self.whole
+
+    @property
+    def newest(self) -> Piece | None:
+        """A piece of the running round, or of the one that is over; None before the first."""
+        return self.over if self.piece is None else self.piece
+
+    @property
+    def computing(self) -> int | None:
+        """The number of the round while its last gradient is not there on this rank; else None."""
+        return None if self.piece is None or self.ready else self.piece.step
+
+    @property
+    def unstepped(self) -> int | None:
+        """The number of the running round before its step is due; else None."""
+        waits = self.piece is not None and self.phase != COMPLETE and not self.taken
+        return self.piece.step if waits and self.piece is not None else None
+
+    @property
+    def more(self) -> bool:
+        """Whether further passes of the micro-step follow the running one."""
+        return self._known & MORE > 0
+
+    @property
+    def sends(self) -> bool:
+        """Whether the other ranks have begun to receive, or will receive, this pass's gradients: it is the round's
+        last one."""
+        sent = self.phase != DRAWN or self._known & PREPARED > 0
+        return sent and self.piece is not None and self.piece.last
+
+    @property
+    def left_behind(self) -> Left | None:
+        """The running micro-step as that in which the loop is left; None between rounds."""
+        return None if self.piece is None else Left(self.piece, self.phase > WEIGHED)
+
+    def samples(self, fixed: bool) -> int | None:
+        """The samples that this rank has run: of a micro-step if all ranks run as many of them (``fixed``), else of
+        the whole round; None outside of a round and, if not ``fixed``, before all of it has run."""
+        piece = self.over if self.piece is None else self.whole
+        if piece is None or not (fixed or self.piece is None or self.phase == COMPLETE):
+            return None
+        return piece.samples if fixed or (piece.first and piece.last) else self.ran
+
+    def stepped_piece(self) -> Piece:
+        """The piece of a round that is complete, or over, for its mean loss. Raises PacelineError for others."""
+        there = self.piece if self.phase == COMPLETE and not self._travels else None
+        piece = self.over if self.piece is None else there
+        return self.refuse("loss_now") if piece is None else piece
+
+    # -- events ----------------------------------------------------------------------------------------------
+
+    def drawn(self, piece: Piece, rows: int | None = None, asked: bool = False) -> None:
+        """A micro-step begins: its batch goes to the loop. rows: see the attributes. asked: an empty batch adds
+        nothing, so the loop need not ask whether it counts."""
+        if piece.first:
+            self.taken, self.ready, self.ran = [], False, piece.samples
+        else:
+            self.ran += piece.samples
+        self.phase, self._known, self.rows, self.asked = DRAWN, 0, rows, asked
+        self.piece = self.whole = piece
+
+    def cut(self, samples: int, first: bool, more: bool) -> Piece:
+        """The next pass runs this many of the micro-step's samples. first: it is the micro-step's first pass. more:
+        further ones follow it. Returns its piece."""
+        whole = self.whole
+        assert whole is not None
+        self.piece = piece = whole._replace(
+            samples=samples, first=whole.first and first, last=whole.last and not more
+        )
+        self.phase, self.rows, self._known = DRAWN, None, MORE if more else 0
+        return piece
+
+    def asks(self) -> bool:
+        """The loop asks whether its samples count. False between rounds, too."""
+        self.asked = True
+        return self.piece is not None and self.piece.samples > 0
+
+    def prepared(self) -> None:
+        """A forward pass has made the next backward pass sum its gradients."""
+        self._known |= PREPARED
+
+    def passes(self) -> None:
+        """``pace.backward`` is called."""
+        if not BETWEEN < self.phase < RAN:
+            rule = "backward outside" if self.over is None else "backward after"
+            self.refuse("backward twice" if self.piece is not None else rule)
+
+    def weighed(self) -> bool:
+        """A loss of the running pass gets its weight. Returns whether it is the pass's first."""
+        if self.phase != DRAWN:
+            return False
+        self.phase = WEIGHED
+        return True
+
+    def began(self) -> bool:
+        """Under the hook, a backward pass begins. Returns whether it is the micro-step's first."""
+        if self.piece is None or self._known & NOTICED:
+            return False
+        if self.rows is not None and self.phase == DRAWN:
+            self.refuse("rows")
+        self._known |= NOTICED
+        return True
+
+    def noticed_end(self, counted: bool) -> Piece | None:
+        """Under the hook, a backward pass has ended. ``counted``: its gradient is still to be divided by a count of
+        all ranks, which ``ended`` reports. Returns the piece; None between rounds."""
+        if (piece := self.piece) is not None:
+            self.phase = COMPLETE if self.ready and piece.last and not counted else RAN
+        return piece
+
+    def gradients_ready(self) -> Piece | None:
+        """The last gradient of the running pass is there. Returns the micro-step's piece for the first time in the
+        round's last one, else None."""
+        if self.ready or self.piece is None or not self.piece.last:
+            return None
+        self.ready = True
+        return self.whole
+
+    def ended(self) -> tuple[str, Piece]:
+        """A backward pass has ended. Returns AGAIN, KEEP, COMMIT, STEP or ALONE, and the piece that has run."""
+        if (whole := self.whole) is None or self.piece is None:
+            raise PacelineError(NO_ROUND)
+        if self.phase == DRAWN and not self._known & NOTICED:
+            self.refuse("not weighed")
+        if self._known & MORE:
+            self.phase = RAN
+            return AGAIN, self.piece
+        self.piece = whole
+        if self._travels or self._alone:
+            self.phase = DUE if self._alone else RAN
+            return ALONE if self._alone else COMMIT, whole
+        self.phase = COMPLETE if whole.last else RAN
+        return STEP if whole.last else KEEP, whole
+
+    def committed(self, complete: bool) -> Piece:
+        """The answer to COMMIT, or of a merge: whether the round is complete on all ranks. If not, samples of it are
+        still to be run. Returns the piece, marked last if it is."""
+        piece = self.running
+        if piece.last is not complete:
+            self.piece = self.whole = piece = piece._replace(last=complete)
+        self.phase, self.ready = (COMPLETE, True) if complete else (RAN, self.ready)
+        return piece
+
+    def goes_on(self) -> str:
+        """The loop asks for its next batch. Returns NEXT or END while a round is running, else ""."""
+        piece = self.piece
+        if piece is None:
+            return ""
+        if self.phase <= WEIGHED:
+            self.refuse("left out")
+        if self.phase == DUE:
+            self.refuse("no own step")
+        if not piece.last:
+            return NEXT
+        if self.phase != COMPLETE:
+            self.refuse("undivided" if self.ready else "nothing ran")
+        return END
+
+    def steps(self, closure: bool, foreign: Callable[[], bool]) -> None:
+        """An optimizer is about to step. closure: it runs the backward pass within its step. foreign: whether the
+        model has gradients that no weighed pass has left."""
+        if not (closure or self.piece is None or self.phase == COMPLETE):
+            self._refuse_step(foreign)
+
+    def _refuse_step(self, foreign: Callable[[], bool]) -> NoReturn:
+        piece = self.running
+        if self.phase == RAN and piece.last and self.ready:
+            self.refuse("undivided")
+        if piece.last and self.phase <= WEIGHED and (self.ready or (self.phase == DRAWN and foreign())):
+            self.refuse("foreign backward")
+        self.refuse("step within")
+
+    def once(self, optimizers: Sequence[Any]) -> None:
+        """These optimizers are about to step for the newest round."""
+        if any(one in self.taken for one in optimizers) or len({*map(id, optimizers)}) < len(optimizers):
+            self.refuse("stepped twice")
+
+    def took(self, optimizers: list[Any]) -> None:
+        """These optimizers have stepped for the newest round."""
+        self.taken += optimizers
+
+    def stepped(self) -> Piece:
+        """The round's step has ended, or was left out on purpose. Returns the round's last piece."""
+        if (piece := self.piece) is None:
+            raise PacelineError(NO_ROUND)
+        self.phase, self.piece, self.whole, self.over = BETWEEN, None, None, piece
+        return piece
+
+    def steps_alone(self) -> Piece:
+        """This rank's own step begins. Returns the piece that it is over."""
+        if self.phase == DRAWN or self.phase == WEIGHED:
+            self.refuse("own step early")
+        if self.phase != DUE:
+            self.refuse("own step twice")
+        self.phase, self.taken = RAN, []
+        return self.running
+
+    def left(self) -> Piece | None:
+        """The round is left unfinished. Returns its piece; None between rounds."""
+        piece = self.piece
+        self.phase, self.piece, self.whole, self.over = BETWEEN, None, None, None
+        return piece
+
+    def forget(self) -> None:
+        """The loop was left: the optimizers that it stepped may step again."""
+        self.taken = []
+
+    def checkpoint(self) -> None:
+        """The state of the run is asked for."""
+        if self.piece is not None:
+            self.refuse("checkpoint")
+
+    # -- errors ----------------------------------------------------------------------------------------------
+
+    def refuse(self, rule: str) -> NoReturn:
+        """Raises PacelineError with the sentence of a rule of ``REFUSED``."""
+        piece = self.newest
+        facts = {"rows": self.rows, "how": self._pass_name}
+        if piece is not None:
+            facts |= {"step": piece.step, "samples": piece.samples}
+        raise PacelineError(REFUSED[rule].format(**facts))

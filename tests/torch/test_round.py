@@ -1,0 +1,428 @@
+"""The course of a round as a state: rounds of several ranks in one process, without a model."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from paceline.errors import PacelineError
+from paceline.rounds import PiecePlan
+from paceline.torch.elastic import recovery
+from paceline.torch.elastic.recovery import Running
+from paceline.torch.feed.pieces import planned_pieces
+from paceline.torch.gradients.reducers import Reducer
+from paceline.torch.gradients.weighing import Weighing
+from paceline.torch.plan import Claim, Division, Piece, RoundPlan, claimed
+from paceline.torch.round import (
+    AGAIN,
+    ALONE,
+    BETWEEN,
+    COMMIT,
+    COMPLETE,
+    DRAWN,
+    DUE,
+    END,
+    KEEP,
+    NEXT,
+    RAN,
+    REFUSED,
+    STEP,
+    WEIGHED,
+    Round,
+)
+
+GUARANTEES = (
+    "In any order of events, each sample of a round counts once and the weights sum to one.",
+    "Members that are lost at any event leave each sample of the round counted once.",
+)
+
+
+def piece(samples: int = 4, first: bool = True, last: bool = True, step: int = 7) -> Piece:
+    return Piece(RoundPlan(step, np.array([samples]), samples), samples, first, last)
+
+
+def slots(round: Round) -> dict[str, Any]:
+    found = {name: getattr(round, name) for name in Round.__slots__}
+    return found | {"taken": list(round.taken)}
+
+
+def drawn(**options: Any) -> Round:
+    round = Round(**options)
+    round.drawn(piece())
+    return round
+
+
+def weighed(**options: Any) -> Round:
+    round = drawn(**options)
+    assert round.weighed()
+    return round
+
+
+def ended(**options: Any) -> Round:
+    round = weighed(**options)
+    round.ended()
+    return round
+
+
+def over() -> Round:
+    round = ended()
+    round.stepped()
+    return round
+
+
+def between_pieces() -> Round:
+    round = Round()
+    round.drawn(piece(last=False))
+    round.weighed()
+    assert round.ended()[0] is KEEP
+    return round
+
+
+def undivided() -> Round:
+    """Under the hook, a last pass whose gradient is still to be divided by a count."""
+    round = drawn()
+    round.began()
+    round.gradients_ready()
+    round.noticed_end(counted=True)
+    return round
+
+
+def missing_rows() -> Round:
+    round = Round()
+    round.drawn(piece(), rows=3)
+    return round
+
+
+@pytest.mark.parametrize(
+    ("round", "event", "rule_"),
+    [
+        (Round(), lambda r: r.passes(), "backward outside"),
+        (over(), lambda r: r.passes(), "backward after"),
+        (ended(), lambda r: r.passes(), "backward twice"),
+        (between_pieces(), lambda r: r.passes(), "backward twice"),
+        (drawn(), lambda r: r.ended(), "not weighed"),
+        (drawn(), lambda r: r.goes_on(), "left out"),
+        (weighed(), lambda r: r.goes_on(), "left out"),
+        (ended(alone=True), lambda r: r.goes_on(), "no own step"),
+        (undivided(), lambda r: r.goes_on(), "undivided"),
+        (undivided(), lambda r: r.steps(False, lambda: False), "undivided"),
+        (drawn(), lambda r: r.steps(False, lambda: True), "foreign backward"),
+        (drawn(), lambda r: r.steps(False, lambda: False), "step within"),
+        (between_pieces(), lambda r: r.steps(False, lambda: True), "step within"),
+        (drawn(alone=True), lambda r: r.steps_alone(), "own step early"),
+        (Round(alone=True), lambda r: r.steps_alone(), "own step twice"),
+        (missing_rows(), lambda r: r.began(), "rows"),
+        (drawn(), lambda r: r.stepped_piece(), "loss_now"),
+        (drawn(), lambda r: r.checkpoint(), "checkpoint"),
+    ],
+)
+def test_an_event_that_the_phase_does_not_allow_raises_and_changes_nothing(
+    round: Round, event: Any, rule_: str
+) -> None:
+    before = slots(round)
+    words = REFUSED[rule_].partition("{")[0] or REFUSED[rule_].partition("}")[2].partition("{")[0]
+    with pytest.raises(PacelineError) as refused:
+        event(round)
+    assert words in str(refused.value)
+    assert "{" not in str(refused.value)
+    assert slots(round) == before
+
+
+def test_an_optimizer_steps_once_for_a_round() -> None:
+    round, one, other = ended(), object(), object()
+    round.once([one, other])
+    round.took([one])
+    for again in ([one], [other, one], [other, other]):
+        with pytest.raises(PacelineError, match="stepped twice for one round"):
+            round.once(again)
+    round.stepped()
+    round.once([other])  # the second model's, after the round's step
+    round.drawn(piece(step=8))
+    round.once([one])
+
+
+def test_a_closure_may_step_before_its_backward_pass() -> None:
+    drawn().steps(True, lambda: True)
+
+
+def test_a_round_that_was_left_leaves_nothing_behind() -> None:
+    round = between_pieces()
+    assert round.left_behind is not None
+    assert round.left_behind.done
+    assert round.left() is not None
+    round.forget()
+    for name, value in slots(Round()).items():
+        assert name in {"ran", "ready", "rows", "asked"} or getattr(round, name) == value, name
+
+
+@pytest.mark.parametrize(
+    ("options", "last", "instruction", "phase"),
+    [
+        ({}, True, STEP, COMPLETE),
+        ({}, False, KEEP, RAN),
+        ({"travels": True}, True, COMMIT, RAN),
+        ({"travels": True}, False, COMMIT, RAN),
+        ({"alone": True}, True, ALONE, DUE),
+        ({"alone": True}, False, ALONE, DUE),
+    ],
+)
+def test_a_backward_pass_ends_with_an_instruction(
+    options: dict[str, Any], last: bool, instruction: str, phase: int
+) -> None:
+    round = Round(**options)
+    round.drawn(piece(last=last))
+    round.weighed()
+    assert round.ended()[0] is instruction
+    assert round.phase == phase
+
+
+def test_the_passes_of_a_micro_step_that_was_cut_are_one_micro_step() -> None:
+    round = drawn()
+    assert not round.cut(3, first=True, more=True).last
+    round.weighed()
+    assert not round.gradients_ready()
+    assert round.ended()[0] is AGAIN
+    assert round.cut(1, first=False, more=False).last
+    round.weighed()
+    assert round.gradients_ready()
+    assert not round.gradients_ready(), "only once in a round"
+    assert round.ended()[0] is STEP
+    assert round.running.samples == 4
+
+
+def test_a_commit_that_fails_leaves_the_round_open() -> None:
+    round = ended(travels=True)
+    assert not round.committed(False).last
+    assert round.goes_on() is NEXT
+    round.drawn(piece(samples=2, first=False, last=False))
+    round.weighed()
+    assert round.ended()[0] is COMMIT
+    assert round.committed(True).last
+    assert round.goes_on() is END
+    assert round.stepped().step == 7
+
+
+class Ranks(RuleBasedStateMachine):
+    """Some ranks whose rounds are planned, claimed, cut, and left at any event. Each sample of a round that is over
+    counts once, and the weights of its gradients sum to one."""
+
+    @initialize(ranks=st.integers(1, 4), micro_batch=st.none() | st.integers(1, 5), fills=st.booleans())
+    def begin(self, ranks: int, micro_batch: int | None, fills: bool) -> None:
+        self.ranks = [Round() for _ in range(ranks)]
+        self.terms: Any = SimpleNamespace(
+            floor=1, merge=None, micro_batch=micro_batch, quantum=1, micro_steps=lambda loads: None
+        )
+        self.fills, self.step, self.first = fills, 0, 0
+        self.weighing = Weighing([], torch.device("cpu"), Reducer())
+        self.plan: RoundPlan | None = None
+
+    @precondition(lambda self: self.plan is None)
+    @rule(data=st.data())
+    def plan_round(self, data: st.DataObject) -> None:
+        many = len(self.ranks)
+        loads = np.array(data.draw(st.lists(st.integers(0, 9), min_size=many, max_size=many)))
+        loads[0] += not loads.sum()
+        own = np.array([data.draw(st.integers(0, load)) for load in loads])
+        kept = np.array([data.draw(st.integers(0, int(one))) for one in own])
+        pool, ones = int((loads - own).sum()), np.ones(many)
+        division = None
+        if pool:
+            by = PiecePlan(ones / many, ones / many, ones / many, least=ones, speeds=ones)
+            division = Division(own - kept, kept, self.first + int(own.sum()), pool, by)
+        self.plan = RoundPlan(self.step, loads, int(loads.sum()), division)
+        self.claimed_so_far = 0
+        indices = np.arange(self.first + self.plan.batch)
+        self.todo = [
+            deque(
+                piece
+                for _, piece in planned_pieces(self.terms, rank, self.plan, self.first, indices, self.fills)
+            )
+            for rank in range(many)
+        ]
+        self.counted: Counter[int] = Counter()
+        self.weights = 0.0
+
+    def claim(self, division: Division, data: st.DataObject) -> Claim | None:
+        wanted = data.draw(st.integers(1, 5))
+        start, self.claimed_so_far = self.claimed_so_far, self.claimed_so_far + wanted
+        if start >= division.pool:
+            return None
+        return claimed(division, start, min(wanted, division.pool - start), 0, 5)
+
+    @precondition(lambda self: self.plan is not None)
+    @rule(data=st.data())
+    def micro_step(self, data: st.DataObject) -> None:
+        rank = data.draw(st.sampled_from(range(len(self.ranks))))
+        round, todo = self.ranks[rank], self.todo[rank]
+        if not todo or round.phase not in (BETWEEN, RAN):
+            return
+        following = todo[0]
+        if following.last and following.division is not None:
+            claim = self.claim(following.division, data)
+            if claim is not None:
+                todo.appendleft(following._replace(samples=sum(claim.sizes), last=False, start=claim.start))
+        following = todo.popleft()
+        if round.phase == RAN:
+            assert round.goes_on() is NEXT
+        following = following._replace(first=round.piece is None)
+        round.drawn(following)
+        parts = [following]
+        if following.samples > 1 and data.draw(st.booleans()):
+            cut = data.draw(st.integers(1, following.samples - 1))
+            parts = [round.cut(cut, True, True)]
+        self.run(round, parts[0], following.start)
+        if round.more:
+            rest = following.samples - parts[0].samples
+            assert not parts[0].last
+            if data.draw(st.booleans()):  # the second pass is tried twice, as after one that did not fit
+                round.cut(rest, False, False)
+            self.run(round, round.cut(rest, False, False), following.start + parts[0].samples)
+
+    def run(self, round: Round, part: Piece, start: int) -> None:
+        round.passes()
+        assert round.running is part
+        assert round.weighed()
+        assert not round.weighed()
+        self.weights += self.weighing.weight(part, part.samples)
+        self.counted.update(range(start, start + part.samples))
+        more = round.more
+        do, piece = round.ended()
+        assert piece is (part if more else round.entire)
+        assert do is (AGAIN if more else STEP if part.last else KEEP)
+        assert (round.phase == COMPLETE) is (do is STEP)
+
+    @precondition(lambda self: self.plan is not None and all(each.phase == COMPLETE for each in self.ranks))
+    @rule()
+    def steps(self) -> None:
+        assert self.plan is not None
+        assert self.counted == Counter(range(self.first, self.first + self.plan.batch))
+        assert self.weights == pytest.approx(1.0, abs=1e-12)
+        for round in self.ranks:
+            assert round.goes_on() is END
+            assert round.stepped().step == self.step
+        self.first, self.step, self.plan = self.first + self.plan.batch, self.step + 1, None
+
+    @precondition(lambda self: self.plan is not None)
+    @rule()
+    def leave(self) -> None:
+        for round in self.ranks:
+            round.left()
+            assert round.phase == BETWEEN
+        self.plan = None
+
+    @invariant()
+    def phases_agree_with_pieces(self) -> None:
+        for round in getattr(self, "ranks", ()):
+            assert (round.phase == BETWEEN) is (round.piece is None)
+            assert round.phase in (BETWEEN, DRAWN, WEIGHED, RAN, COMPLETE)
+
+
+class Members(RuleBasedStateMachine):
+    """Members of an elastic run, of which any may be lost at any event. The survivors run what is missing of the
+    round, and each sample counts once in the gradient that they commit."""
+
+    @initialize(ranks=st.integers(2, 5))
+    def begin(self, ranks: int) -> None:
+        self.rounds = {place: Round(travels=True) for place in range(ranks)}
+        self.states = {place: Running() for place in range(ranks)}
+        self.todo: dict[int, deque[Piece]] = {}
+        self.first, self.step, self.size = 0, 0, 0
+        self.broken = False
+
+    @property
+    def idle(self) -> bool:
+        return not self.size
+
+    @precondition(lambda self: self.idle)
+    @rule(data=st.data(), size=st.integers(1, 30))
+    def plan_round(self, data: st.DataObject, size: int) -> None:
+        places = [*self.rounds]
+        cuts = sorted(
+            data.draw(st.lists(st.integers(0, size), min_size=len(places) - 1, max_size=len(places) - 1))
+        )
+        loads = np.diff([0, *cuts, size])
+        plan, at = RoundPlan(self.step, loads, size), self.first
+        self.plan, self.size, self.parts, self.taken = plan, size, list[tuple[int, int]](), 0
+        for place, load in zip(places, loads.tolist(), strict=True):
+            half = load // 2
+            self.todo[place] = deque(
+                [
+                    Piece(plan, half, True, False, start=at),
+                    Piece(plan, load - half, False, True, start=at + half),
+                ]
+            )
+            at += load
+            self.states[place].begin(self.step, self.first, size)
+            self.states[place].within = True
+            self.states[place].among = tuple(places)
+
+    @precondition(lambda self: not self.idle)
+    @rule(data=st.data())
+    def micro_step(self, data: st.DataObject) -> None:
+        able = [place for place in self.rounds if self.todo[place]]
+        if not able:
+            return
+        place = data.draw(st.sampled_from(able))
+        round, piece = self.rounds[place], self.todo[place].popleft()
+        round.drawn(piece._replace(first=round.piece is None))
+        round.weighed()
+        assert round.ended()[0] is COMMIT
+        if piece.samples:
+            self.states[place].ran.append((piece.start, piece.samples))
+        if not piece.last:
+            round.committed(False)
+
+    @precondition(lambda self: len(self.rounds) > 1 and not self.idle)
+    @rule(data=st.data())
+    def lose(self, data: st.DataObject) -> None:
+        place = data.draw(st.sampled_from([*self.rounds]))
+        del self.rounds[place], self.states[place], self.todo[place]
+        self.broken = True
+
+    @precondition(lambda self: not self.idle and not any(self.todo[place] for place in self.rounds))
+    @rule()
+    def sum(self) -> None:
+        """All members have come to the sum: it fails if one was lost, and they agree on what is missing."""
+        if not self.broken:
+            self.commit()
+            return
+        self.broken = False
+        words = [state.word() for state in self.states.values()]
+        for place, state in self.states.items():
+            state.agree(words, len(self.rounds), 8)
+            self.rounds[place].committed(False)
+        found = {tuple(state.missing.spans) for state in self.states.values() if state.missing is not None}
+        assert len(found) == 1, "all members agree"
+        some = next(iter(self.states.values())).missing
+        assert some is not None
+        parts = recovery.parts(some.spans, some.members, some.fits)
+        places = [*self.rounds]
+        for number, (start, size) in enumerate(parts):  # each part is claimed by one member
+            self.todo[places[number % len(places)]].append(Piece(self.plan, size, False, False, start=start))
+
+    def commit(self) -> None:
+        counted: Counter[int] = Counter()
+        for state in self.states.values():
+            for start, size in state.ran:
+                counted.update(range(start, start + size))
+        assert counted == Counter(range(self.first, self.first + self.size))
+        for place, round in self.rounds.items():
+            assert round.committed(True).last
+            assert round.goes_on() is END
+            assert round.stepped().step == self.step
+            self.states[place].over()
+        self.first, self.step, self.size = self.first + self.size, self.step + 1, 0
+
+
+TestRanks = Ranks.TestCase
+TestMembers = Members.TestCase
+for each in (TestRanks, TestMembers):
+    each.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
