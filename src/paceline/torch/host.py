@@ -70,7 +70,7 @@ class Hosting:
 
     @adapter.setter
     def adapter(self, adapter: Host) -> None:
-        self._loop.host = adapter
+        self._loop.hosted_by(adapter)
 
     @property
     def first(self) -> bool:

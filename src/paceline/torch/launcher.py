@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("--elsewhere needs --host and --port, at which the other machines reach this one")
     command = [sys.executable, asked.script, *asked.arguments]
     try:
-        _follow_torchrun(asked)
+        asked = _following_torchrun(asked)
         token = _token(asked, asked.join[0] if asked.join else asked.host or LOOPBACK)
         network = interface(address_towards(asked.join[0]) if asked.join else asked.host or LOOPBACK)
         beside = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": network} | dict(os.environ)
@@ -178,15 +178,17 @@ def _awaited(path: Path, seconds: float) -> str:
     return token
 
 
-def _follow_torchrun(asked: argparse.Namespace) -> None:
-    """Set the options under torchrun: each process is a launcher, rank 0's is the first, and the others join it."""
+def _following_torchrun(asked: argparse.Namespace) -> argparse.Namespace:
+    """The options under torchrun: each process is a launcher, rank 0's is the first, and the others join it."""
     rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     if ranks < 2 or asked.join or asked.elsewhere or "MASTER_ADDR" not in os.environ:
-        return
-    asked.port = asked.port or int(os.environ["MASTER_PORT"]) + 1
-    asked.host = asked.host or address(os.environ["MASTER_ADDR"])
-    asked.elsewhere = 0 if rank else (ranks - 1) * asked.workers
-    asked.join = (asked.host, asked.port) if rank else None
+        return asked
+    port = asked.port or int(os.environ["MASTER_PORT"]) + 1
+    host = asked.host or address(os.environ["MASTER_ADDR"])
+    elsewhere = 0 if rank else (ranks - 1) * asked.workers
+    join = (host, port) if rank else None
+    found = {"port": port, "host": host, "elsewhere": elsewhere, "join": join}
+    return argparse.Namespace(**{**vars(asked), **found})
 
 
 class Process(subprocess.Popen[bytes]):

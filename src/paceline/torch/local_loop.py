@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import PacelineError
+from paceline.torch import hooks_of_torch
 from paceline.torch.gradients.steps import forget_unscaled, learning_rate
 from paceline.torch.gradients.weighing import LocalWeighing
 from paceline.torch.local_merge import Merges
@@ -21,7 +21,7 @@ from paceline.torch.plan import Piece, Source
 
 def _refuse_wrapped(model: torch.nn.Module, *_: Any) -> None:
     """Raises PacelineError before a forward pass through DDP, which would sum gradients in each of a rank's steps."""
-    wrapped = DistributedDataParallel._active_ddp_module is not None
+    wrapped = hooks_of_torch.running_ddp() is not None
     if wrapped and torch.is_grad_enabled() and dist.get_world_size() > 1:
         raise PacelineError(
             "the model was called through DistributedDataParallel, and with loop='local' each rank steps by itself; "

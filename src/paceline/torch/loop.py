@@ -49,7 +49,7 @@ class Loop:
     A loader iterates ``over`` its source. The training loop reports its backward passes to ``passes``, and its
     optimizer's step here (``step``, or ``stepped`` after its own step).
 
-    host: see ``Host``; set it before the first micro-step.
+    host: see ``Host``; ``hosted_by`` sets it before the first micro-step.
     """
 
     local: Any = None  # the ``Merges`` of loop="local"
@@ -144,6 +144,10 @@ class Loop:
             self._gathers = GatherSizes(lambda: self.round.newest)
             self._closing.callback(self._gathers.close)
         self._reducer.begin(self)
+
+    def hosted_by(self, host: Host) -> None:
+        """A framework runs the loop."""
+        self.host = host
 
     def lost(self) -> WorkerError | None:
         """The known reason why waiting for the other ranks is useless, or None; returns at once."""
@@ -382,7 +386,7 @@ class Loop:
         self._meter.running.step_ended(seconds or 0.0, rate)
         if seconds is not None:
             self._carry = seconds
-            self._steps.ever = True
+            self._steps.happened()
         elif not self.changes:  # a rank that joins would not know the number of earlier ones
             self._meter.left_out()
         self._gradients.used()

@@ -18,6 +18,7 @@ from paceline.policies import Policy
 from paceline.rounds import Cluster
 from paceline.sync import intervals
 from paceline.torch.callbacks import Callback
+from paceline.torch.hooks_of_torch import is_batch_norm
 
 LOOPS = ("whole", "round", "pieces", "local")
 MEMORY = "memory"  # value of limits: training finds what fits
@@ -204,7 +205,7 @@ def check_weigh(weigh: str) -> None:
 
 def has_batch_norm(model: torch.nn.Module) -> bool:
     """Whether the model has batch norm, whose variance needs two samples on each rank that works."""
-    return any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in model.modules())
+    return any(is_batch_norm(m) for m in model.modules())
 
 
 def least_and_most(limits: Limits | None, ranks: int, batch: int, floor: int) -> tuple[list[int], list[int]]:

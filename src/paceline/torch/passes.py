@@ -19,6 +19,7 @@ from paceline.torch.gradients.weighing import (
     Weighing,
     checked_count,
 )
+from paceline.torch.hooks_of_torch import at_end_of_pass
 from paceline.torch.measuring.measure import LastGradient
 from paceline.torch.measuring.meter import Meter
 from paceline.torch.plan import Piece
@@ -244,7 +245,7 @@ class Passes:
         self._reducer.check_sync(piece.last and gradients.sums)
         gradients.gather(piece)
         # It runs as soon as the whole pass, and with it DDP's reduction, has ended.
-        torch.autograd.Variable._execution_engine.queue_callback(partial(self._backward_ended, gradients))
+        at_end_of_pass(partial(self._backward_ended, gradients))
 
     def _backward_ended(self, gradients: HookWeighing) -> None:
         if (piece := self._round.noticed_end(gradients.counted)) is not None:

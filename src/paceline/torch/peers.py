@@ -21,6 +21,7 @@ from torch.distributed import constants
 from paceline.errors import PacelineError
 from paceline.machines import Machine, measure, sizes
 from paceline.rounds import Array, Machines
+from paceline.torch import hooks_of_torch
 
 T = TypeVar("T")
 
@@ -130,14 +131,8 @@ def timeout() -> float:
     """Seconds after which the process group gives up a collective that a rank has not joined."""
     if not dist.is_initialized():
         return constants.default_pg_timeout.total_seconds()
-    group = dist.distributed_c10d._get_default_group()
-    for device in ("cuda", "cpu"):
-        try:
-            span = group._get_backend(torch.device(device)).options._timeout.total_seconds()
-            return min(float(span), LONGEST)
-        except (RuntimeError, AttributeError):
-            continue  # this group has no backend for such a device, or one that does not show its timeout
-    return constants.default_pg_timeout.total_seconds()
+    usual = constants.default_pg_timeout.total_seconds()
+    return next((min(seconds, LONGEST) for seconds in hooks_of_torch.group_seconds()), usual)
 
 
 def own_store(timeout: float, first: Mapping[str, str | bytes] | None = None) -> dist.TCPStore:

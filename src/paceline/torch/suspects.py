@@ -24,14 +24,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import _disable_current_modes
 
 from paceline.errors import PacelineError
-from paceline.torch import waits
+from paceline.torch import hooks_of_torch, waits
 from paceline.torch.gradients.reducers import LOOKS
+from paceline.torch.hooks_of_torch import MEAN, SUM
 from paceline.torch.plan import Piece
 
-MEAN, SUM = 1, 2  # torch's numbers for these reductions
 PASSED = "Add", "Clone", "Div", "Mul", "Neg", "Sub", "ToCopy", "_DDPSink"  # graph nodes of sums and multiples
 SCALES = "Div", "Mul"
 GATHERS = "allgather", "_allgather_base", "all_gather_single"
@@ -148,8 +147,8 @@ class LossWatch:
                 continue
             if scale is not None:
                 self._grows(place, node, kind, scale, piece)
-            if kind.startswith("NllLoss") and node._saved_reduction == MEAN:
-                over, targets = float(node._saved_total_weight), node._saved_target.numel()
+            if kind.startswith("NllLoss") and hooks_of_torch.reduction(node) == MEAN:
+                over, targets = hooks_of_torch.nll_weights(node)
                 if abs(over - targets) > 1e-6 * targets:
                     self._say(
                         "mean",
@@ -176,7 +175,7 @@ class LossWatch:
         own = piece.samples
         if _sums(node, kind, True, own):
             times = scale
-        elif kind.startswith("Mean") or getattr(node, "_saved_reduction", 0) == MEAN:
+        elif kind.startswith("Mean") or hooks_of_torch.reduction(node) == MEAN:
             times = scale / own
         else:
             return
@@ -233,7 +232,7 @@ class LossWatch:
     def _watch(self, node: Any) -> None:
         """Note what a custom function gives to an input that is one number, as an auxiliary loss is, while it passes
         on the gradient of many: the same number for other gradients is none of the loss."""
-        made = getattr(type(node), "_forward_cls", type(node))
+        made = hooks_of_torch.function_of(node)
         known = self._by_hook or "injected" in self._said
         if known or made.__module__.partition(".")[0] == "torch":
             return
@@ -374,17 +373,15 @@ def _level() -> int:
 def _sums(node: Any, kind: str, alone: bool, samples: int) -> bool:
     """Whether a node sums over samples. alone: nothing is added to it; else it may be a penalty."""
     if kind.startswith("SumBackward"):
-        sizes: Any = getattr(node, "_saved_self_sym_sizes", ())
-        return alone and samples > 1 and bool(sizes) and sizes[0] == samples
-    return getattr(node, "_saved_reduction", 0) == SUM
+        return alone and samples > 1 and hooks_of_torch.summed_rows(node) == samples
+    return hooks_of_torch.reduction(node) == SUM
 
 
 def _factors(node: Any) -> Iterator[float]:
     """The single numbers that a node multiplies or divides by."""
-    for name in ("_saved_other", "_saved_self"):
-        factor = getattr(node, name, None)
-        if isinstance(factor, torch.Tensor) and factor.numel() == 1 and not factor.requires_grad:
-            with _disable_current_modes():  # in which the tensor of a Python number has no value
+    for factor in hooks_of_torch.saved_factors(node):
+        if factor.numel() == 1 and not factor.requires_grad:
+            with hooks_of_torch.without_modes():
                 yield float(factor)
 
 
@@ -408,8 +405,8 @@ def _size(node: Any, index: int) -> int:
         return 0
     if (leaf := getattr(node, "variable", None)) is not None:
         return 0 if leaf.numel() == 1 else int(leaf.numel())  # a parameter is no auxiliary loss
-    found: Any = list(getattr(node, "_input_metadata", ()))
-    return math.prod(found[index].shape) if index < len(found) else 0
+    shapes = hooks_of_torch.output_shapes(node)
+    return math.prod(shapes[index]) if index < len(shapes) else 0
 
 
 def _tensors(given: Any) -> list[torch.Tensor]:

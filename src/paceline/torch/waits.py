@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.errors import PacelineError
+from paceline.torch.hooks_of_torch import running_pass
 
 COLLECTIVES = (
     *("allreduce", "allreduce_coalesced", "reduce", "broadcast", "barrier", "monitored_barrier"),
@@ -44,7 +45,19 @@ _PACELINE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _listeners: dict[Callable[[], None], tuple[Callable[[str], object], Callable[[], object]]] = {}
 _replaced: list[tuple[Any, str, Any, Any]] = []  # owner, name, the original, its replacement
 _threads: set[int] = set()  # threads that have listened
-_thread = threading.local()
+
+
+class Within(threading.local):
+    """What this thread knows of the collective that it runs."""
+
+    running = False
+    arguments: tuple[Any, ...] = ()
+
+    def set(self, running: bool, arguments: tuple[Any, ...] = ()) -> None:
+        self.running, self.arguments = running, arguments
+
+
+_thread = Within()
 _waited = 0.0  # seconds waited so far while there were listeners
 
 
@@ -83,7 +96,7 @@ def refuse(running: Callable[[], int | None], loop: str) -> Callable[[], None]:
 
 def arguments() -> tuple[Any, ...]:
     """The arguments of the function that ``begins`` is notified of, of a process group's method with the group."""
-    return getattr(_thread, "arguments", ())
+    return _thread.arguments
 
 
 def now() -> float:
@@ -122,7 +135,7 @@ def _put(owner: Any, attribute: str, name: str) -> None:
 
     @functools.wraps(original)
     def notifying(*arguments: Any, **named: Any) -> Any:
-        if getattr(_thread, "within", False) or not _ours() or _alone(arguments):
+        if _thread.running or not _ours() or _alone(arguments):
             return original(*arguments, **named)
         return _notified(name, original, arguments, named)
 
@@ -132,7 +145,7 @@ def _put(owner: Any, attribute: str, name: str) -> None:
 
 def _ours() -> bool:
     """Whether this thread's waits hold up the training; those of a loader's thread, for instance, do not."""
-    return threading.get_ident() in _threads or torch._C._current_graph_task_id() != -1
+    return threading.get_ident() in _threads or running_pass() != -1
 
 
 def _alone(arguments: tuple[Any, ...]) -> bool:
@@ -142,7 +155,7 @@ def _alone(arguments: tuple[Any, ...]) -> bool:
 
 def _notified(name: str, original: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
     global _waited
-    _thread.within, _thread.arguments = True, arguments
+    _thread.set(True, arguments)
     began, notified = time.perf_counter(), []
     try:
         for begins, ends in tuple(_listeners.values()):
@@ -153,7 +166,7 @@ def _notified(name: str, original: Any, arguments: tuple[Any, ...], named: dict[
         for ends in notified:
             ends()
         _waited += time.perf_counter() - began
-        _thread.within, _thread.arguments = False, ()
+        _thread.set(False)
 
 
 def _put_back() -> None:

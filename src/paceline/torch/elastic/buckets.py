@@ -17,9 +17,8 @@ from paceline.errors import PacelineError
 from paceline.torch.elastic.group import over
 from paceline.torch.gradients.reducers import Sums
 from paceline.torch.gradients.same_bits import ExactSum
+from paceline.torch.hooks_of_torch import storage_uses
 
-# The number of references to a storage; a private name of torch. Without it, the memory is not used again.
-_use_count = getattr(torch._C, "_storage_Use_Count", None)
 FIRST_BYTES, BYTES = 1 << 20, 25 << 20  # of a bucket, as in DistributedDataParallel
 
 
@@ -38,17 +37,28 @@ class Bucket:
         self.views = [
             part.view_as(p) for part, p in zip(self.flat.split(sizes), self.parameters, strict=True)
         ]
-        self._own = self._holders()
-
-    def _holders(self) -> int:
-        return int(_use_count(self.flat.untyped_storage()._cdata)) if _use_count else 0
+        self._own = storage_uses(self.flat)
 
     def _free(self) -> bool:
         """Whether nothing else uses the memory: a failed sum that still writes; a gradient that was not set to None,
         and was added to; or a gradient that the user has kept."""
-        return over(self.work) and bool(_use_count) and self._holders() <= self._own
+        uses = storage_uses(self.flat)
+        return over(self.work) and uses is not None and self._own is not None and uses <= self._own
 
-    def fill(self) -> None:
+    def begin(self) -> None:
+        """A backward pass begins: all its gradients are to come."""
+        self.waits = len(self.parameters)
+
+    def ready(self) -> None:
+        """A gradient is ready."""
+        self.waits -= 1
+
+    def sum(self, start: Callable[[torch.Tensor], Any]) -> None:
+        """Copy the gradients, and start the sum of the copies."""
+        self._fill()
+        self.work = start(self.flat)
+
+    def _fill(self) -> None:
         """Copy the gradients; zeros for those that are None."""
         if not self._free():
             self._make()
@@ -77,7 +87,7 @@ class Buckets(Sums):
     def begin(self, sum: Callable[[torch.Tensor], Any]) -> None:
         self._sum, self._next = sum, 0
         for bucket in self._buckets:
-            bucket.waits = len(bucket.parameters)
+            bucket.begin()
 
     def finish(self, sum: Callable[[torch.Tensor], Any]) -> list[Any]:
         """No more gradients will come: start the sums that have not been started. Returns the works of all sums."""
@@ -113,7 +123,7 @@ class Buckets(Sums):
             sum = self._sum
             if sum is None:
                 return
-            bucket.waits -= 1
+            bucket.ready()
             if bucket.waits < 0:
                 raise PacelineError(
                     "a parameter got a gradient twice in one backward pass, after its sum had begun; elastic=True "
@@ -125,9 +135,7 @@ class Buckets(Sums):
         return ready
 
     def _start(self, sum: Callable[[torch.Tensor], Any]) -> None:
-        bucket = self._buckets[self._next]
-        bucket.fill()
-        bucket.work = sum(bucket.flat)
+        self._buckets[self._next].sum(sum)
         self._next += 1
 
 

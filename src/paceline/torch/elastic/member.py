@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import PacelineError
+from paceline.torch import hooks_of_torch
 from paceline.torch.callbacks import Callback, overriding
 from paceline.torch.counter import Count, count_of, packed
 from paceline.torch.elastic import commit
@@ -258,8 +259,7 @@ class Member(Reducer):
         self._sums.close()
 
     def release(self) -> None:
-        if self._ddp is not None:
-            self._ddp.reducer = None  # type: ignore[assignment]
+        hooks_of_torch.release(self._ddp)
 
     # -- a round ------------------------------------------------------------------------------------------------
 
@@ -273,15 +273,12 @@ class Member(Reducer):
         self._take_late()
         running = self._round
         running.begin(step, first, size)
-        if running.dropped:  # this epoch's sums and parts count on gradients that this rank has dropped
-            running.dropped = False
+        if running.picks_up():  # this epoch's sums and parts count on gradients that this rank has dropped
             self._link.broken(self._rendezvous.number)
             self._enter()
         elif self._switch or self._rendezvous.lost():
             self._enter()
-        running.within = True
-        if running.missing is None:
-            running.among = self._places
+        running.enter(self._places)
         self._check_goes_on()
 
     def _check_goes_on(self) -> None:
@@ -299,7 +296,8 @@ class Member(Reducer):
 
     def _over(self, found: CommitRecord, total: torch.Tensor) -> None:
         """The round is complete."""
-        self._rows, self._switch, self._given.record = found.rows, found.switch, total
+        self._rows, self._switch = found.rows, found.switch
+        self._given.committed(total)
         self._parts = self._claimed = None
         self._round.over()
 

@@ -86,6 +86,14 @@ class Remote:
     def terminate(self) -> None:
         self._set(LEAVE)
 
+    def place(self) -> None:
+        """A machine has room for it."""
+        self.placed = True
+
+    def end(self, status: int | None) -> None:
+        """It has ended with this status; None if it still runs."""
+        self.over = status
+
     def _set(self, order: str) -> None:
         self.order = order
         if not self.placed:
@@ -97,7 +105,18 @@ class Machine:
 
     def __init__(self, room: int) -> None:
         self.room, self.workers = room, list[Remote]()
-        self.orders = Orders()
+        self._orders = Orders()
+
+    def ended(self, statuses: dict[int, int]) -> None:
+        """Some of its workers have ended with these statuses, by their names."""
+        for remote in self.workers:
+            remote.end(statuses.get(remote.where.ident))
+        self.workers = [remote for remote in self.workers if remote.over is None]
+
+    def ordered(self, orders: Orders) -> bool:
+        """Whether these orders differ from the newest ones, which they replace."""
+        before, self._orders = self._orders, orders
+        return orders != before
 
 
 class Machines:
@@ -139,21 +158,18 @@ class Machines:
             for number in self._detector.silent(now, beats, dead):
                 self._order(number, Orders(lost=True))  # if the machine lives, it ends its workers
                 for remote in self._machines.pop(number).workers:
-                    remote.over = GONE
+                    remote.end(GONE)
                 found.append(f"machine {number} gave no sign of life for {dead:g} s")
         self._waiting = [remote for remote in self._waiting if remote.over is None]
         for number, machine in list(self._machines.items()):
-            ended = dict(reports[number].ended)
-            for remote in machine.workers:
-                remote.over = ended.get(remote.where.ident)
-            machine.workers = [remote for remote in machine.workers if remote.over is None]
+            machine.ended(dict(reports[number].ended))
             if reports[number].gone and not machine.workers:
                 del self._machines[number]
                 found.append(f"machine {number} has left")
                 continue
             while self._waiting and len(machine.workers) < machine.room:
                 machine.workers.append(remote := self._waiting.pop(0))
-                remote.placed = True
+                remote.place()
             self._update(number, machine)
         return found
 
@@ -168,8 +184,7 @@ class Machines:
     def _update(self, number: int, machine: Machine, over: int | None = None) -> None:
         workers = tuple((remote.order, remote.where) for remote in machine.workers)
         wanted = Orders(workers, over, begun=self._begun)
-        if wanted != machine.orders:
-            machine.orders = wanted
+        if machine.ordered(wanted):
             self._order(number, wanted)
 
     def _order(self, number: int, wanted: Orders) -> None:

@@ -47,6 +47,17 @@ class Running:
             self.step, self.ran, self.missing = step, [], None
         self.first, self.size = first, size
 
+    def picks_up(self) -> bool:
+        """Whether this rank had dropped the gradients of a round, and takes part again."""
+        dropped, self.dropped = self.dropped, False
+        return dropped
+
+    def enter(self, places: tuple[int, ...]) -> None:
+        """This rank begins the round, which is divided among these places unless it is recovered."""
+        self.within = True
+        if self.missing is None:
+            self.among = places
+
     def over(self) -> None:
         """The round is complete."""
         self.within, self.missing, self.ran = False, None, []

@@ -60,6 +60,10 @@ class Handover:
         }
         return torch.frombuffer(pack(parts), dtype=torch.uint8)
 
+    def committed(self, record: torch.Tensor) -> None:
+        """This rank has committed a round with this record."""
+        self.record = record
+
     def take(self, packed: torch.Tensor, run: bool) -> Any:
         """Load what ``pack`` gave. run: also the progress of the run. Returns the ``record`` of the packing rank."""
         parts = unpack(packed.numpy().tobytes(), "the state that another worker hands over")

@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, IterableDataset, default_collate
-from torch.utils.data._utils.pin_memory import pin_memory
 
 from paceline.errors import PacelineError, meant, number, short, switches, whole
 from paceline.rounds import Indices
@@ -34,6 +33,7 @@ from paceline.torch.feed.costs import Asked, agreed_dealer
 from paceline.torch.feed.pieces import Order, planned_pieces
 from paceline.torch.feed.prefetch import Prefetch, draws, loaded
 from paceline.torch.feed.rounds import iterate
+from paceline.torch.hooks_of_torch import pin_memory
 from paceline.torch.loop import Loop
 from paceline.torch.plan import Claim, Piece, RoundPlan
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import PacelineError
-from paceline.torch import exchange, peers
+from paceline.torch import exchange, hooks_of_torch, peers
 from paceline.torch.plan import Piece, Source
 
 LOOKS = 16  # backward passes at the beginning that are checked
@@ -158,7 +158,7 @@ class Sums:
 def _to_be_summed() -> bool:
     """Called in a hook of a wrapped module: whether DistributedDataParallel runs it, as ``ddp(x)`` or
     ``ddp.forward(x)``, and sums the gradients of the coming backward pass."""
-    ddp = DistributedDataParallel._active_ddp_module
+    ddp = hooks_of_torch.running_ddp()
     return ddp is not None and ddp.require_backward_grad_sync and torch.is_grad_enabled()
 
 
@@ -184,7 +184,7 @@ class Replicated(Reducer):
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
         self._ddp = ddp
-        self._hooks = getattr(ddp, "_comm_hooks", ())  # the user's; DDP has no public name for them
+        self._hooks = hooks_of_torch.comm_hooks(ddp)  # the user's
         self._prepared, self._looks = _Prepared(), LOOKS
         trained = [p for p in ddp.parameters() if p.requires_grad]
         self._handles = [ddp.module.register_forward_hook(self._prepared.through)]
@@ -225,7 +225,7 @@ class Replicated(Reducer):
         self._ddp.module.register_forward_hook(through)
 
     def register_comm_hook(self, state: Any, hook: Any) -> None:
-        if there := getattr(self._ddp, "_comm_hooks", ()):
+        if there := hooks_of_torch.comm_hooks(self._ddp):
             name = getattr(there[0][0], "__name__", "another")
             raise PacelineError(
                 "weigh='hook' needs DistributedDataParallel's one communication hook, and the model has "
@@ -242,8 +242,7 @@ class Replicated(Reducer):
             handle.remove()
 
     def release(self) -> None:
-        # otherwise gloo's thread may free its last work while Python ends, and abort
-        self._ddp.reducer = None  # type: ignore[assignment]
+        hooks_of_torch.release(self._ddp)
 
 
 class Sharded(Reducer):
@@ -268,14 +267,7 @@ class Sharded(Reducer):
         raise PacelineError("weigh='hook' needs DistributedDataParallel; with fully_shard use weigh='loss'")
 
     def drop(self) -> None:
-        # What a micro-step that sums nothing has left is in the unsharded parameters, out of reach of zero_grad().
-        for shard in self._shards:
-            state = shard._get_fsdp_state()  # no public name; these are those of torch 2.9 to 2.13
-            groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
-            for parameter in (each for group in groups if group is not None for each in group.fsdp_params):
-                parameter.unsharded_accumulated_grad = None
-                if (unsharded := getattr(parameter, "_unsharded_param", None)) is not None:
-                    unsharded.grad = None
+        hooks_of_torch.drop_accumulated(self._shards)
 
     def _reduce(self, now: bool) -> None:
         for shard in self._shards:

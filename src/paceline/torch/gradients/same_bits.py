@@ -14,6 +14,7 @@ import torch
 
 from paceline.errors import PacelineError
 from paceline.torch import peers
+from paceline.torch.hooks_of_torch import is_dropout
 
 ALIGNMENT = 64  # bytes
 CPU_INFO = Path("/proc/cpuinfo")
@@ -141,7 +142,7 @@ def begins_well(tensor: torch.Tensor) -> bool:
 
 
 def _drops_out(module: torch.nn.Module) -> bool:
-    own = getattr(module, "p", 0) if isinstance(module, torch.nn.modules.dropout._DropoutNd) else 0
+    own = getattr(module, "p", 0) if is_dropout(module) else 0
     within = getattr(module, "dropout", 0)  # a number in attention and recurrent layers
     return any(isinstance(part, float | int) and part > 0 for part in (own, within))
 

@@ -123,6 +123,10 @@ class Steps:
                 hook.remove()
         return bool(stepped) or len(hooks) < len(optimizers)
 
+    def happened(self) -> None:
+        """The round's step was taken, by the loop or its host."""
+        self.ever = True
+
     def begin(self) -> None:
         """A step begins whose end must be noticed, too."""
         if len(self._hooks) == 1:

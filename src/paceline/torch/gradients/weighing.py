@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from itertools import repeat
 from operator import attrgetter, is_not
 from typing import Any
 
@@ -21,6 +22,7 @@ from paceline.torch import peers
 from paceline.torch.gradients.reducers import Reducer
 from paceline.torch.gradients.same_bits import ExactSum
 from paceline.torch.gradients.steps import held
+from paceline.torch.hooks_of_torch import version
 from paceline.torch.plan import Piece
 
 _GRAD, _THERE = attrgetter("grad"), partial(is_not, None)  # in C: they run once a round for each parameter
@@ -70,8 +72,7 @@ class GradientStash:
         self._kept = None
         if scale != 1.0:
             torch._foreach_mul_([g for g in kept if g is not None], scale)
-        for parameter, grad in zip(self.parameters, kept, strict=True):
-            parameter.grad = grad
+        put(self.parameters, kept)
 
     def join(self) -> None:
         """A backward pass that ran apart is done: add the accumulated gradients to its own."""
@@ -83,14 +84,12 @@ class GradientStash:
 
     def take_back(self) -> None:
         """A backward pass that ran apart has failed: drop the gradients that it has left in the model."""
-        for parameter in self.parameters:
-            parameter.grad = None
+        put(self.parameters)
 
     def put(self) -> None:
         """The backward pass of a piece is done, and another piece follows: take the gradients out of the model."""
         self._kept = [p.grad for p in self.parameters]
-        for parameter in self.parameters:
-            parameter.grad = None
+        put(self.parameters)
 
     def ready(self) -> None:
         """The round's gradients are complete."""
@@ -127,8 +126,7 @@ class GradientStash:
     def drop(self) -> None:
         """The running round is left unfinished: drop its gradients."""
         if self._begun or self._kept is not None:
-            for parameter in self.parameters:
-                parameter.grad = None
+            put(self.parameters)
         self._kept, self._used, self._had, self._begun = None, None, [], False
 
     def there(self) -> bool:
@@ -346,9 +344,15 @@ class LocalWeighing(Weighing):
         return part / self.many if self.many else 0.0
 
 
+def put(parameters: Sequence[torch.nn.Parameter], grads: Iterable[torch.Tensor | None] | None = None) -> None:
+    """Set the parameters' gradients; without ``grads`` to None."""
+    for parameter, grad in zip(parameters, repeat(None) if grads is None else grads, strict=False):
+        parameter.grad = grad
+
+
 def _which(grad: torch.Tensor | None) -> tuple[int, int] | None:
     """Numbers that identify a gradient and its version: they differ after each change. None without a gradient."""
-    return None if grad is None else (id(grad), grad._version)
+    return None if grad is None else (id(grad), version(grad))
 
 
 def checked_count(count: Any) -> float:

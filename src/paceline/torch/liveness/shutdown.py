@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.errors import PacelineError
+from paceline.torch import hooks_of_torch
 
 _joined = False  # ``join`` has made the process group
 LOOK = 0.01  # seconds between two looks for the other ranks
@@ -31,8 +32,7 @@ GONE_SECONDS = 0.5  # to notice the end of a process whose connections are close
 
 def leave(ddp: Any = None) -> None:
     """Release DDP's reducer, then the process group. Safe to call twice, and without a group."""
-    if ddp is not None and getattr(ddp, "reducer", None) is not None:
-        ddp.reducer = None
+    hooks_of_torch.release(ddp)
     if dist.is_available() and dist.is_initialized():
         gc.collect()  # DDP leaves reference cycles
         dist.destroy_process_group()

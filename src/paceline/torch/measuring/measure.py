@@ -9,7 +9,6 @@ training path waits for the device.
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -17,8 +16,7 @@ import psutil
 import torch
 
 from paceline.torch import waits
-
-_running_pass, _ENGINE = torch._C._current_graph_task_id, torch.autograd.Variable._execution_engine
+from paceline.torch.hooks_of_torch import at_end_of_pass, call_in_pass, running_pass
 
 
 class Stopwatch(Protocol):
@@ -155,13 +153,7 @@ class LastGradient:
             self._pass = None
             return
         self._pass = -1
-        # This does the same as ``loss.register_hook``, without the handle for its removal, which costs more than all
-        # the rest: the hook stays with the loss, and does nothing in other passes.
-        hooks: Any = loss._backward_hooks
-        if hooks is None:
-            loss._backward_hooks = hooks = OrderedDict()
-            first._register_hook_dict(loss)
-        hooks[self._key] = self._queue
+        call_in_pass(loss, first, self._key, self._queue)  # it does nothing in other passes
 
     def ended(self) -> None:
         """A round's last backward pass is done; ``begins`` may have announced it."""
@@ -184,11 +176,11 @@ class LastGradient:
 
     def _queue(self, *_: object) -> None:
         if self._pass == -1:
-            self._pass = _running_pass()
-            _ENGINE.queue_callback(self._queued)
+            self._pass = running_pass()
+            at_end_of_pass(self._queued)
 
     def _gradients(self, _: object) -> None:
         if self._pass is not None:
-            within = _running_pass() == self._pass
+            within = running_pass() == self._pass
             self._within, self._apart = self._within or within, self._apart or not within
         self._notify()

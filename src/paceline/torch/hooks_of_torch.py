@@ -1,0 +1,153 @@
+"""Every name of torch that is not public and that the engine uses, in one place.
+
+Tried on torch 2.13, and the oldest release that is allowed is 2.6 (FSDP2: 2.9). If a new release of torch breaks
+something, look here first: each function says what is expected of torch, and nothing else in ``paceline.torch``
+uses a name of torch with an underscore.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.data._utils.pin_memory import pin_memory as pin_memory
+
+SUM, MEAN = 2, 1  # torch's numbers for these reductions of a loss
+
+# -- backward passes -----------------------------------------------------------------------------------------
+
+running_pass: Callable[[], int] = torch._C._current_graph_task_id
+"""The number of the backward pass that runs on this thread; -1 for none."""
+
+at_end_of_pass: Callable[[Callable[[], None]], None] = (
+    torch.autograd.Variable._execution_engine.queue_callback
+)
+"""Queue a function to be called at the end of the running backward pass, in the order of the queue."""
+
+
+def call_in_pass(loss: torch.Tensor, first: Any, key: int, notify: Callable[..., None]) -> None:
+    """Call ``notify`` when a backward pass begins at ``loss``, whose graph node is ``first``.
+
+    This does the same as ``loss.register_hook``, without the handle for its removal, which costs more than all the
+    rest: the hook stays with the loss. key: replaces the hook of the same number."""
+    hooks: Any = loss._backward_hooks
+    if hooks is None:
+        loss._backward_hooks = hooks = OrderedDict()
+        first._register_hook_dict(loss)
+    hooks[key] = notify
+
+
+def version(tensor: torch.Tensor) -> int:
+    """A number that grows with each change of the tensor in place."""
+    return tensor._version
+
+
+def storage_uses(tensor: torch.Tensor) -> int | None:
+    """The number of references to a tensor's memory; None if this torch does not tell."""
+    count = getattr(torch._C, "_storage_Use_Count", None)
+    return None if count is None else int(count(tensor.untyped_storage()._cdata))
+
+
+# -- nodes of a graph ----------------------------------------------------------------------------------------
+
+
+def reduction(node: Any) -> int:
+    """``MEAN`` or ``SUM`` for the node of a loss with that reduction, else 0."""
+    return int(getattr(node, "_saved_reduction", 0))
+
+
+def nll_weights(node: Any) -> tuple[float, int]:
+    """For the node of a negative log-likelihood: the sum of its targets' weights, and the number of targets."""
+    return float(node._saved_total_weight), node._saved_target.numel()
+
+
+def summed_rows(node: Any) -> int:
+    """For the node of a sum over all elements, the first dimension of what it sums; 0 if unknown."""
+    sizes: Any = getattr(node, "_saved_self_sym_sizes", ())
+    return int(sizes[0]) if sizes else 0
+
+
+def saved_factors(node: Any) -> Iterator[torch.Tensor]:
+    """The tensors that a node of a product or quotient has saved."""
+    for name in ("_saved_other", "_saved_self"):
+        if isinstance(factor := getattr(node, name, None), torch.Tensor):
+            yield factor
+
+
+def function_of(node: Any) -> type[Any]:
+    """The custom autograd function of a node."""
+    made: type[Any] = getattr(type(node), "_forward_cls", type(node))
+    return made
+
+
+def output_shapes(node: Any) -> list[Any]:
+    """The shapes of a node's outputs, as it was run forward; empty if unknown."""
+    return [each.shape for each in getattr(node, "_input_metadata", ())]
+
+
+def without_modes() -> AbstractContextManager[Any]:
+    """A context without dispatch modes, in which the tensor of a Python number has no value."""
+    return _disable_current_modes()
+
+
+# -- modules -------------------------------------------------------------------------------------------------
+
+
+def is_batch_norm(module: torch.nn.Module) -> bool:
+    return isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
+
+
+def is_dropout(module: torch.nn.Module) -> bool:
+    return isinstance(module, torch.nn.modules.dropout._DropoutNd)
+
+
+# -- DistributedDataParallel and FSDP2 -----------------------------------------------------------------------
+
+
+def running_ddp() -> Any:
+    """The DistributedDataParallel whose forward pass runs; None if there is none."""
+    return DistributedDataParallel._active_ddp_module
+
+
+def comm_hooks(ddp: DistributedDataParallel) -> list[Any]:
+    """The communication hooks that were registered: the list is DDP's own, and grows with them."""
+    found: list[Any] = getattr(ddp, "_comm_hooks", [])
+    return found
+
+
+def release(ddp: Any) -> None:
+    """Free DDP's reducer. Otherwise gloo's thread may free its last work while Python ends, and abort."""
+    if getattr(ddp, "reducer", None) is not None:
+        ddp.reducer = None
+
+
+def drop_accumulated(shards: Iterable[Any]) -> None:
+    """Drop the gradients that FSDP2's micro-steps without a sum have left in the unsharded parameters, which
+    ``zero_grad`` does not reach. (The names are those of torch 2.9 to 2.13.)"""
+    for shard in shards:
+        state = shard._get_fsdp_state()
+        groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
+        for parameter in (each for group in groups if group is not None for each in group.fsdp_params):
+            parameter.unsharded_accumulated_grad = None
+            if (unsharded := getattr(parameter, "_unsharded_param", None)) is not None:
+                unsharded.grad = None
+
+
+# -- process groups ------------------------------------------------------------------------------------------
+
+
+def group_seconds() -> Iterator[float]:
+    """The timeouts of the default process group's backends, for those that show it."""
+    group = dist.distributed_c10d._get_default_group()
+    for device in ("cuda", "cpu"):
+        try:
+            span = group._get_backend(torch.device(device)).options._timeout
+        except (RuntimeError, AttributeError):
+            continue  # this group has no backend for such a device, or one that does not show its timeout
+        yield float(span.total_seconds())
