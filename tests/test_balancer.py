@@ -163,7 +163,7 @@ def test_plans_are_those_of_step_and_training_in_turns(policy: str, forecast: st
     "policy", ["level", "dolbie", "wlbs", "lbbsp-cpu:forecast=arima", "level:forecast=narx"]
 )
 @pytest.mark.parametrize("lag", [0, 2])
-def test_going_on_from_a_checkpoint_is_going_on(policy: str, lag: int) -> None:
+def test_resumed_balancer_has_the_plans_of_an_unbroken_one(policy: str, lag: int) -> None:
     whole, before, after = balancer(policy), balancer(policy), balancer(policy)
     for loop in (whole, before, after):
         loop.lag = lag

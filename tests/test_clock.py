@@ -29,7 +29,7 @@ DAY = 86400.0
 
 
 @pytest.mark.parametrize("set_by", [DAY, -DAY])
-def test_the_live_page_tells_a_run_that_goes_on_from_one_that_was_stopped(
+def test_live_page_distinguishes_running_from_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, set_by: float
 ) -> None:
     real, steady, passed = time.time, time.monotonic, [0.0, 0.0]
@@ -58,7 +58,7 @@ def test_the_live_page_tells_a_run_that_goes_on_from_one_that_was_stopped(
 
 
 @pytest.mark.processes
-def test_a_run_is_measured_by_a_clock_that_nobody_sets(tmp_path: Path) -> None:
+def test_run_is_measured_by_a_monotonic_clock(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
@@ -85,7 +85,7 @@ def test_a_run_is_measured_by_a_clock_that_nobody_sets(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_service_drops_nobody(tmp_path: Path) -> None:
+def test_service_drops_no_worker(tmp_path: Path) -> None:
     pytest.importorskip("fastapi")
 
     def life(worker: client.Worker, pace: float) -> None:

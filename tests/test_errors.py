@@ -39,5 +39,5 @@ def test_only_what_is_near_is_suggested(word, known, near):
     assert meant(word, known) == (f"; did you mean {near}?" if near else "")
 
 
-def test_without_a_suggestion_all_words_are_told():
+def test_without_a_suggestion_all_words_are_listed():
     assert expected("alexnet", MODELS) == "; expected one of mlp, cnn, lenet5, resnet18, vgg16"

@@ -19,7 +19,7 @@ GUARANTEES = (
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
-def test_a_file_is_as_readable_as_the_umask_says(tmp_path: Path, mask: int) -> None:
+def test_file_is_as_readable_as_the_umask_allows(tmp_path: Path, mask: int) -> None:
     before = os.umask(mask)
     try:
         written = write_whole(tmp_path / "file", "content")

@@ -75,7 +75,7 @@ def test_the_doctor_starts_the_training_without_having_loaded_pytorch() -> None:
 
 
 @guarantee("The wheel says that it is typed, and has the version of the package.")
-def test_the_wheel_is_typed_and_has_the_version_that_the_package_says(tmp_path: Path) -> None:
+def test_wheel_is_typed_and_has_the_package_version(tmp_path: Path) -> None:
     hatchling = pytest.importorskip("hatchling.build")
     here = Path.cwd()
     os.chdir(ROOT)

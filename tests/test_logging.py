@@ -28,7 +28,7 @@ def _round(balancer: Balancer, step: int) -> None:
     balancer.report(step, balancer.loads(step, 96), np.array([1.0, 2.0, np.nan]))
 
 
-def test_a_round_is_told_to_who_listens_and_costs_nothing_else(
+def test_round_is_logged_only_if_enabled(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     balancer = Balancer(policies.create("level", Cluster(3, 96)))
@@ -49,7 +49,7 @@ def test_a_round_is_told_to_who_listens_and_costs_nothing_else(
     assert len(caplog.records) == 1
 
 
-def test_a_policy_that_begins_afresh_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_policy_that_starts_without_its_state_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     before = Balancer(policies.create("level", Cluster(2, 96))).state_dict()
     with caplog.at_level(logging.INFO, "paceline"):
         Balancer(policies.create("level", Cluster(3, 96))).load_state_dict(before, 7)
@@ -69,7 +69,7 @@ class Idle:
         raise AssertionError("nobody delivers")
 
 
-def test_who_leaves_a_parameter_server_and_comes_back_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_worker_that_leaves_and_rejoins_a_server_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     config = ServerConfig(2, 8, policy="level")
     coordinator = Coordinator(Idle(), config, Epochs(16, 1, seed=0), lambda _: None)
     coordinator.handle(Start(0.0))
@@ -82,7 +82,7 @@ def test_who_leaves_a_parameter_server_and_comes_back_is_told(caplog: pytest.Log
     ]
 
 
-def test_a_damaged_checkpoint_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_checkpoint_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "run.npz").write_bytes(b"damaged")
     (tmp_path / "run-previous.npz").write_bytes(seal(b"an archive"))
     with caplog.at_level(logging.INFO, "paceline"):
@@ -91,7 +91,9 @@ def test_a_damaged_checkpoint_is_told(tmp_path: Path, caplog: pytest.LogCaptureF
     assert [record.getMessage() for record in caplog.records] == [checkpoints.note]
 
 
-def test_who_joins_and_leaves_a_service_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_worker_that_joins_and_leaves_a_service_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def played() -> None:
         service = Service(tmp_path, record=False)
         await service.start(("j", Settings.of(batch=8, workers=2)))

@@ -62,7 +62,7 @@ def test_builds_what_is_asked_for(text: str, expected: Thing) -> None:
         ("thing:of=c", "of=c: expected one of a, b"),
     ],
 )
-def test_says_what_was_expected(text: str, message: str) -> None:
+def test_error_names_what_was_expected(text: str, message: str) -> None:
     with pytest.raises(PacelineError) as caught:
         build(KINDS, text, "kind", size=3)
     assert message in str(caught.value)

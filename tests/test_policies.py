@@ -52,12 +52,12 @@ def test_options_reach_the_policy():
         ("equal:cluster=3", "no options"),
     ],
 )
-def test_what_cannot_be_made_is_said_in_a_sentence(text, words):
+def test_policy_that_cannot_be_made_raises(text, words):
     with pytest.raises(PacelineError, match=words):
         policies.create(text, CLUSTER)
 
 
-def test_states_come_apart_and_together_whatever_their_shape():
+def test_states_of_any_shape_are_taken_apart_and_restored():
     state = Outer(Inner(np.arange(3.0), np.array([True, False])), np.array(7), ())
     stored = policies.leaves(state)
     assert [leaf.dtype.kind for leaf in stored] == ["f", "b", "i"]
@@ -90,7 +90,7 @@ def test_another_policys_state_is_refused():
         policies.restore(mine, policies.leaves(small)[:1])
 
 
-def test_the_digest_survives_as_a_float_and_tells_plans_apart():
+def test_digest_survives_as_a_float_and_differs_between_plans():
     plan = Plan(np.array([0.5, 0.5]))
     value = policies.digest(plan)
     assert value == int(float(value)) == policies.digest(Plan(np.array([0.5, 0.5])))
@@ -99,7 +99,7 @@ def test_the_digest_survives_as_a_float_and_tells_plans_apart():
     assert policies.digest(Plan(np.array([0.25, 0.75]))) == 1781062005066752  # the same on every machine
 
 
-def test_own_policies_have_names_of_their_own(monkeypatch):
+def test_registered_policies_have_their_names(monkeypatch):
     @dataclass(frozen=True)
     class Mine:
         """Mine."""
@@ -140,6 +140,6 @@ def test_own_policies_have_names_of_their_own(monkeypatch):
         ),
     ],
 )
-def test_an_array_in_place_of_a_word_is_refused_in_a_sentence(call, words):
+def test_array_in_place_of_a_word_raises(call, words):
     with pytest.raises(PacelineError, match=words):
         call(np.array(["a", "b"]))

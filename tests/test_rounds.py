@@ -33,7 +33,7 @@ def test_fractional_limits_are_cut_to_the_whole_samples_within():
         ({"workers": 2, "global_batch": 10, "least": [-1, 0]}, "worker 0: least -1"),
     ],
 )
-def test_clusters_that_cannot_be_are_refused_in_a_sentence(given, words):
+def test_impossible_clusters_raise(given, words):
     with pytest.raises(PacelineError, match=words):
         Cluster(**given)
 
@@ -53,6 +53,6 @@ def test_a_round_knows_who_was_there():
         ({"seconds": np.ones(2), "overhead": "none"}, "overhead='none': expected arrays of numbers"),
     ],
 )
-def test_a_round_of_no_numbers_is_refused_in_a_sentence(given, words):
+def test_round_without_numbers_raises(given, words):
     with pytest.raises(PacelineError, match=words):
         Round(np.array([0.5, 0.5]), batch=8, **given)

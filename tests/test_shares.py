@@ -223,7 +223,7 @@ def test_a_short_batch_relaxes_the_least_loads_in_proportion():
 
 
 @pytest.mark.parametrize("batch", [10, 100])
-def test_those_who_never_end_get_what_nobody_else_may_take(batch):
+def test_workers_that_never_end_get_only_what_others_may_not_take(batch):
     gone = Linear(np.array([1.0, np.inf, 1.0]), np.zeros(3))
     some = [0.4 * batch, batch, 0.2 * batch]
     np.testing.assert_array_equal(
@@ -265,7 +265,7 @@ def test_a_hundred_thousand_workers_get_whole_samples():
         (lambda: whole_samples(Linear(np.ones(2), np.zeros(2)), 10, most=[3, 4]), "3 of 10 without a place"),
     ],
 )
-def test_limits_that_cannot_hold_the_batch_say_by_how_much(call, words):
+def test_limits_that_cannot_hold_the_batch_raise_with_the_difference(call, words):
     with pytest.raises(PacelineError, match=words):
         call()
 
@@ -288,6 +288,6 @@ def test_limits_that_cannot_hold_the_batch_say_by_how_much(call, words):
         (lambda: at_least(np.array([1, 2, 3]), "two"), "floor='two': expected an array"),
     ],
 )
-def test_arguments_that_cannot_be_divided_are_refused_in_a_sentence(call, words):
+def test_arguments_that_cannot_be_divided_raise(call, words):
     with pytest.raises(PacelineError, match=words):
         call()

@@ -126,7 +126,7 @@ def test_the_threshold_is_found_from_a_trace_and_makes_stalling_workers_faster()
     assert cut < 0.8 * alone
 
 
-def test_nothing_is_dropped_where_nobody_is_late():
+def test_nothing_is_dropped_without_late_workers():
     trips = RoundTrips(4, Constant(0.5), Constant(0.01))
     run, _ = served("dropcompute:exchange=0.1", trips, 4, 40)
     assert not any(u.dropped_samples for u in run.run(updates=60))

@@ -270,6 +270,6 @@ def test_arrivals_count_late_ones():
         ("backups", "expected one of adasync, blind, dbw, dropcompute, everyone, static"),
     ],
 )
-def test_bad_input_is_answered_in_one_sentence(text, says):
+def test_bad_input_raises_one_error(text, says):
     with pytest.raises(PacelineError, match=says):
         backup.create(text, 4)

@@ -105,7 +105,7 @@ def test_margins_grow_with_paces_and_by_a_small_part_of_their_differences(paces,
     "shares, with noise, spikes and up to 85 % overhead."
 )
 @pytest.mark.parametrize("flat", [0.5, 0.7, 0.85])
-def test_equal_workers_stay_nearly_equal_through_spikes_whatever_their_overhead(flat):
+def test_equal_workers_stay_nearly_equal_through_spikes_and_overheads(flat):
     """Seconds over those of equal shares, from the same draws."""
     runs, n, samples, rounds = 48, 4, 16, 200
     rng = np.random.default_rng(2)
@@ -136,7 +136,7 @@ def test_scatter_is_learned_and_a_change_of_speed_is_not_scatter():
     assert jitter == pytest.approx(0.01, rel=0.25)
 
 
-def test_level_is_quicker_than_aiming_everybody_at_the_same_time():
+def test_level_is_faster_than_equal_expected_ends():
     pace, overhead = np.repeat([1 / 3000, 1 / 45], 6), np.full(12, 0.02)
     cluster = Cluster(12, BATCH, realizations=(200,))
     policy = policies.create("level", cluster)

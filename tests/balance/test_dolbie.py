@@ -114,7 +114,7 @@ def test_messages_of_a_round_are_those_of_a_delivery():
         assert traffic == (len(second), sum(map(len, second)))
 
 
-def test_peers_tell_their_shares_to_the_straggler_alone():
+def test_peers_send_their_shares_to_the_straggler_alone():
     """DOLBIE, Alg. 2, lines 1 to 13."""
     peers = dolbie.start_peers(3)
     heard = [dolbie.announce(p, s) for p, s in zip(peers, (1.0, 3.0, 3.0), strict=True)]
@@ -151,7 +151,7 @@ def test_the_first_step_is_safe():
 
 
 @pytest.mark.parametrize("options", ["", ":monotone=no", ":tight=yes", ":monotone=no,tight=yes"])
-def test_two_workers_come_to_the_optimum(options):
+def test_two_workers_reach_the_optimum(options):
     """With a step of 1, eq. (7) for two, the shares alternate between two points of 2.56 s."""
     costs = constant([0.01, 0.02], 0.0, 30)
     _, played, _, _ = play("dolbie" + options, costs, BATCH)

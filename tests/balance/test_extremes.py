@@ -102,9 +102,7 @@ def test_every_loop_gives_whole_samples(
 @example(costs=[(1.0, 580921.0), (1.0, 580923.0), (1.2425875378536808e16, 0.0)], batch=1.0)
 @example(costs=SLOW_AND_LATE, batch=216718962.79)
 @example(costs=[*SLOW_AND_LATE, SLOW_AND_LATE[0]], batch=216718962.79136962)
-def test_the_water_level_is_full_and_nobody_could_end_sooner(
-    costs: list[tuple[float, float]], batch: float
-) -> None:
+def test_water_level_is_full_and_optimal(costs: list[tuple[float, float]], batch: float) -> None:
     """Whoever has work ends when the level says, but for what rounding takes from sums of unlike size."""
     slope, overhead = (np.array(column) for column in zip(*costs, strict=True))
     level, loads = water_level(Linear(slope, overhead), batch)

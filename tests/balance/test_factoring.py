@@ -218,7 +218,7 @@ def test_claims_go_by_what_is_expected_and_plans_by_more() -> None:
     assert np.mean(told[20:]) == pytest.approx(1.0, abs=0.1)
 
 
-def test_what_cannot_be_is_said_in_a_sentence() -> None:
+def test_impossible_options_raise() -> None:
     for text in ("portion=0", "portion=1.5", "part=0", "piece=0", "overhead=0"):
         with pytest.raises(PacelineError, match=text.split("=")[0]):
             policies.create(f"factoring:{text}", Cluster(3, 48))

@@ -139,18 +139,18 @@ def test_a_parameter_server_waits_for_as_many_as_it_plans(mode):
     assert updates[-1].ended < 0.8 * level[-1].ended
 
 
-def test_a_backup_policy_of_ones_own_goes_before_it():
+def test_given_backup_policy_has_priority():
     updates, _ = served("joint", "push-wait", "static:7")
     assert {u.quorum for u in updates} == {7}
 
 
-def test_a_gate_that_asks_nobody_is_left_alone():
+def test_gate_that_asks_no_worker_is_left_alone():
     _, run = served("joint", "push-wait", sync="ssp:2")
     _, same = served("level", "push-wait", sync="ssp:2")
     np.testing.assert_array_equal(run.parameters.values, same.parameters.values)
 
 
-def test_the_server_says_what_late_workers_do():
+def test_server_reports_what_late_workers_do():
     config = ServerConfig(4, BATCH, policy="joint", mode="push-interrupt")
     assert config.build().balancer.policy.mode == "push-interrupt"
 

@@ -13,7 +13,7 @@ from .streams import constant, moving, play
 SLOPES = np.array([1e-3, 2e-3, 4e-3, 1e-3])
 
 
-def test_cpu_shares_are_in_proportion_to_the_speeds_whatever_the_communication():
+def test_cpu_shares_follow_speeds_for_any_communication():
     waits = np.array([0.0, 0.5, 0.1, 0.0])
     _, played, _, _ = play("lbbsp-cpu", constant(SLOPES, waits, 3), 256)
     np.testing.assert_allclose(played[1:], np.tile(256 / SLOPES / (1 / SLOPES).sum(), (2, 1)))
@@ -50,7 +50,7 @@ def test_gpu_communication_is_a_moving_average():
         np.testing.assert_allclose(state.overhead, [expected, 0])
 
 
-def test_forecasts_are_chosen_by_name_and_told_apart():
+def test_forecasts_are_chosen_by_name_and_kept_apart():
     costs = moving(120)
     last, mean = (play(f"lbbsp-cpu:forecast={f}", costs, 512)[0] for f in ("last", "ema"))
     assert last < 1.09 < mean  # an average is late where the role of the straggler moves

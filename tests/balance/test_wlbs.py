@@ -43,7 +43,7 @@ def test_only_the_best_and_the_worst_change():
     assert moved.tolist() == [60, 0, 0, -60]  # (100 / 1 + 100 / 4 samples a second: 4 : 1 of 200)
 
 
-def test_adjusting_stops_within_theta_and_goes_on_beyond():
+def test_adjusting_stops_within_theta_and_continues_beyond():
     close = constant([1.0, 1.04], 0.0, 30)
     assert np.ptp(play("wlbs:micro=1,epoch=0,theta=0.05", close, 1000)[1], axis=0).max() == 0
     assert np.ptp(play("wlbs:micro=1,epoch=0,theta=0.01", close, 1000)[1], axis=0).max() > 0

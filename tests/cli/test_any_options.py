@@ -37,7 +37,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.mark.parametrize("name", COMMANDS)
 @settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_every_command_answers_whatever_it_is_given(
+def test_every_command_answers_any_options(
     name: str, files: Path, tmp_path: Path, data: st.DataObject
 ) -> None:
     line = data.draw(any_options.arguments(COMMANDS[name]))

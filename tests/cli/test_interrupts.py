@@ -72,7 +72,7 @@ def test_the_end_in_order(ignored: list[int], sent: int, status: int) -> None:
     assert (process.returncode, out) == (status, "in order\n"), err
 
 
-def test_ctrl_c_while_pytorch_is_loaded_for_the_workers_is_one_sentence(tmp_path: Path) -> None:
+def test_ctrl_c_while_pytorch_loads_prints_one_message(tmp_path: Path) -> None:
     """It reaches the server from which they are forked, too."""
     command = [sys.executable, "-m", "paceline", "train", "--workers", "2", "--out", str(tmp_path / "run")]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)

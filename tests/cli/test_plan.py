@@ -45,7 +45,7 @@ def test_every_assignment_prints_a_table_and_writes_its_file(workers, tmp_path, 
         assert sum(w["rows_assigned"] for w in master["workers"]) >= 100
 
 
-def test_the_plan_says_what_its_columns_mean(workers):
+def test_plan_explains_its_columns(workers):
     coded = run(workers, "--rows", "100", "--assign", "exact").stdout
     assert "t* is the time at which the expected number of finished rows reaches L." in " ".join(
         coded.split()
@@ -77,7 +77,7 @@ def test_fit_first(tmp_path):
     assert "±" in run("--fit", file, "--rows", "100").stdout
 
 
-def test_deadline_tells_the_probability(workers):
+def test_deadline_prints_the_probability(workers):
     result = run(workers, "--rows", "100", "--deadline", "100")
     assert "x: done by 100 ms with probability 0." in result.stdout
     assert_refused(run(workers, "--rows", "100", "--deadline", "-1"), "deadline=-1")
@@ -92,7 +92,7 @@ def test_a_deadline_that_cannot_be_met_is_refused(workers, tmp_path):
     assert not out.exists()
 
 
-def test_a_plan_that_survives_says_how_many_workers_may_be_lost_and_is_read_back(tmp_path):
+def test_plan_that_survives_prints_how_many_workers_may_be_lost(tmp_path):
     file, out = tmp_path / "workers.csv", tmp_path / "plan.json"
     file.write_text("master,worker,u,a\n" + "".join(f"x,w{n},{n + 1},{1 / (n + 1)}\n" for n in range(4)))
     arguments = (file, "--rows", "100", "--json", out)
@@ -113,7 +113,7 @@ def test_fewer_rows_than_workers_are_warned_of(workers):
     assert "warning" not in run(workers, "--rows", "9", "--assign", "exact").stderr
 
 
-def test_a_probabilistic_plan_that_may_never_finish_says_so(workers):
+def test_probabilistic_plan_that_may_never_finish_warns(workers):
     shared = run(workers, "--rows", "1000", "--assign", "probabilistic", "--json", "-")
     assert "warning: master 'x' is never done with probability" in shared.stderr
     assert "never" not in run(workers, "--rows", "1000", "--assign", "exact", "--json", "-").stderr
@@ -157,7 +157,7 @@ def test_columns_for_communication(tmp_path):
         ("master,worker,u,a\nx,v,1,1\ny,v,1,1\n", "1 workers for 2 masters"),
     ],
 )
-def test_bad_files_are_refused_in_one_sentence_and_nothing_is_written(tmp_path, text, says):
+def test_bad_files_raise_and_nothing_is_written(tmp_path, text, says):
     file, out = tmp_path / "workers.csv", tmp_path / "plan.json"
     file.write_text(text)
     result = run(file, "--rows", "100", "--json", out)
@@ -179,7 +179,7 @@ def test_bad_files_are_refused_in_one_sentence_and_nothing_is_written(tmp_path, 
         ([], "no rows"),
     ],
 )
-def test_bad_options_are_refused_in_one_sentence(workers, arguments, says):
+def test_bad_options_raise_one_error(workers, arguments, says):
     result = run(workers, *arguments)
     assert_refused(result, says)
 

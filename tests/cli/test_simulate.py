@@ -220,7 +220,7 @@ def test_one_policy_is_learned_with(capsys):
 
 
 @pytest.mark.parametrize(("option", "said"), [("--rounds", "rounds=0: expected"), ("--seed", "")])
-def test_an_option_is_not_said_to_stand_in_the_file(capsys, option, said):
+def test_error_about_an_option_does_not_name_the_file(capsys, option, said):
     value = 2**70 if option == "--seed" else 0
     assert simulate(MIXED, "--realizations", 1, "--policy", "equal", option, value) == (2 if said else 0)
     assert capsys.readouterr().err.startswith(f"paceline: {said}" if said else "")

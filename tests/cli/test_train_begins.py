@@ -48,7 +48,7 @@ def on_a_terminal(arguments: list[str], place: Path) -> tuple[int, str]:
 @guarantee(
     "A command says that PyTorch is loading before it loads it; `--help` and `--version` load no command."
 )
-def test_a_terminal_is_told_at_once_that_pytorch_is_loaded(tmp_path: Path) -> None:
+def test_terminal_shows_at_once_that_pytorch_loads(tmp_path: Path) -> None:
     status, said = on_a_terminal(["-c", WITHOUT], tmp_path)
     *first, rest = said.split("\r\x1b[K")
     assert first == ["Loading ...", "Loading PyTorch ..."], "before anything that takes its time to load"
@@ -80,9 +80,7 @@ def test_what_asks_for_no_command_loads_none(asked: str, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "wrong", ["--model nosuch", "--policy nosuch", "--weigh nosuch", "--data nosuch", "--workers 0"]
 )
-def test_a_mistake_is_told_before_how_to_watch(
-    wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_error_comes_before_how_to_watch(wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     done = paceline("train", *wrong.split())
     assert done.status == 2
@@ -128,7 +126,7 @@ def test_help_has_its_options_in_panels(monkeypatch: pytest.MonkeyPatch) -> None
         ("plan w.csv --rows 10 --deadline -- x", r"--deadline '--': expected a number; see paceline plan --help"),
     ],
 )  # fmt: skip
-def test_a_mistyped_word_is_told_what_it_is_like(
+def test_mistyped_word_gets_a_suggestion(
     line: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -51,7 +51,7 @@ def test_a_rank_0_that_is_stopped_while_it_starts_ends_the_run(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_a_killed_fork_server_has_a_message_of_its_own(begun: bool, tmp_path: Path) -> None:
+def test_killed_fork_server_has_a_separate_message(begun: bool, tmp_path: Path) -> None:
     options = [
         "--workers",
         "2",

@@ -84,7 +84,7 @@ def workers_of(process: Program) -> list[psutil.Process]:
     "`paceline train` without options continues after killed and stopped workers and loaders, and leaves no "
     "process."
 )
-def test_workers_and_loaders_are_lost_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_run_continues_after_lost_workers_and_loaders(tmp_path: Path) -> None:
     process = start(
         tmp_path, "-m", "paceline", "train", "--workers", "3", "--slowdown-ms", "1,1,1", "--steps", "70",
         "--policy", "equal", "--loader-workers", "1", "--json", "figures.json",
@@ -120,7 +120,7 @@ def test_workers_and_loaders_are_lost_and_the_run_goes_on(tmp_path: Path) -> Non
     "A worker that raises an error ends `paceline train` with its name and the error; no replacement is "
     "started."
 )
-def test_an_error_of_its_own_ends_the_run_and_is_not_tried_again(tmp_path: Path) -> None:
+def test_worker_that_raises_ends_the_run_without_retry(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     options = ["--workers", "3", "--policy", "equal", "--checkpoint-every", "4"]
     process = start(tmp_path, str(tmp_path / "program.py"), "train", *options)

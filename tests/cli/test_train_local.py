@@ -52,7 +52,7 @@ def test_a_run_uses_each_sample_once_an_epoch(tmp_path: Path, every: str, elasti
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["test_accuracy"] > 0.7
 
 
-def test_a_run_that_was_killed_goes_on_within_its_epoch(tmp_path: Path) -> None:
+def test_killed_run_resumes_within_its_epoch(tmp_path: Path) -> None:
     options = (*LOCAL, "--every", "auto", "--checkpoint-every", "1", "--slowdown-ms", "2,2,6", "--out", "run")
     process = Program(["-m", "paceline", *options], tmp_path)
     while not (tmp_path / "run" / "checkpoint.pt").exists():

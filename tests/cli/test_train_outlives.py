@@ -43,7 +43,7 @@ def ended_well(words: Sequence[object], place: Path, **options: Any) -> str:
     "A run continues if the reader of its output ends; a report that cannot be written does not make a "
     "finished run fail."
 )
-def test_a_run_outlives_whoever_reads_its_output(tmp_path: Path) -> None:
+def test_run_outlives_the_reader_of_its_output(tmp_path: Path) -> None:
     ours, theirs = os.pipe()
     os.close(ours)
     done = subprocess.run(
@@ -101,7 +101,7 @@ def test_as_many_files_as_are_asked_for_are_enough(tmp_path: Path, elastic: str)
     ended_well(words, tmp_path, limits={resource.RLIMIT_NOFILE: 80})
 
 
-def test_nothing_is_said_of_what_the_workers_server_had_loaded(tmp_path: Path) -> None:
+def test_modules_of_the_workers_server_print_nothing(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(TORN_DOWN)
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(

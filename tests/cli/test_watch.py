@@ -15,7 +15,7 @@ from support.commands import assert_refused, installs, paceline
 from support.growing import go_on, start
 
 
-def test_it_prints_where_the_page_is_and_ends_when_told(tmp_path):
+def test_watch_prints_its_address_and_ends_on_a_signal(tmp_path):
     with start(tmp_path / "run") as recorder:
         go_on(recorder, 0, 3)
     command = [sys.executable, "-c", "from paceline.cli import main; main()", "watch", str(tmp_path / "run")]
@@ -67,7 +67,7 @@ def test_a_port_that_cannot_be_had_is_refused(tmp_path):
     assert_refused(paceline("watch", tmp_path / "run", "--host", "192.0.2.1"), "cannot listen on 192.0.2.1:0")
 
 
-def test_without_the_extra_it_says_which(tmp_path):
+def test_missing_extra_is_named(tmp_path):
     start(tmp_path / "run").close()
     hide = (
         "import sys; sys.modules['starlette'] = sys.modules['uvicorn'] = sys.modules['fastapi'] = None; "

@@ -36,7 +36,7 @@ def run(tmp_path):
     return tmp_path / "run"
 
 
-def test_a_sentence_and_a_table(run, capsys):
+def test_finding_and_table_are_printed(run, capsys):
     assert whatif(run, "--policy", "level", "--policy", "dolbie") == 0
     shown = capsys.readouterr().out
     assert "Take level: it would have needed" in shown
@@ -80,7 +80,7 @@ def test_nothing_to_gain(tmp_path, capsys):
 
 
 @guarantee("`whatif` on a folder of several runs gives one message with the command for each of them.")
-def test_a_comparison_tells_its_runs(run, capsys):
+def test_comparison_lists_its_runs(run, capsys):
     assert whatif(run.parent) == 2
     told = capsys.readouterr().err
     assert f"{run.parent} holds 1 run; expected the run itself: paceline whatif {run}" in told

@@ -43,7 +43,7 @@ def test_success_is_the_sum_over_who_arrives(workers, need):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_deadline_raises_the_probability_and_tells_it_exactly(seed):
+def test_deadline_raises_the_probability_and_computes_it_exactly(seed):
     made = plan(random_problem(2, 14, 2000, np.random.default_rng(seed)))
     t = 1.4 * made.t_star.max()
     before = simulate(made, 40_000, np.random.default_rng(9)).probability(t)

@@ -107,7 +107,7 @@ def test_lines_in_any_order_reach_their_pair(tmp_path):
         ("", "no lines below"),
     ],
 )
-def test_bad_times_are_refused_in_one_sentence(tmp_path, text, says):
+def test_bad_times_raise_one_error(tmp_path, text, says):
     file = tmp_path / "times.csv"
     file.write_text("master,worker,rows,milliseconds\n" + text)
     with pytest.raises(PacelineError, match=says):

@@ -146,7 +146,7 @@ def test_a_general_distribution_is_planned_through_the_same_call():
     assert expected_rows(made, 0, made.t_star[0]) == pytest.approx(900)
 
 
-def test_json_tells_the_plan():
+def test_json_contains_the_plan():
     made = plan(random_problem(2, 5, 100, np.random.default_rng(0)), "probabilistic")
     read = json.loads(made.dumps())
     assert read["t_star"] == made.t_star.max()
@@ -209,7 +209,7 @@ def test_a_worker_that_serves_minus_nothing_brings_nothing():
         ({"loads": "x"}, "loads='x': expected an array of shape 2 x 4"),
     ],
 )
-def test_a_coded_plan_that_cannot_be_is_refused_in_a_sentence(given, words):
+def test_impossible_coded_plan_raises(given, words):
     made = plan(random_problem(2, 4, 100, np.random.default_rng(0)))
     with pytest.raises(PacelineError, match=words):
         dataclasses.replace(made, **given)

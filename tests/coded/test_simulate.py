@@ -116,7 +116,7 @@ def test_drawing_in_parts_changes_nothing_but_the_draws(monkeypatch):
     assert abs(parts.value - whole.value) < 2 * (whole.high - whole.low)
 
 
-def test_quantile_intervals_hold_as_often_as_they_say():
+def test_quantile_intervals_have_their_coverage():
     rng = np.random.default_rng(8)
     held = 0
     for _ in range(400):

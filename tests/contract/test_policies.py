@@ -231,7 +231,7 @@ def test_a_worker_absent_for_a_round_does_no_harm(name: str, workers: int, seed:
 
 @settings(max_examples=10, deadline=None)
 @given(workers=st.integers(2, 6), seed=st.integers(0, 2**32 - 1), data=st.data())
-def test_a_lost_report_costs_nobody_its_share(name: str, workers: int, seed: int, data: Any) -> None:
+def test_lost_report_costs_no_worker_its_share(name: str, workers: int, seed: int, data: Any) -> None:
     """Present, but without seconds: the worker ran, only its measurement did not arrive."""
     silent = np.arange(workers) == data.draw(st.integers(0, workers - 1))
     stream = Stream(seed, (workers,), 12, drift=0.0)
@@ -262,7 +262,7 @@ def test_a_dead_worker_leaves_its_share_to_the_others(name: str, workers: int, s
 
 @settings(max_examples=10, deadline=None)
 @given(workers=st.integers(1, 6), seed=st.integers(0, 2**32 - 1))
-def test_nobody_reporting_anything_does_no_harm(name: str, workers: int, seed: int) -> None:
+def test_round_without_reports_changes_nothing(name: str, workers: int, seed: int) -> None:
     stream = Stream(seed, (workers,), 12)
     policy = policies.create(name, cluster(workers))
     _, plan, state = run(policy, stream, 0, 5, *policy.init())

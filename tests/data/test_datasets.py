@@ -120,7 +120,7 @@ def test_idx_folder(tmp_path, suffix):
         ({"y_train": np.array([object()] * 20)}, "Python objects"),
     ],
 )
-def test_bad_npz_in_one_sentence(tmp_path, changes, words):
+def test_bad_npz_raises_one_error(tmp_path, changes, words):
     with pytest.raises(PacelineError, match=words) as caught:
         load(save(tmp_path, **changes))
     assert "set.npz" in str(caught.value)
@@ -190,7 +190,7 @@ def test_a_damaged_array(tmp_path):
         ({"y_train": idx_bytes(np.zeros(7, np.uint8))}, "20 images in x_train, 7 labels"),
     ],
 )
-def test_bad_idx_in_one_sentence(tmp_path, changes, words):
+def test_bad_idx_raises_one_error(tmp_path, changes, words):
     with pytest.raises(PacelineError, match=words):
         load(save_idx(tmp_path, **changes))
 

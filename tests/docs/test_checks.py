@@ -42,7 +42,7 @@ def test_wrong_torchrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         Shell().run("torchrun --wings 2 examples/train_ddp.py")
 
 
-def test_blocks_that_nobody_would_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_that_no_test_would_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "ROOT", tmp_path)
     page = tmp_path / "page.md"
     page.write_text("Text\n\n    indented\n\n```\nnothing\n```\n\n```ruby\nputs 1\n```\n")

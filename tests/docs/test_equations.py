@@ -109,7 +109,7 @@ def test_marks_are_found_in_modules_classes_and_functions(tmp_path: Path) -> Non
         ("| the text | says | — | — | why |", [], ["not the name of a place", "no test is marked"]),
     ],
 )
-def test_what_is_wrong_is_said(row: str, marked: list[str], wrong: list[str]) -> None:
+def test_errors_of_a_row_are_reported(row: str, marked: list[str], wrong: list[str]) -> None:
     tests = [equations.Mark("test_it", "DBW", place) for place in marked]
     _, found = equations.filled(f"## DBW\n\n{row}\n", [], tests)
     assert len(found) == len(wrong)

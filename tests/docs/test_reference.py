@@ -41,7 +41,7 @@ GUARANTEES = ("A public name or method without a docstring stops the build of th
     ],
     ids=["name", "method", "import"],
 )
-def test_the_build_stops_where_what_is_public_is_not_told(
+def test_build_stops_at_an_undocumented_public_name(
     tmp_path: Path, file: str, old: str, new: str, sentence: str
 ) -> None:
     for part in ("src", "docs", "examples", "README.md", "mkdocs.yml"):

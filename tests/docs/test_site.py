@@ -165,7 +165,7 @@ def _home(module: ModuleType, symbol: str) -> str:
     return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
 
 
-def test_the_packages_of_the_public_face_say_what_is_public() -> None:
+def test_public_packages_have_all() -> None:
     assert {"paceline", *(f"paceline.{part}" for part in FACE)} <= {module.__name__ for module in _modules()}
 
 

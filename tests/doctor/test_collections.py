@@ -40,7 +40,7 @@ def test_waiting_for_one_ranks_collection_at_a_time_is_named(tmp_path: Path) -> 
     assert "GarbageCollection(100)" in collections(run)[0]
 
 
-def test_collections_that_nobody_waits_for_are_not(tmp_path: Path) -> None:
+def test_collections_without_waiting_ranks_are_not(tmp_path: Path) -> None:
     assert collections(record(tmp_path / "run", 5.0)) == []
 
 

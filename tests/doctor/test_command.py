@@ -71,7 +71,7 @@ def test_a_script_under_torchrun_is_watched_and_ended(tmp_path: Path) -> None:
         ((0,), "made no step of a torch.optim optimizer"),
     ],
 )
-def test_why_nothing_was_seen_is_said(arguments: tuple[object, ...], words: str) -> None:
+def test_reason_why_nothing_was_seen_is_reported(arguments: tuple[object, ...], words: str) -> None:
     said = paceline("doctor", "--steps", 20, "--", *FORKS, 2, SCRIPT, *arguments)
     assert_refused_at_last(said, words)
     assert ("train for longer" in said.stderr) != (len(arguments) > 1), "it trains for long already"
@@ -221,7 +221,7 @@ def assert_refused_at_last(said: Said, words: str) -> None:
 @pytest.mark.processes
 @pytest.mark.usefixtures("one_machine")
 @pytest.mark.xdist_group("doctor")
-def test_waiting_for_long_samples_is_told_from_waiting_for_a_slow_rank(tmp_path: Path) -> None:
+def test_waiting_for_long_samples_is_distinguished_from_waiting_for_a_slow_rank(tmp_path: Path) -> None:
     """Rank 1 is a sixth slower, and the lengths of the texts make much larger differences, in each step others."""
     script = SCRIPT.with_name("texts.py")
     said = paceline("doctor", "--steps", 26, "--json", tmp_path / "d.json", "--", *FORKS, 2, script, 1000)

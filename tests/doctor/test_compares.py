@@ -60,7 +60,7 @@ class Once(torch.autograd.Function):
 
 
 @pytest.mark.parametrize("name", [*OF_EACH, *OF_PAIRS])
-def test_told_by_the_second_derivative(name: str) -> None:
+def test_second_derivative_shows_a_loss_that_compares_samples(name: str) -> None:
     torch.manual_seed(0)
     y = torch.randn(8, 3, requires_grad=True) * 1.0
     loss = (OF_EACH | OF_PAIRS)[name](y)
@@ -77,7 +77,7 @@ def test_the_watch_looks_once_and_leaves_the_training_as_it_is() -> None:
         assert found == [(False, True), (True, True)]
 
 
-def test_it_is_said_once(tmp_path: Path) -> None:
+def test_warning_appears_once(tmp_path: Path) -> None:
     found = diagnosis(tmp_path / "0", forward(0.01, 0.04), compares=True)
     assert sum("The loss compares the samples" in each for each in found.sentences) == 1
     found = diagnosis(tmp_path / "1", forward(0.01, 0.04))

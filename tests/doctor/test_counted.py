@@ -80,7 +80,7 @@ def test_what_a_loader_draws_is_the_number_of_samples() -> None:
     "The doctor counts the samples that the DataLoader draws; without a DataLoader it says that it cannot "
     "count."
 )
-def test_who_cannot_count_says_so(tmp_path: Path) -> None:
+def test_run_without_counts_is_reported(tmp_path: Path) -> None:
     found = diagnosis(tmp_path / "unsure", forward(0.01, 0.04), sure=False)
     assert "+ pace = paceline.torch.Pace(ddp, global_batch=2 * batch_size)" in found.lines
     assert sum("The number of samples in a batch is unknown" in each for each in found.sentences) == 1

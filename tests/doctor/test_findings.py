@@ -93,7 +93,7 @@ def test_a_rank_that_computes_slowly(tmp_path: Path) -> None:
     assert ideal < found.answer.policies["level"].seconds < 1.1 * ideal
 
 
-def test_prose_and_table_tell_one_share_of_waiting(tmp_path: Path) -> None:
+def test_prose_and_table_have_one_share_of_waiting(tmp_path: Path) -> None:
     """Half of each step is exchange, which is nobody's waiting."""
     found = diagnosis(tmp_path, forward(0.01, 0.01, 0.04), exchanging=0.04)
     share = 2 * 0.03 / (3 * 0.08)
@@ -143,7 +143,7 @@ def test_what_helps_a_loader_goes_by_its_processes(tmp_path: Path) -> None:
     assert "The loader's 4 processes cannot keep up" in " ".join(some.sentences)
 
 
-def test_loading_that_slows_everybody_is_said_where_nothing_is_to_be_balanced(tmp_path: Path) -> None:
+def test_loading_that_slows_all_ranks_is_reported(tmp_path: Path) -> None:
     found = diagnosis(tmp_path, {Phase.FETCH: np.full(3, 0.03), Phase.FORWARD: np.full(3, 0.01)})
     text = " ".join(found.sentences)
     assert "No rank is slow" in text
@@ -166,7 +166,7 @@ def test_a_rank_that_becomes_slow_is_dated(tmp_path: Path) -> None:
     assert found.spent.waiting.tolist() == pytest.approx([0, 0.02])
 
 
-def test_the_slow_rank_comes_first_whatever_else_changed(tmp_path: Path) -> None:
+def test_slow_rank_is_named_first_beside_other_changes(tmp_path: Path) -> None:
     computing = np.full((STEPS, 3), 0.01)
     computing[:, 2] = 0.036
     computing[:30, 1] = 0.05
@@ -180,7 +180,7 @@ def test_the_slow_rank_comes_first_whatever_else_changed(tmp_path: Path) -> None
     assert not any(each.startswith("Rank 1") for each in found.sentences)
 
 
-def test_who_reads_data_in_order_without_a_loader_is_told_what_to_do(tmp_path: Path) -> None:
+def test_script_without_a_loader_gets_advice(tmp_path: Path) -> None:
     words = "make an indexed data set of the samples and use pace.loader(dataset, shuffle=False)"
     work = {Phase.PREPARE: np.full(2, 0.01), Phase.FORWARD: [0.01, 0.04]}
     own = diagnosis(tmp_path / "own", work, loader=None)
@@ -209,7 +209,7 @@ def test_a_slow_exchange_is_not_blamed_on_a_rank(tmp_path: Path) -> None:
     assert found.lines == []
 
 
-def test_where_most_of_a_step_is_exchange_local_steps_are_told_of_and_what_they_cost(tmp_path: Path) -> None:
+def test_long_exchange_names_local_steps_and_their_cost(tmp_path: Path) -> None:
     work = forward(0.01, 0.01, 0.04)
     found = diagnosis(tmp_path / "slow", work, exchanging=0.26)
     text = " ".join(found.sentences)
@@ -224,7 +224,7 @@ def test_where_most_of_a_step_is_exchange_local_steps_are_told_of_and_what_they_
     )
 
 
-def test_changing_stragglers_are_told_from_a_lasting_one(tmp_path: Path) -> None:
+def test_changing_stragglers_are_distinguished_from_a_lasting_one(tmp_path: Path) -> None:
     computing = 0.02 * np.exp(np.random.default_rng(0).normal(0, 0.5, (STEPS, 3)))
     found = diagnosis(tmp_path, {Phase.FORWARD: computing})
     assert found.sentences[0].startswith(

@@ -110,7 +110,7 @@ def test_its_change_is_applied_as_printed_and_trains_the_same_model(script: str,
 
 @guarantee("For a script that the doctor does not recognize, it prints no diff and says what to do.")
 @pytest.mark.parametrize("script", most_at_night(BY_HAND))
-def test_what_it_cannot_change_is_said(script: str, tmp_path: Path) -> None:
+def test_loop_that_cannot_be_changed_is_reported(script: str, tmp_path: Path) -> None:
     said = " ".join(diagnosed(script, tmp_path, *FORKS).split())
     assert BY_HAND[script] in said
     assert "to be made by hand" in said

@@ -120,7 +120,7 @@ PLAIN = SCRIPT.replace(", *, epochs", ", epochs")
         ("\n", "\r\n", "lines that end without a carriage return"),
     ],
 )
-def test_unknown_form_says_what_was_looked_for(
+def test_unknown_form_lists_what_was_looked_for(
     old: str, new: str, missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -217,7 +217,7 @@ def test_lightning_trainer_gets_the_callback_and_the_loader(
         ("trainer = ", "trainer: L.Trainer = ", "the assignment of trainer"),
     ],
 )
-def test_unknown_lightning_script_says_what_was_looked_for(
+def test_unknown_lightning_script_lists_what_was_looked_for(
     old: str, new: str, missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -233,9 +233,7 @@ def test_hugging_face_trainer_is_replaced(tmp_path: Path, monkeypatch: pytest.Mo
         changed(HF.replace("= Trainer", "= SFTTrainer"), tmp_path, places, "transformers")
 
 
-def test_what_stands_beside_the_update_of_a_scaler_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_code_beside_the_update_of_a_scaler_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     scaled = SCRIPT.replace(", *, epochs", ", epochs").replace("loss.back", "scaler.scale(loss).back")
     for update, known in (("scaler.update()", True), ("scale = scaler.get_scale(); scaler.update()", False)):

@@ -32,7 +32,7 @@ def phase(run: runs.Run, name: str) -> np.ndarray:
     "The doctor finds the time that a rank loses in the loader, a pass or the step, and does not count waits "
     "for others."
 )
-def test_each_phase_is_told_from_the_others_and_from_waiting(tmp_path: Path) -> None:
+def test_each_phase_is_distinguished_from_the_others_and_from_waiting(tmp_path: Path) -> None:
     """Each of three ranks sleeps in two other phases; a sleep shows there, on that rank, and nowhere else."""
     pauses = [
         {"FETCH": 0.12, "BETWEEN": 0.1},
@@ -106,7 +106,7 @@ def test_waiting_in_the_backward_pass_of_a_second_module_is_no_work() -> None:
     assert min(quick) < 0.05
 
 
-def test_what_cannot_be_watched_is_said() -> None:
+def test_model_that_cannot_be_watched_raises() -> None:
     for first, second in run_ranks(2, watched.refusals):
         assert "expected a DistributedDataParallel" in first
         assert "steps=1" in second

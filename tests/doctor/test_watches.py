@@ -207,7 +207,7 @@ def test_lines_may_be_asked_for_while_a_look_is_being_counted(monkeypatch: pytes
     assert found == []
 
 
-def test_packages_on_a_path_of_their_own_are_not_the_users_files(
+def test_packages_on_another_path_are_not_the_users_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As those of a module system, which sets PYTHONPATH."""

@@ -125,7 +125,7 @@ def test_absence_does_no_harm(made: forecast.AnyForecast) -> None:
 
 @settings(deadline=None, max_examples=40)
 @given(data=st.data(), name=st.sampled_from(sorted(forecast.FORECASTS)))
-def test_whatever_is_reported_the_seen_have_a_positive_prediction(data: st.DataObject, name: str) -> None:
+def test_workers_with_reports_have_a_positive_prediction(data: st.DataObject, name: str) -> None:
     rounds, workers = 40, 3
     odd = st.sampled_from([np.nan, 0.0, -1.0, np.inf])
     speed = data.draw(
@@ -141,7 +141,7 @@ def test_whatever_is_reported_the_seen_have_a_positive_prediction(data: st.DataO
 
 
 @pytest.mark.parametrize("name", [*sorted(forecast.FORECASTS), "narx:pooled=no"])
-def test_a_policy_goes_on_from_a_stored_state(name: str) -> None:
+def test_policy_continues_from_a_stored_state(name: str) -> None:
     policy = policies.create("level:forecast=" + name.replace(",", ";"), Cluster(3, 64))
     rounds = [
         Round(np.full(3, 1 / 3), 64 / 3 / r.speed, 64, cpu=r.cpu, memory=r.memory)
@@ -164,7 +164,7 @@ def test_no_cpu_or_memory_reading_is_no_error(made: forecast.AnyForecast) -> Non
     assert np.all(np.isfinite(walk(made, readings, (3,))))
 
 
-def test_readings_matter_to_those_that_say_so(made: forecast.AnyForecast) -> None:
+def test_readings_change_forecasts_that_need_them(made: forecast.AnyForecast) -> None:
     readings = stream(8, (3,))
     without = walk(made, [Reading(r.speed) for r in readings], (3,))
     begun = getattr(made, "warmup", 0) < ROUNDS  # before, even narx is a moving average
@@ -179,6 +179,6 @@ def test_policies_ask_for_the_readings_their_forecast_needs() -> None:
     assert not policies.create("lbbsp-cpu", cluster).needs_readings  # type: ignore[attr-defined]
 
 
-def test_unknown_names_are_refused_in_one_sentence() -> None:
+def test_unknown_names_raise_one_error() -> None:
     with pytest.raises(PacelineError, match="forecast 'oracle' is unknown; expected one of "):
         forecast.create("oracle")

@@ -37,7 +37,7 @@ def test_overhead_is_nothing_until_the_load_has_varied():
     np.testing.assert_allclose(fit.seconds_per_sample, [0.011, 0.006])
 
 
-def test_two_loads_tell_overhead_and_speed_apart():
+def test_two_loads_separate_overhead_and_speed():
     fit = overheads.start((2,))
     for loads in ([100.0, 100], [50, 200], [100, 100], [50, 200]):
         fit = overheads.update(fit, np.array(loads), 0.02 + 1e-3 * np.array(loads))

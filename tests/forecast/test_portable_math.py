@@ -47,7 +47,7 @@ assert "scipy" not in sys.modules, "a rank would load it for nothing"
 
 
 @guarantee("Ranks on different processors make the same plans to the last bit, with as many as 4,096 ranks.")
-def test_unlike_processors_make_the_same_plans():
+def test_different_processors_make_the_same_plans():
     """A rank whose plan differs in the last bit is refused by the others."""
     from numpy._core._multiarray_umath import __cpu_dispatch__, __cpu_features__
 

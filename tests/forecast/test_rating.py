@@ -63,7 +63,7 @@ def test_ratio_by_hand() -> None:
     assert predicted[0] == pytest.approx(52.5)
 
 
-def test_bursty_is_what_it_says() -> None:
+def test_bursty_series_has_bursts() -> None:
     series = bursty(np.random.default_rng(0), rounds=4000, workers=5, stay=40)
     assert series.expected is not None
     jumps = np.abs(np.diff(np.log(series.expected), axis=0)) > 1e-12

@@ -80,7 +80,7 @@ def test_changes_that_last_are_believed_again():
 
 
 @pytest.mark.parametrize("overhead", [0.5, 0.7, 0.8])
-def test_a_spike_is_told_from_a_change_where_the_load_hardly_counts(overhead):
+def test_spike_differs_from_a_change_where_the_load_hardly_counts(overhead):
     """A worker is held up once and gets a third of its load. Its seconds then hardly fall, so that it looks slow."""
     values = noise((80, 6), 0.01)
     values[50, 3] *= 3

@@ -24,7 +24,7 @@ def test_as_one_process(found: list[dict[str, Any]]) -> None:
     hosts.every_sample_once([rank["plain"][1] for rank in found])
 
 
-def test_two_ranks_which_also_go_on_after_three(found: list[dict[str, Any]], folder: str) -> None:
+def test_two_ranks_also_resume_after_three(found: list[dict[str, Any]], folder: str) -> None:
     both = run_ranks(2, jobs.cases, folder)
     for rank in both:
         assert rank["plain"][0] < 1e-12
@@ -46,7 +46,7 @@ def test_scheduler_steps_with_the_rounds(found: list[dict[str, Any]]) -> None:
     "one process."
 )
 @pytest.mark.parametrize("accumulate", [False, True])
-def test_accumulates_as_the_accelerator_says(found: list[dict[str, Any]], accumulate: bool) -> None:
+def test_accumulates_as_the_accelerator_is_set(found: list[dict[str, Any]], accumulate: bool) -> None:
     for off, micro_steps, steps in (rank[f"accumulated, {accumulate}"] for rank in found):
         assert off < 1e-12
         assert micro_steps == 2 * 12, "every round takes two turns on every rank"
@@ -85,7 +85,7 @@ def test_learning_rates_are_those_of_the_loop_without_it(found: list[dict[str, A
 
 
 @guarantee("Under Accelerate, a missing or early step, or `accelerator.backward`, raises before the step.")
-def test_a_round_without_its_step_is_told_and_a_step_without_its_round(found: list[dict[str, Any]]) -> None:
+def test_round_without_its_step_and_step_without_its_round_raise(found: list[dict[str, Any]]) -> None:
     for says in (rank["loops"] for rank in found):
         assert "continued without optimizer.step()" in says["untold"]
         assert "AcceleratePace(..., accumulate=k)" in says["untold"]
@@ -132,7 +132,7 @@ def test_evaluates_as_without_it(found: list[dict[str, Any]]) -> None:
 
 
 @guarantee("Under Accelerate, a missing or early step, or `accelerator.backward`, raises before the step.")
-def test_mistakes_are_told(found: list[dict[str, Any]]) -> None:
+def test_mistakes_raise(found: list[dict[str, Any]]) -> None:
     for says in (rank["refused"] for rank in found):
         assert "use weigh='loss'" in says["hook"]
         assert "a checkpoint within round 0" in says["early"]

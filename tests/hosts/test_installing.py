@@ -14,7 +14,7 @@ from support.commands import installs
 @pytest.mark.parametrize(
     ("host", "needs"), [("lightning", "lightning.pytorch"), ("fabric", "lightning.fabric")]
 )
-def test_says_what_to_install(host: str, needs: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_names_what_to_install(host: str, needs: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     monkeypatch.setitem(sys.modules, needs, None)  # as if it were not there
     monkeypatch.delitem(sys.modules, f"paceline.hosts.{host}", raising=False)

@@ -74,7 +74,7 @@ def test_validates_as_without_it(three: list[list[Any]]) -> None:
         assert all(ours == theirs for ours, theirs in pairs), pairs
 
 
-def test_goes_on_after_a_checkpoint_as_if_unbroken(tmp_path: Path) -> None:
+def test_resumes_from_a_checkpoint_as_if_unbroken(tmp_path: Path) -> None:
     cases = [
         {"steps": 4},
         {"steps": 6, "accumulate_grad_batches": 2},  # at the end of the epoch, before Lightning says so
@@ -95,7 +95,7 @@ def test_goes_on_after_a_checkpoint_as_if_unbroken(tmp_path: Path) -> None:
         assert sorted(chain.from_iterable(used)) == sorted(2 * list(range(83))), case
 
 
-def test_goes_on_after_an_exception_within_a_round(tmp_path: Path) -> None:
+def test_continues_after_an_exception_within_a_round(tmp_path: Path) -> None:
     before, after = jobs.failed_and_resumed(str(tmp_path), 4)
     assert [*before[0], *after["used"][0]] == jobs.fit(1, epochs=1)["used"][0]
     assert difference(after["parameters"], whole_batch()) < 1e-12

@@ -23,7 +23,7 @@ def test_as_one_process(found: list[dict[str, Any]]) -> None:
     hosts.every_sample_once([rank["plain"][1] for rank in found])
 
 
-def test_two_ranks_which_also_go_on_after_three(found: list[dict[str, Any]], folder: str) -> None:
+def test_two_ranks_also_resume_after_three(found: list[dict[str, Any]], folder: str) -> None:
     both = run_ranks(2, jobs.cases, folder)
     for rank in both:
         assert rank["plain"][0] < 1e-12
@@ -35,7 +35,7 @@ def test_two_ranks_which_also_go_on_after_three(found: list[dict[str, Any]], fol
     assert sorted(second) == list(range(hosts.COUNT))
 
 
-def test_accumulates_and_clips_under_a_loss_of_ones_own(found: list[dict[str, Any]]) -> None:
+def test_accumulates_and_clips_with_a_custom_loss(found: list[dict[str, Any]]) -> None:
     assert max(rank["clipped"] for rank in found) < 1e-12
 
 
@@ -118,7 +118,7 @@ def test_a_script_of_accelerates_own_ends_with_the_same_model(found: list[dict[s
 
 
 @guarantee("A Trainer with its own sampler raises with the sampler's name.")
-def test_mistakes_are_told(found: list[dict[str, Any]]) -> None:
+def test_mistakes_raise(found: list[dict[str, Any]]) -> None:
     for says in (rank["refused"] for rank in found):
         assert "expected 'whole' or 'round'" in says["looped"]
         assert "auto_find_batch_size=True" in says["searched"]

@@ -80,6 +80,6 @@ def test_a_border_keeps_the_image_and_the_seed_keeps_the_weights():
         (("mlp", (1, 8, 8), 1), "classes=1"),
     ],
 )
-def test_bad_requests_in_one_sentence(arguments, words):
+def test_bad_requests_raise_one_error(arguments, words):
     with pytest.raises(PacelineError, match=words):
         models.create(*arguments)

@@ -47,7 +47,7 @@ def test_mounted_under_names(run_dir):
         assert "no run with this name" in answer.json()["error"]
 
 
-def test_other_paths_are_refused_in_a_sentence(run_dir):
+def test_other_paths_are_refused(run_dir):
     client = TestClient(app(run_dir))
     assert client.get("/nope").status_code == 404
     assert client.get("/nope").json()["error"].startswith("not found: expected GET of the run's page")

@@ -53,7 +53,7 @@ def test_a_folder_that_fills_with_runs(tmp_path):
     assert client.get("/runs/none/").status_code == 404
 
 
-def test_without_a_script_the_page_says_what_it_needs(tmp_path):
+def test_page_without_a_script_names_what_it_needs(tmp_path):
     page = TestClient(folder_app(tmp_path)).get("/").text
     assert "<noscript>" in page
     assert "needs JavaScript" in page

@@ -242,7 +242,7 @@ def test_zoom_by_pointer(recorder, watched, tab):
     expect(page.locator(".tip")).to_contain_text("split by speed")
 
 
-def test_zoom_moves_every_chart_and_each_says_which_rounds_it_tells_of(recorder, watched, tab):
+def test_zoom_moves_every_chart_and_each_names_its_rounds(recorder, watched, tab):
     go_on(recorder, 0, 400)
     page = tab(watched(recorder.run_dir).url)
     says(page, "All 400 rounds")

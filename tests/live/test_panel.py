@@ -33,7 +33,7 @@ def test_the_straggler_and_since_when(tmp_path):
     assert found.cost == pytest.approx(59 * 2 * 2)
 
 
-def test_nobody_is_the_straggler_where_all_take_turns_or_are_alike(tmp_path):
+def test_no_straggler_is_named_where_workers_take_turns_or_are_equal(tmp_path):
     turns = np.ones((60, 4))
     turns[np.arange(60), np.arange(60) % 4] = 2.0
     assert panel.straggler(columns(tmp_path / "a", turns)) is None
@@ -102,7 +102,7 @@ def test_one_worker_and_absent_ones(tmp_path):
     assert found.would == pytest.approx((5 * 0.14 + 10 * 0.1) / 15)  # 14, 13 and 3 samples; two alike
 
 
-def test_a_split_that_makes_up_for_a_slow_worker_is_not_told_as_a_contradiction(tmp_path):
+def test_split_for_a_slow_worker_is_reported_without_contradiction(tmp_path):
     loads = np.tile([16, 16, 16, 4], (40, 1))
     found = columns(tmp_path, loads * [0.001, 0.001, 0.001, 0.004], loads, policy="level")
     assert panel.speeds(found) == ["Worker 3 is 4.0x slower per sample than the others."]
@@ -112,7 +112,7 @@ def test_a_split_that_makes_up_for_a_slow_worker_is_not_told_as_a_contradiction(
     assert sentences[:2] == [*panel.speeds(found), "No worker is consistently last now."]
 
 
-def test_who_is_slow_is_told_beside_whose_speed_changed(tmp_path):
+def test_slow_worker_is_named_beside_a_changed_one(tmp_path):
     compute = np.tile([1.0, 1.0, 1.0, 4.0], (100, 1))
     compute[50:, 0] = 2.0
     assert panel.speeds(columns(tmp_path, compute)) == [
@@ -143,5 +143,5 @@ def test_it_is_not_known_before_the_first_epoch_is_over(tmp_path):
     ("left", "words"),
     [(0.2, "1 s"), (7.6, "8 s"), (38, "40 s"), (70, "1 min"), (100, "2 min"), (7500, "2 h 5 min")],
 )
-def test_what_is_left_is_told_no_more_exactly_than_it_is_known(left, words):
+def test_time_left_is_rounded_to_what_is_known(left, words):
     assert about(left) == words

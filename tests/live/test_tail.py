@@ -72,7 +72,7 @@ def test_a_line_that_is_being_written_waits_for_its_end(recorder):
     assert len(tail.columns) == 4
 
 
-def test_a_resumed_run_is_read_anew(recorder):
+def test_resumed_run_is_read_again(recorder):
     tail = Tail(recorder.run_dir)
     write(recorder, 0, 20)
     recorder.close()
@@ -85,7 +85,7 @@ def test_a_resumed_run_is_read_anew(recorder):
         agrees(tail, recorder.run_dir)
 
 
-def test_a_record_cut_and_grown_beyond_what_was_read_is_read_anew(recorder):
+def test_record_cut_and_grown_is_read_again(recorder):
     tail = Tail(recorder.run_dir)
     write(recorder, 0, 20)
     recorder.close()
@@ -96,7 +96,7 @@ def test_a_record_cut_and_grown_beyond_what_was_read_is_read_anew(recorder):
     agrees(tail, recorder.run_dir)
 
 
-def test_another_file_in_its_place_is_read_anew(recorder, tmp_path):
+def test_replaced_file_is_read_again(recorder, tmp_path):
     tail = Tail(recorder.run_dir)
     write(recorder, 0, 20)
     tail.poll()
@@ -124,7 +124,7 @@ def test_a_directory_that_vanishes_and_comes_back(recorder, tmp_path):
     agrees(tail, recorder.run_dir)
 
 
-def test_a_damaged_line_is_named_and_what_stands_before_it_stays(recorder):
+def test_damaged_line_is_named_and_earlier_lines_stay(recorder):
     tail = Tail(recorder.run_dir)
     write(recorder, 0, 5)
     path = recorder.run_dir / "rounds.jsonl"
@@ -202,7 +202,7 @@ def test_a_file_that_may_be_read_again_is(recorder):
     assert (tail.damaged, tail.summary) == ("", {"steps": 0})
 
 
-def test_what_is_put_right_before_the_first_round_is_no_longer_told(recorder):
+def test_problem_solved_before_the_first_round_is_not_reported(recorder):
     path = recorder.run_dir / "run.json"
     sound = path.read_bytes()
     (recorder.run_dir / "rounds.jsonl").unlink(missing_ok=True)

@@ -40,7 +40,7 @@ def test_the_more_uneven_the_more_is_saved(tmp_path: Path, name: str) -> None:
         assert level["ASP"] <= level["BSP"]
 
 
-def test_cluster_a_is_as_uneven_as_it_says() -> None:
+def test_cluster_a_has_its_unevenness() -> None:
     """LB-BSP, setting."""
     assert cluster_a(3.0, 128, 0.015, 300, 1).size == 32
     assert cluster_a(3.0, 128, 0.015, 300, 1).global_batch == 32 * 128
@@ -120,7 +120,7 @@ def test_training_converges_with_ten_losses_in_a_row_below_the_target() -> None:
     not (data_folder() / "mnist").is_dir(),
     reason=f"no mnist/ in {data_folder()}; set PACELINE_DATA to a folder that has it",
 )
-def test_updates_of_each_scheme_take_what_their_waiting_says(tmp_path: Path) -> None:
+def test_updates_of_each_scheme_take_the_time_of_their_waiting(tmp_path: Path) -> None:
     """LB-BSP, Fig. 8."""
     _, rows = check(tmp_path, "fig8sync")
     found = {(row["level"], row["scheme"]): row for row in rows}

@@ -93,7 +93,7 @@ def test_workers_come_and_go_at_any_stage(sync, mode, backup, events):
     assert set(engine.running) <= coordinator.present
 
 
-def test_what_goes_wrong_is_told_with_the_events_before_it():
+def test_error_lists_the_events_before_it():
     engine, _, _, coordinator = made()
     coordinator.handle(Start(0.0))
     finish(engine, coordinator, 2, 1.0)

@@ -75,7 +75,7 @@ class Cluster:
     st.sampled_from([0.0, 0.5, 1.0]),
     st.lists(st.tuples(st.floats(0, 0.5), st.integers(0, 4)), max_size=3),
 )
-def test_each_sample_once_whoever_is_lost(workers, first, part, lose):
+def test_each_sample_is_used_once_after_any_loss(workers, first, part, lose):
     loads, paces = zip(*workers, strict=True)
     cluster = Cluster(loads, paces, piece_plan(len(loads), first, part), lose)
     ran = cluster.run()

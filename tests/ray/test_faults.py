@@ -133,7 +133,7 @@ RULES = [
 
 
 @pytest.mark.parametrize(("sync", "mode", "backup"), RULES)
-def test_whatever_happens_to_workers_the_others_go_on(sync, mode, backup, tmp_path):
+def test_other_workers_continue_after_any_fault(sync, mode, backup, tmp_path):
     frozen, killed, joined, told = [], [], [], {}
 
     def script(run):

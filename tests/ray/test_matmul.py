@@ -163,7 +163,7 @@ def test_a_straggler_is_not_waited_for(pool, slowed):
         assert not any(finished for _, finished in coded.observations.seen[2])
 
 
-def test_a_worker_that_fails_when_nobody_needs_it_ends_no_later_product(pool, slowed):
+def test_failed_worker_that_is_not_needed_ends_no_later_product(pool, slowed):
     def fails(name, master, turn, rows):
         if name == "w2" and turn == 0:
             time.sleep(0.5)

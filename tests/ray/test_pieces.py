@@ -126,7 +126,7 @@ def test_the_record_has_the_pieces(tmp_path):
     assert "pieces per worker" in (out / "report.html").read_text()
 
 
-def test_what_excludes_it_is_said():
+def test_combinations_that_exclude_it_raise():
     for other in ({"sync": "ssp:2"}, {"backup": "static:2"}, {"mode": "pull"}):
         with pytest.raises(PacelineError, match="factoring moves work within a round that all workers share"):
             ServerConfig(3, 60, policy="factoring", **other).build(shared=True)

@@ -88,7 +88,7 @@ def test_work_may_move_within_the_round(found: list[dict[str, Any]]) -> None:
     hosts.every_sample_once([rank["moved"][1] for rank in found])
 
 
-def test_goes_on_after_a_failure(two: list[dict[str, Any]]) -> None:
+def test_continues_after_a_failure(two: list[dict[str, Any]]) -> None:
     assert max(rank["off"] for rank in two) < 1e-12
     hosts.every_sample_once(
         [[a + b for a, b in zip(rank["before"], rank["after"], strict=True)] for rank in two]
@@ -108,7 +108,7 @@ def test_bf16(found: list[dict[str, Any]]) -> None:
         assert off < 0.02
 
 
-def test_mistakes_are_told(found: list[dict[str, Any]]) -> None:
+def test_mistakes_raise(found: list[dict[str, Any]]) -> None:
     for rank in found:
         assert "the data set is a list_iterator" in rank["streamed"]
     # In a process of its own: a trainer without workers leaves a context behind in the process that ran it.

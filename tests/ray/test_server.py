@@ -194,7 +194,7 @@ def test_random_killing_for_200_rounds_loses_nothing():
     assert np.abs(values - X.mean(0)).max() < 0.25
 
 
-def test_training_goes_on_from_a_state():
+def test_training_continues_from_a_state():
     whole, _, _ = served(choices(momentum=0.5))
     with Server(quadratic, choices(momentum=0.5), first := Epochs(len(X), 2, seed=1)) as server:
         server.run(updates=7)
@@ -221,7 +221,7 @@ def test_a_dead_server_is_named():
         served(choices(), during=during)
 
 
-def test_all_workers_dead_is_said():
+def test_death_of_all_workers_raises():
     def during(server, update):
         if update.version == 2:
             for process in server.processes.values():
@@ -288,7 +288,7 @@ def test_what_no_run_can_begin_with_is_named(wrong, said):
         ({"shards": 1.5}, "^shards=1.5: expected a whole number, 0 to"),
     ],
 )
-def test_a_server_that_cannot_begin_says_why(wrong, said):
+def test_server_that_cannot_start_raises_with_the_reason(wrong, said):
     with pytest.raises(PacelineError, match=said):
         Server(quadratic, choices(), **{"pool": Epochs(len(X), 1, seed=1)} | wrong)
 
@@ -302,7 +302,7 @@ def test_a_server_that_cannot_begin_says_why(wrong, said):
         ({"inputs": None}, "^inputs of 0 and targets of 600 rows: expected"),
     ],
 )
-def test_a_torch_program_that_cannot_begin_says_why(wrong, said):
+def test_torch_program_that_cannot_start_raises_with_the_reason(wrong, said):
     with pytest.raises(PacelineError, match=said):
         torch_program(**{"model": list, "inputs": X, "targets": X} | wrong)
 

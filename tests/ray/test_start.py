@@ -28,7 +28,7 @@ def a_pool() -> bool:
     [lambda: start.connect(None, 2), lambda: start.connect("auto", 2), a_pool],
     ids=["own", "auto", "pool"],
 )
-def test_sigterm_stays_with_whoever_had_it(
+def test_sigterm_keeps_its_earlier_handler(
     begin: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``ray.init`` takes SIGTERM for itself, and then the command would end without its report."""

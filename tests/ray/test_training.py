@@ -144,9 +144,7 @@ class TestWithRay:
         "If a parameter server's worker is lost, each sample still counts once per epoch and the record "
         "names it; damaged checkpoints are noticed."
     )
-    def test_a_worker_dies_the_accounts_of_the_epoch_balance_and_the_record_tells_of_it(
-        self, tmp_path, monkeypatch
-    ):
+    def test_dead_worker_leaves_the_epoch_complete_and_is_on_record(self, tmp_path, monkeypatch):
         servers = []
 
         class Watched(ray_engine.Server):
@@ -197,7 +195,7 @@ class TestWithRay:
         (["--engine", "torch", "--backup", "dbw"], "--backup is for --engine ray"),
     ],
 )
-def test_mistakes_are_answered_in_one_sentence(options, says, tmp_path, capsys, monkeypatch):
+def test_mistakes_raise_one_error(options, says, tmp_path, capsys, monkeypatch):
     import ray
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)

@@ -53,7 +53,7 @@ def test_waiting_for_long_samples_is_due_to_the_data(tmp_path: Path) -> None:
     assert found.alpha == pytest.approx(1e-3, rel=0.05)
 
 
-def test_waiting_for_a_slow_worker_among_unlike_samples_is_told_apart(
+def test_waiting_for_a_slow_worker_is_separated_from_long_samples(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     place = record(tmp_path / "run", [1.0, 1.0, 1.0, 0.4], 0.5, scatter=0.03)
@@ -76,7 +76,7 @@ def test_mere_scatter_is_called_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("why", ["no parts", "few rounds", "equal samples"])
-def test_a_record_that_tells_nothing_of_it_is_left_alone(tmp_path: Path, why: str) -> None:
+def test_record_without_causes_is_left_alone(tmp_path: Path, why: str) -> None:
     place = record(
         tmp_path / "run",
         [1.0] * N,

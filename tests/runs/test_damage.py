@@ -67,7 +67,7 @@ def finished():
 )
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_a_mutilated_run_makes_a_report_or_a_sentence(tmp_path_factory, data):
+def test_damaged_run_makes_a_report_or_one_error(tmp_path_factory, data):
     """Any file of a run, also with checksums that fit: no traceback, no warning, no infinite figure."""
     folder = tmp_path_factory.mktemp("run")
     for name, content in finished().items():

@@ -84,7 +84,7 @@ def test_a_comparison_is_one_file(tmp_path, write):
         assert spans(events, "compute", trace.thread(3), pid) == [(0, 64000), (64000, 64000)]
 
 
-def test_events_on_a_track_nest_whatever_the_clocks_said(tmp_path, config):
+def test_events_on_a_track_nest_for_any_clocks(tmp_path, config):
     """Overlapping rounds, compute beyond the round's end, overhead beyond compute."""
     random = np.random.default_rng(0)
     with Recorder.create(tmp_path / "run", config) as recorder:

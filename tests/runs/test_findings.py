@@ -22,7 +22,7 @@ def said(run):
     return " ".join(findings(run))
 
 
-def test_the_demo_in_one_sentence(tmp_path, write):
+def test_demo_has_one_finding(tmp_path, write):
     pace = np.tile(SLOW, (40, 1))
     equal = write(
         tmp_path / "equal", np.full((40, 4), 16), pace, policy="equal", finish={"test_accuracy": 0.9}
@@ -54,7 +54,7 @@ def test_the_same_model_is_only_claimed_where_it_is(tmp_path, write):
     assert "with level or dolbie, the same model" in compare([equal, level, again])[0]
 
 
-def test_local_steps_are_said_to_train_another_model(tmp_path, write):
+def test_report_warns_that_local_steps_train_another_model(tmp_path, write):
     pace, loads = np.tile(SLOW, (40, 1)), np.tile([16, 16, 16, 4], (40, 1))
     local = {"loop": "local", "every": "8"}
     equal = read(write(tmp_path / "equal", np.full((40, 4), 13), pace, policy="equal", **local))
@@ -101,7 +101,7 @@ def test_runs_of_one_policy_go_by_their_places(tmp_path, write):
     assert [line.split(": ")[0] for line in found[1:]] == names
 
 
-def test_a_plain_baseline_that_wins_is_said_to(tmp_path, write):
+def test_plain_baseline_that_wins_is_reported(tmp_path, write):
     pace = np.full((30, 4), 0.001)
     equal = read(write(tmp_path / "equal", np.full((30, 4), 16), pace, policy="equal"))
     bad = read(write(tmp_path / "bad", np.tile([28, 12, 12, 12], (30, 1)), pace))
@@ -273,7 +273,7 @@ def test_odd_rounds_absences_and_a_resumed_run(tmp_path, write):
     assert "The run was resumed after 40 rounds." in text
 
 
-def test_records_that_say_little_are_no_trouble(tmp_path, write, config):
+def test_short_records_make_a_report(tmp_path, write, config):
     Recorder.create(tmp_path / "none", config).close()
     assert findings(read(tmp_path / "none")) == ["No round was recorded."]
     for rounds, workers in ((1, 1), (1, 4), (3, 2), (30, 1)):
@@ -317,7 +317,7 @@ def test_all_of_the_package_writes_per_cent_in_one_form():
     assert formats == []
 
 
-def test_a_slow_worker_is_told_whatever_another_s_speed_did(tmp_path, write):
+def test_slow_worker_is_named_beside_another_s_change(tmp_path, write):
     pace = np.tile(SLOW, (120, 1))
     pace[40:, 1] *= 2
     run = read(write(tmp_path / "run", np.full((120, 4), 16), pace))
@@ -361,7 +361,7 @@ def lossy(folder, many=1):
     "The live page, the report, a comparison and the trace name lost workers, their rounds and what they "
     "cost."
 )
-def test_lost_workers_are_told_of_in_findings_charts_comparisons_and_the_trace(tmp_path):
+def test_lost_workers_are_in_findings_charts_comparisons_and_the_trace(tmp_path):
     run, many = lossy(tmp_path / "one"), lossy(tmp_path / "many", 7)
     assert (
         "Worker 1 was killed by SIGKILL in round 10; this cost 90 ms and no sample: workers 0 and 2 ran all "

@@ -31,7 +31,7 @@ def record(folder, at_once):
     return read(folder)
 
 
-def test_the_summary_says_how_much_moved(tmp_path):
+def test_summary_has_the_moved_part(tmp_path):
     figures = summarize(record(tmp_path / "run", [1.0, 0.5, 0.3, 1.0]))
     assert figures["moved_rounds"] == 0.5
     assert figures["at_once"] == pytest.approx(0.4)
@@ -39,7 +39,7 @@ def test_the_summary_says_how_much_moved(tmp_path):
     assert figures["pace_scatter"] == 0
 
 
-def test_the_findings_say_what_was_chosen_and_why(tmp_path):
+def test_findings_name_what_was_chosen_and_why(tmp_path):
     moved = " ".join(findings(record(tmp_path / "moved", [0.5, 0.3, 0.4])))
     assert (
         "In 100 % of the rounds, work was rebalanced while the round ran: 40 % was assigned up front and the rest "

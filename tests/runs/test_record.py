@@ -79,7 +79,7 @@ def test_a_killed_writer_leaves_every_finished_round(tmp_path):
     "A record that was changed or damaged is refused with the line's number; one that is cut off is read up "
     "to there, with a message."
 )
-def test_a_cut_off_last_line_is_left_out_and_said(tmp_path, write):
+def test_cut_off_last_line_is_left_out_with_a_note(tmp_path, write):
     folder = write(tmp_path / "run", np.full((5, 4), 16), np.ones((5, 4)))
     path = folder / "rounds.jsonl"
     whole = path.read_bytes()
@@ -236,7 +236,7 @@ def test_an_existing_directory_is_refused_and_untouched(tmp_path, config):
     Recorder.create(tmp_path / "empty", config).close()
 
 
-def test_resume_goes_on_after_the_checkpoint(tmp_path, write):
+def test_resume_continues_after_the_checkpoint(tmp_path, write):
     folder = write(tmp_path / "run", np.full((6, 4), 16), np.ones((6, 4)), finish={"test_accuracy": 0.5})
     path = folder / "rounds.jsonl"
     kept = path.read_bytes().splitlines(keepends=True)[:4]

@@ -72,7 +72,7 @@ def big(rounds, workers, tmp_path):
     )  # fmt: skip
 
 
-def test_the_page_stands_alone_and_is_well_formed(run):
+def test_page_is_self_contained_and_well_formed(run):
     text = report.write(run).read_text()
     page = Page(text)
     addresses = [value for _, name, value in page.attributes if name in ("src", "href", "action", "data")]
@@ -101,7 +101,7 @@ def test_nothing_but_the_pages_own_script_may_run(run):
     assert not re.search(r"<[^>]*\son[a-z]+=", text), "handlers in the markup would not run"
 
 
-def test_the_page_says_what_the_record_says(run):
+def test_page_has_the_figures_of_the_record(run):
     page = Page(report.render(run))
     assert "level on 4 workers: 96 % of their combined speed" in page.text
     for words in (

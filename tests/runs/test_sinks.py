@@ -158,7 +158,7 @@ def test_prometheus(run):
     assert told["paceline_worker_wait_seconds_total", "3"] == 0
 
 
-def test_the_dashboard_asks_for_what_a_run_tells(run):
+def test_dashboard_asks_for_metrics_that_a_run_sends(run):
     pytest.importorskip("prometheus_client")
     board = json.loads((ROOT / "examples" / "launch" / "grafana.json").read_text())
     asked = {
@@ -187,7 +187,7 @@ def test_the_dashboard_asks_for_what_a_run_tells(run):
         ("prometheus", "prometheus_client", "pip install prometheus-client"),
     ],
 )
-def test_a_package_that_is_not_there_is_told(tmp_path, monkeypatch, name, package, words):
+def test_missing_package_is_named(tmp_path, monkeypatch, name, package, words):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(PacelineError, match=words):
         sinks.create(name, tmp_path, {})

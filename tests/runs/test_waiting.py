@@ -31,7 +31,7 @@ def test_a_worker_waits_until_the_last_one_is_done_and_no_longer() -> None:
     assert waiting_share([], np.zeros((0, 3))) is None
 
 
-def test_a_round_that_goes_on_without_its_last_worker_ends_the_waiting() -> None:
+def test_round_without_its_last_worker_ends_the_waiting() -> None:
     assert np.array_equal(waits([5.0], [[2.0, 9.0]]), [[3.0, 0.0]])
 
 
@@ -55,7 +55,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_report_doctor_live_page_and_whatif_tell_the_same(folder: Path) -> None:
+def test_report_doctor_live_page_and_whatif_agree(folder: Path) -> None:
     run, share = runs.read(folder), 2 * 40 / 300
     answer, found = of_run(run, ["equal"]), diagnose(run)
     assert runs.summarize(run)["idle_share"] == pytest.approx(share)

@@ -86,7 +86,7 @@ def test_every_sample_is_dealt_once_within_all_limits(given: tuple) -> None:
 
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("micro_steps", [1, 2, 5])
-def test_a_fixed_number_of_turns_is_taken_by_everybody(padded: bool, micro_steps: int) -> None:
+def test_all_ranks_take_a_fixed_number_of_turns(padded: bool, micro_steps: int) -> None:
     lengths = lengths_of(1, 60)
     model = SampleCosts.checked(lengths, 60).with_alpha(0.001, launch=0.1, padded=padded)
     dealt = deal(lengths, model, np.array([1.0, 1, 4]), room=Room(micro_steps=micro_steps))
@@ -224,13 +224,13 @@ def test_a_saved_balancer_deals_on_as_if_nothing_had_happened() -> None:
         (["a", "b", "c"], "cost: expected one number for each sample, but"),
     ],
 )
-def test_costs_that_cannot_be_are_told_in_a_sentence(values: list, said: str) -> None:
+def test_impossible_costs_raise(values: list, said: str) -> None:
     with pytest.raises(PacelineError) as raised:
         SampleCosts.checked(values, 3)
     assert said in str(raised.value)
 
 
-def test_a_sample_longer_than_a_micro_batch_is_told() -> None:
+def test_sample_longer_than_a_micro_batch_raises() -> None:
     with pytest.raises(PacelineError, match="length 900 is longer than a micro-batch may be"):
         deal(np.array([900.0, 3.0]), CostModel(1.0), np.ones(2), room=Room(budget=512))
 
@@ -258,7 +258,7 @@ def test_a_quantum_and_costs_exclude_each_other() -> None:
         ),
     ],
 )
-def test_a_room_that_cannot_be_is_refused_in_a_sentence(given: dict, words: str) -> None:
+def test_impossible_room_raises(given: dict, words: str) -> None:
     with pytest.raises(PacelineError, match=words):
         deal(np.ones(5), CostModel(1.0), np.ones(2), room=Room(**given))
 
@@ -272,7 +272,7 @@ def test_a_room_that_cannot_be_is_refused_in_a_sentence(given: dict, words: str)
         ({"padded": "no"}, "padded='no': expected True or False"),
     ],
 )
-def test_a_learner_that_cannot_be_is_refused_in_a_sentence(given: dict, words: str) -> None:
+def test_impossible_learner_raises(given: dict, words: str) -> None:
     right = {"costs": SampleCosts.checked([1, 2, 3], 3), "workers": 2, "batch": 3}
     with pytest.raises(PacelineError, match=words):
         CostLearner(**(right | given))

@@ -103,7 +103,7 @@ def test_equal_samples_go_in_order_and_ties_to_the_lowest_worker() -> None:
     assert longest_first(np.ones(6), np.ones(3)).tolist() == [0, 1, 2, 0, 1, 2]
 
 
-def test_limits_that_cannot_hold_the_samples_are_told() -> None:
+def test_limits_that_cannot_hold_the_samples_raise() -> None:
     with pytest.raises(PacelineError, match="hold 3 of the round's 4 samples"):
         longest_first(np.ones(4), np.ones(2), most=np.array([1, 2]))
     with pytest.raises(PacelineError, match="hold 0 of the round's 4 samples"):

@@ -96,7 +96,7 @@ def test_what_is_never_negative_is_not() -> None:
         assert float(found.part) == pytest.approx(0, abs=0.02)
 
 
-def test_nobody_there_teaches_nothing_and_one_round_says_nothing_of_launches() -> None:
+def test_empty_rounds_teach_nothing_and_one_round_does_not_fit_launches() -> None:
     parts, seconds = rounds(1)
     absent = learner.update_fit(learner.start_fit(4), parts[0], np.full(4, np.nan))
     assert not absent.sums.any()

@@ -131,7 +131,7 @@ def test_a_join_whose_answer_was_lost_may_be_repeated(play: Callable[..., None])
     play(scenario)
 
 
-def test_metrics_tell_of_the_jobs_that_there_are(play: Callable[..., None]) -> None:
+def test_metrics_list_the_existing_jobs(play: Callable[..., None]) -> None:
     """Jobs that have been deleted leave nothing, however many there were."""
 
     async def scenario(call: Caller) -> None:
@@ -209,7 +209,7 @@ def test_tokens_and_secrets(play: Callable[..., None]) -> None:
     play(scenario)
 
 
-def test_nobody_needs_a_token_where_there_is_none(play: Callable[..., None]) -> None:
+def test_service_without_a_token_asks_for_none(play: Callable[..., None]) -> None:
     async def scenario(call: Caller) -> None:
         assert (await call.http.get("/v1/jobs")).status_code == 200
         refused(
@@ -395,7 +395,7 @@ def test_a_slow_body_is_not_waited_for(tmp_path: Path) -> None:
     "plan."
 )
 @pytest.mark.parametrize("policy", ["level", "dolbie", "level:forecast=narx"])
-def test_a_restart_goes_on_with_the_same_plan(tmp_path: Path, policy: str) -> None:
+def test_restart_continues_with_the_same_plan(tmp_path: Path, policy: str) -> None:
     """Twice the same job, once with restarts in every state of a round, and a stored state between."""
     job = {"batch": 700, "workers": 3, "policy": policy}
     paces = {"a": 0.004, "b": 0.002, "c": 0.001}
@@ -469,7 +469,7 @@ def test_whole_states_are_stored_now_and_then(tmp_path: Path, monkeypatch: pytes
     asyncio.run(service.store.close())
 
 
-def test_a_damaged_state_is_said(tmp_path: Path) -> None:
+def test_damaged_state_is_reported(tmp_path: Path) -> None:
     (tmp_path / "service.sqlite").write_bytes(b"no database at all" * 100)
     with pytest.raises(ValueError, match=r"service.sqlite cannot be used .*choose another directory"):
         Service(tmp_path)

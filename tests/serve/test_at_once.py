@@ -20,7 +20,7 @@ GUARANTEES = (
 )
 
 
-def test_one_of_several_serves_and_the_others_end_with_a_sentence(tmp_path: Path) -> None:
+def test_one_of_several_serves_and_the_others_end_with_an_error(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "PACELINE_TOKEN"}
     command = [sys.executable, "-m", "paceline", "serve", "--dir", str(tmp_path / "state"), "--port", "0"]
     started = [

@@ -62,9 +62,7 @@ def test_paths_that_lead_nowhere_have_no_figures(tmp_path: Path) -> None:
     play(tmp_path / "state", scenario, record=False)
 
 
-def test_workers_have_figures_of_their_own_while_they_are_not_too_many(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_have_separate_figures_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "NAMED", 4)  # two are there already
 
     async def scenario(call: Caller) -> None:

@@ -73,7 +73,7 @@ def alone() -> list[list[list[int]]]:
     return rounds
 
 
-def test_each_worker_is_told_which_samples_are_its_own_whatever_happens_to_the_service(
+def test_each_worker_receives_its_samples_after_kills_of_the_service(
     tmp_path: Path,
 ) -> None:
     options = ("--batch", BATCH, "--workers", 3, "--cost", "padded")
@@ -98,7 +98,7 @@ def test_each_worker_is_told_which_samples_are_its_own_whatever_happens_to_the_s
     assert logs[2][-1].samples < BATCH / 3 or max(logs[2][-1].sizes or [0]) > 1
 
 
-def test_what_does_not_fit_is_refused_in_a_sentence(tmp_path: Path) -> None:
+def test_lengths_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with process(tmp_path, "--batch", 4, "--workers", 2) as service:
         job = "/v1/jobs/texts"
         for wrong, words in (

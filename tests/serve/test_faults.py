@@ -221,7 +221,7 @@ def test_a_round_that_all_left_is_divided_again_and_takes_no_report_of_its_first
     "commit."
 )
 @pytest.mark.parametrize("seed", range(3))
-def test_whatever_comes_at_once_a_restart_finds_the_same(tmp_path: Path, seed: int) -> None:
+def test_restart_after_simultaneous_requests_finds_the_same_state(tmp_path: Path, seed: int) -> None:
     """Workers that come, report, go, replace themselves and are dropped all at the same time; commits that fail."""
     job = JOB | {"batch": 40, "workers": 4, "start": 1, "ahead": seed % 3, "policy": "level", "floor": 0.5}
     dice = random.Random(seed)
@@ -294,7 +294,7 @@ class Planless(Equal):
     "A damaged job, a failing policy or an error within one job affects that job only; the others run."
 )
 @pytest.mark.parametrize("kind", [Faulty, Planless])
-def test_a_policy_that_fails_harms_nobody(
+def test_failing_policy_affects_only_its_job(
     play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: Any
 ) -> None:
     monkeypatch.setitem(policies.POLICIES, "faulty", kind)
@@ -322,7 +322,7 @@ def test_a_policy_that_fails_harms_nobody(
 @guarantee(
     "A damaged job, a failing policy or an error within one job affects that job only; the others run."
 )
-def test_deadlines_of_the_others_are_kept_whatever_goes_wrong_in_one(
+def test_error_in_one_job_keeps_the_deadlines_of_others(
     play: Play, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario(call: Caller) -> None:
@@ -395,7 +395,7 @@ def test_a_job_that_is_wanted_is_made_when_there_is_room(tmp_path: Path) -> None
     "A restart at any moment finds what was answered with 200, also after a kill, a full disk or a failed "
     "commit."
 )
-def test_nothing_is_told_or_refused_by_what_is_not_on_disk(play: Play) -> None:
+def test_answers_show_only_what_is_on_disk(play: Play) -> None:
     """A report is on its way while others ask for figures, or are refused because of it; then the disk is full."""
 
     async def figures(call: Caller, path: str) -> str:
@@ -450,7 +450,7 @@ def test_who_waits_hears_of_a_round_that_is_ready_while_its_question_waits_for_t
 @guarantee(
     "A damaged job, a failing policy or an error within one job affects that job only; the others run."
 )
-def test_a_job_made_anew_while_the_deadlines_are_looked_at_is_left_alone(play: Play, tmp_path: Path) -> None:
+def test_job_made_again_during_a_deadline_check_is_left_alone(play: Play, tmp_path: Path) -> None:
     async def scenario(call: Caller) -> None:
         await call.next("a")
         for job in "kz":

@@ -157,7 +157,7 @@ def drop_silent(job: Job, now: float) -> list[Effect]:
     return [effect for name in job.silent(now) for effect in drop(job, now, name)]
 
 
-def test_a_pause_between_rounds_counts_against_nobody() -> None:
+def test_pause_between_rounds_drops_no_worker() -> None:
     job = started(first=5.0)
     run(job, 1.0, dict.fromkeys("abc", 0.1))
     assert job.limit() == 1.0
@@ -188,7 +188,7 @@ def test_the_newest_plan_at_once() -> None:
     assert loads[-1] == [100, 200, 400]
 
 
-def test_nobody_runs_away() -> None:
+def test_no_worker_runs_ahead() -> None:
     job = started(ahead=2)
     for number in range(3):
         reports(job, 1.0, "a", Report(ask(job, 1.0, "a")[0].round, 4, 1.0))
@@ -324,7 +324,7 @@ def test_waits_for_workers_whose_limits_hold_the_batch() -> None:
     assert max(settled.loads) <= 5
 
 
-def test_everybody_goes_and_others_come() -> None:
+def test_all_workers_leave_and_others_join() -> None:
     job = started()
     run(job, 1.0, {"a": 0.1, "b": 0.2, "c": 0.4})
     for name in "abc":

@@ -278,7 +278,7 @@ def test_a_token_is_made_and_kept(tmp_path: Path) -> None:
     assert (tmp_path / "token").stat().st_mode & 0o77 == 0
 
 
-def test_what_the_client_says(tmp_path: Path) -> None:
+def test_messages_of_the_client(tmp_path: Path) -> None:
     for wrong in ({"patience": float("nan")}, {"name": 3}, {"token": 3}, {"url": 3}):
         with pytest.raises(PacelineError, match=r"patience=nan: expected|name=3|the token|3 is no service's"):
             client.Worker(**{"url": "http://127.0.0.1:9", "name": "a"} | wrong)  # type: ignore[arg-type]

@@ -310,7 +310,7 @@ def settings(**changes: Any) -> str:
         ),
     ],
 )
-def test_a_job_that_cannot_go_on_is_set_aside(
+def test_job_that_cannot_continue_is_set_aside(
     left: Path, harm: Callable[[Path], None], words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     harm(left)

@@ -26,7 +26,7 @@ def plan_of(n: int, at_once: float, part: float, least: float, speeds: np.ndarra
 
 @settings(max_examples=150, deadline=None)
 @given(st.data())
-def test_every_sample_is_run_once_by_whoever_is_there(data: st.DataObject) -> None:
+def test_every_sample_is_run_once_by_present_workers(data: st.DataObject) -> None:
     batch, n = data.draw(st.integers(2, 60)), data.draw(st.integers(1, 4))
     lengths = np.array(data.draw(st.lists(st.integers(1, 40), min_size=batch, max_size=batch)), float)
     believed = CostModel(0.05, 0.0, data.draw(st.sampled_from([None, 0.2])), data.draw(st.booleans()))

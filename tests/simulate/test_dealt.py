@@ -83,7 +83,7 @@ def test_workers_that_leave_have_their_samples_dealt_to_others() -> None:
     assert latency[[4, 5, 6, 7, 9, 10, 11]].max() < 1.1  # in its first round back, it has nothing planned yet
 
 
-def test_what_cannot_be_played_is_said_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_impossible_scenario_raises(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     what = scenario(2, 16)
     with pytest.raises(PacelineError, match=r"paceline\.simulate\.dealt\.run"):
         run_rounds(what, ["equal"])
@@ -107,7 +107,7 @@ def test_what_cannot_be_played_is_said_in_a_sentence(tmp_path: Path, capsys: pyt
         assert said in capsys.readouterr().err
 
 
-def test_lengths_from_a_file_are_played_and_told_as_json(
+def test_lengths_from_a_file_are_played_and_written_as_json(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     (tmp_path / "lengths.txt").write_text("\n".join(str(10 + 7 * number % 90) for number in range(100)))

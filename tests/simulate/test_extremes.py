@@ -63,7 +63,7 @@ def clusters(draw):
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(clusters(), st.sampled_from(sorted(set(policies.names()) - {"lbbsp", "lbbsp-cpu", "lbbsp-gpu"})))
-def test_any_seconds_that_a_clock_tells_are_played(scenario, name):
+def test_any_valid_seconds_are_played(scenario, name):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         outcome, refused = attempt(lambda: run(scenario, [name]))
@@ -111,7 +111,7 @@ def test_any_timing_model_is_played_or_refused(kind, values, seed):
         (WorkerClass(Constant(1e9), noise=2.0), "is drawn as"),
     ],
 )
-def test_draws_that_no_clock_tells_are_refused(worker, words):
+def test_impossible_draws_raise(worker, words):
     with pytest.raises(PacelineError, match=words):
         run(Scenario((worker, WorkerClass(Constant(1.0)))), ["equal"])
 

@@ -39,7 +39,7 @@ def scenario(tmp_path):
     return str(path)
 
 
-def test_learning_tells_what_was_used_and_dropped(scenario, tmp_path, capsys):
+def test_learning_reports_used_and_dropped_gradients(scenario, tmp_path, capsys):
     arguments = ["simulate", scenario, "--learn", "--backup", "static:3", "--policy", "level"]
     figures = tmp_path / "figures.json"
     assert run([*arguments, "--json", str(figures), "--plot", str(tmp_path / "pictures")]) == 0
@@ -52,7 +52,7 @@ def test_learning_tells_what_was_used_and_dropped(scenario, tmp_path, capsys):
     assert (tmp_path / "pictures" / "learning.png").stat().st_size > 0
 
 
-def test_learning_tells_how_many_samples_a_threshold_has_dropped(scenario, tmp_path, capsys):
+def test_learning_reports_samples_dropped_by_a_threshold(scenario, tmp_path, capsys):
     figures = tmp_path / "figures.json"
     arguments = ["simulate", scenario, "--learn", "--backup", "dropcompute:tau=0.5,pieces=4", "--json"]
     assert run([*arguments, str(figures)]) == 0
@@ -124,7 +124,7 @@ link = { megabytes = 1.0, mbps = 80.0 }
         (["--model", "transformer"], "transformer"),
     ],
 )
-def test_mistakes_are_answered_in_one_sentence(scenario, options, says, capsys):
+def test_mistakes_raise_one_error(scenario, options, says, capsys):
     assert run(["simulate", scenario, "--learn", *options]) == 2
     told = capsys.readouterr().err
     assert says in told

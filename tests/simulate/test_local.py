@@ -161,7 +161,7 @@ def test_the_command_plays_64_workers_behind_slow_links(tmp_path, capsys):
         (["--every", "8", "--outer", "nesterov:momentum=1"], "a momentum above 0 and below 1"),
     ],
 )
-def test_mistakes_are_answered_in_one_sentence(options, says, tmp_path, capsys):
+def test_mistakes_raise_one_error(options, says, tmp_path, capsys):
     pytest.importorskip("torch")
     from paceline.cli import run
 

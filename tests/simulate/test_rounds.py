@@ -115,7 +115,7 @@ def test_a_changing_link_joins_the_overhead():
     assert seconds == pytest.approx(np.array([[1.1, 0.1], [1.1, 0.1], [2.1, 0.1], [2.1, 0.1]]))
 
 
-def test_a_load_below_the_knee_takes_no_less_time_in_pieces_either_whoever_is_absent():
+def test_load_below_the_knee_takes_the_same_time_in_pieces():
     quick = WorkerClass(Constant(0.001), Constant(0.0), knee=50.0, most=400)
     for events in ((), (Event(2, 3, "leave"),)):
         scenario = Scenario((quick,) * 4, global_batch=120, rounds=4, events=events)
@@ -171,7 +171,7 @@ def test_gaps_of_a_trace_are_absences():
     assert played.latency[:, 0] == pytest.approx([0.2, 0.3, 0.3, 0.2])
 
 
-def test_overheads_that_are_not_told_are_fitted():
+def test_unknown_overheads_are_fitted():
     workers = tuple(WorkerClass(OnOff(s, 2.0, 0.1, 0.2), Constant(0.05)) for s in (0.001, 0.002, 0.004))
     told = Scenario(workers, global_batch=300, rounds=150, fractional=True)
     fitted = run(dataclasses.replace(told, known_overhead=False), ["level"])

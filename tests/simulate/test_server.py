@@ -123,7 +123,7 @@ def test_level_balances_while_a_backup_policy_chooses_how_many():
 
 @pytest.mark.parametrize("mode", ["push-wait", "push-interrupt", "pull"])
 @pytest.mark.parametrize("backup", ["everyone", "static:3"])
-def test_every_sample_is_used_once_an_epoch_whatever_is_dropped(mode, backup):
+def test_every_sample_is_used_once_an_epoch_despite_drops(mode, backup):
     pool = Epochs(400, 3, seed=1)
     run, learner = server(
         [0] * 5, mode=mode, backup=backup, pool=pool, trips=RoundTrips(5, Exponential(1.0), seed=2), batch=55
@@ -208,7 +208,7 @@ def test_who_stops_in_the_first_round_is_given_up_too():
     assert [entry[:2] for entry in log(run.run(updates=2))] == [(3.0, [0]), (4.0, [0])]
 
 
-def test_who_thaws_before_it_is_given_up_goes_on_where_it_was():
+def test_worker_that_thaws_in_time_continues_its_task():
     members = [Member(3, 1, "freeze"), Member(6, 1, "thaw")]
     run, _ = server([1, 1, 1], sync="asp", by_update=members, give_up=0.0, floor=9.0)
     assert [(now, *who) for now, who, _ in log(run.run(updates=9))] == [
@@ -262,7 +262,7 @@ def test_runs_repeat_exactly(delay):
         assert played(1) != played(2)
 
 
-def test_a_trace_shorter_than_the_run_says_so():
+def test_trace_shorter_than_the_run_raises():
     run, _ = server([0] * 2, trips=RoundTrips(2, Replay(np.ones((5, 2)))))
     with pytest.raises(PacelineError, match="the trace has 5 rounds"):
         run.run(updates=6)
@@ -307,7 +307,7 @@ def test_aggregates_by_hand():
         ({"momentum": 1.0}, "momentum=1"),
     ],
 )
-def test_bad_input_is_answered_in_one_sentence(choices, says):
+def test_bad_input_raises_one_error(choices, says):
     with pytest.raises(PacelineError, match=says):
         ServerConfig(**{"workers": 4, "global_batch": 40} | choices)
 

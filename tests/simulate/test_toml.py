@@ -140,7 +140,7 @@ def test_traces_of_workers_lie_beside_the_scenario(file, tmp_path):
         (f"{WORKER}link = 3", "expected a table"),
     ],
 )
-def test_mistakes_are_told_in_one_sentence(file, text, says):
+def test_mistakes_raise_one_error(file, text, says):
     path = file(text)
     with pytest.raises(PacelineError, match=says) as told:
         read(path)

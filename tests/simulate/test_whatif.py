@@ -56,7 +56,7 @@ def record(path, pace, policy="equal", batches=None, overhead=None, extras=None,
     return runs.read(path)
 
 
-def test_the_recorded_policy_is_told_as_it_was(tmp_path):
+def test_recorded_policy_keeps_its_seconds(tmp_path):
     sizes = [BATCH] * 9 + [50] + [BATCH] * 10 + [17]  # short last rounds of epochs
     run = record(tmp_path / "run", cluster_paces()[: len(sizes)], batches=sizes)
     answer = of_run(run, ["equal"])
@@ -109,7 +109,7 @@ def test_a_record_cut_off_in_mid_line_counts_as_far_as_it_is_whole(tmp_path):
     assert any("cut off" in note for note in answer.notes)
 
 
-def test_records_that_tell_nothing(tmp_path):
+def test_records_without_information_raise(tmp_path):
     runs.Recorder.create(tmp_path / "empty", {"policy": "equal", "workers": 2}).close()
     with pytest.raises(PacelineError, match="no finished round"):
         of_run(runs.read(tmp_path / "empty"), ["level"])
@@ -152,7 +152,7 @@ def test_pieces_cost_what_the_run_measured(tmp_path):
         ({"mode": "pull"}, "was run with mode pull"),
     ],
 )
-def test_single_updates_tell_nothing_of_rounds(tmp_path, config, words):
+def test_single_updates_raise(tmp_path, config, words):
     with pytest.raises(PacelineError, match=words):
         of_run(record(tmp_path / "run", cluster_paces(), **config), ["level"])
     bulk = record(tmp_path / "bulk", cluster_paces(), sync="bsp", mode="push-wait", backup="everyone")
@@ -177,7 +177,7 @@ PLAIN = [([16, 16, 16], [0.1, 0.1, 0.4], {})]
     "empty",
     [([0, 0, 0], [0.0, 0.0, 0.0], {}), ([None] * 3, [None] * 3, {}), ([0, 0, None], [0.3, 0.3, None], {})],
 )
-def test_rounds_without_samples_are_left_out_and_said(tmp_path, empty):
+def test_rounds_without_samples_are_left_out_with_a_note(tmp_path, empty):
     whole = of_run(rounds_of(tmp_path / "whole", PLAIN * 10), ["level"])
     found = of_run(rounds_of(tmp_path / "gaps", PLAIN * 5 + [empty] + PLAIN * 5), ["level"])
     assert found.policies["level"].seconds == whole.policies["level"].seconds
@@ -197,7 +197,7 @@ def test_nothing_is_promised_of_a_worker_that_never_ran_a_sample(tmp_path):
 @pytest.mark.parametrize(
     "lost", [([16, 16, 16], [0.1, 0.2, None], {}), ([16, 16, None], [0.1, 0.2, 0.9], {"seconds": 0.2})]
 )
-def test_samples_of_who_told_no_seconds_are_no_ones(tmp_path, lost):
+def test_samples_without_seconds_count_for_no_worker(tmp_path, lost):
     """Its part was lost in that round, so that the others had theirs, as recorded."""
     found = of_run(rounds_of(tmp_path / "run", [lost] * 10), ["equal"])
     assert found.policies["equal"].loads[-1][:2].tolist() == [16, 16]
@@ -213,7 +213,7 @@ def test_a_worker_that_appears_in_mid_run(tmp_path):
     assert found.policies["equal"].rounds[12:] == pytest.approx([0.4] * 8)
 
 
-def test_what_is_odd_about_a_record_is_said(tmp_path):
+def test_oddities_of_a_record_are_reported(tmp_path):
     early = rounds_of(tmp_path / "early", [([16, 16, 16], [0.1, 0.1, 0.4], {"seconds": 0.2})] * 3)
     assert of_run(early, ["equal"]).notes == [
         "3 rounds ended before the slowest worker was done; here, policies wait for that worker."

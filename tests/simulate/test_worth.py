@@ -67,7 +67,7 @@ def said(pace, exchange, error=0.0):
     return worth.sentences(found, none, pace, 120.0, error)
 
 
-def test_the_fastest_alone_is_told() -> None:
+def test_fastest_worker_alone_is_reported() -> None:
     assert said([1.0, 1.0, 4.0], 0.0) == [
         "Worker 0 alone, the fastest, would be 2.2x slower than all 3 together, balanced."
     ]
@@ -75,7 +75,7 @@ def test_the_fastest_alone_is_told() -> None:
     assert faster == "Worker 0 alone, the fastest, would be 1.22x as fast as all 2 together, balanced."
 
 
-def test_who_costs_more_than_it_brings_is_told_if_it_is_sure() -> None:
+def test_worker_that_costs_more_than_it_brings_is_named_if_sure() -> None:
     # 120 samples take 60 + 30 s on two, and 120 / 2.02 + 40 s on three
     alone, without = said([1.0, 1.0, 50.0], 40.0)
     assert alone == "Worker 0 alone, the fastest, would be 1.21x slower than all 3 together, balanced."
@@ -105,7 +105,7 @@ def recorded(tmp_path, pace, exchange, rounds=40, noise=0.0, fixed=0.0, **config
 @guarantee(
     "`whatif` names the best subset of workers, and calls a worker not worth having only if the gain is sure."
 )
-def test_a_record_tells_both_and_scattered_rounds_only_what_is_sure(tmp_path) -> None:
+def test_record_gives_both_and_scattered_rounds_only_what_is_sure(tmp_path) -> None:
     assert len(recorded(tmp_path / "steady", [0.01, 0.01, 0.5], 0.4)) == 2
     assert len(recorded(tmp_path / "scattered", [0.01, 0.01, 0.5], 0.4, noise=0.3)) == 1
 
@@ -130,7 +130,7 @@ def with_links(tmp_path, links):
     return read(tmp_path)
 
 
-def test_a_slow_link_is_told_from_links_that_are_all_slow(tmp_path) -> None:
+def test_a_slow_link_is_distinguished_from_links_that_are_all_slow(tmp_path) -> None:
     own = with_links(tmp_path / "own", [0.005, 0.005, 0.05])
     _, without, link = worth.of_run(own)
     # 103 samples take 0.51 s on all and 120 take 0.6 s on two, whose sums take .4 * 3/4 / 10
@@ -143,7 +143,7 @@ def test_a_slow_link_is_told_from_links_that_are_all_slow(tmp_path) -> None:
     assert alike[1:] == ["All workers' links are about equally fast: the sums do not wait for a single one."]
 
 
-def test_nothing_is_said_of_updates_that_are_no_rounds(tmp_path) -> None:
+def test_updates_without_rounds_report_nothing(tmp_path) -> None:
     assert recorded(tmp_path, [0.01, 0.01, 0.5], 0.4, sync="asp") == []
 
 

@@ -29,7 +29,7 @@ def g(worker, version, weight=1.0):
     return Gradient(worker, version, weight)
 
 
-def test_bsp_waits_for_everybody():
+def test_bsp_waits_for_all_workers():
     assert play(sync.create("bsp", 3), 1, 0, 2, 2) == [
         (Release((0, 1, 2), 0, 0),),
         (),
@@ -56,7 +56,7 @@ def test_late_gradients_may_enter_the_next_update_weighted_by_staleness():
     assert log[5][0] == Apply((g(0, 1), g(1, 1), g(2, 0, 0.5)))
 
 
-def test_push_interrupt_starts_everybody_at_once():
+def test_push_interrupt_starts_all_workers_at_once():
     """DBW, section 2."""
     assert play(sync.create("bsp", 3, "push-interrupt"), 1, 0, 2, 0, quorum=2)[2:] == [
         (Apply((g(1, 0), g(0, 0))), Interrupt((2,)), Release((0, 1, 2), 1, 1)),
@@ -110,7 +110,7 @@ def test_lsp_groups_and_then_waits_for_all():
 
 
 @pytest.mark.parametrize("text", ["bsp", "ssp:0", "lsp:2:3"])
-def test_nobody_waits_for_a_dead_worker(text):
+def test_no_worker_waits_for_a_dead_one(text):
     log = play(sync.create(text, 2), 0, ("leave", 1), 0)
     assert [type(e) for e in log[2]] == [Apply, Release]
     assert log[2][1] == Release((0,), 1, 1)
@@ -219,7 +219,7 @@ def test_ssp_worker_that_joins_has_the_clock_of_the_slowest(events):
         ("bsp:late=use", "push-interrupt", "never arrives"),
     ],
 )
-def test_bad_input_is_answered_in_one_sentence(text, mode, says):
+def test_bad_input_raises_one_error(text, mode, says):
     with pytest.raises(PacelineError, match=says):
         sync.create(text, 4, mode)
 
@@ -233,7 +233,7 @@ def test_bad_input_is_answered_in_one_sentence(text, mode, says):
     st.lists(st.tuples(st.integers(0, 9), st.integers(0, 4)), max_size=60),
     st.integers(1, 5),
 )
-def test_somebody_always_computes_whoever_comes_and_goes(which, events, quorum):
+def test_some_worker_always_computes(which, events, quorum):
     gate = sync.create(*(which[0], 5, which[1]))
     _, state = gate.init()
     if gate.takes_quorum:

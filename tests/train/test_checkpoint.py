@@ -127,7 +127,7 @@ def test_a_damaged_one_never_takes_the_place_of_the_older(tmp_path: Path) -> Non
     "A damaged checkpoint is found when it is read, and the one before it is used; if both are damaged, "
     "nothing changes."
 )
-def test_both_damaged_is_said_of_both(tmp_path: Path) -> None:
+def test_two_damaged_checkpoints_raise_with_both_names(tmp_path: Path) -> None:
     checkpoints = kept(tmp_path)
     for value in (1, 2):
         checkpoints.save(archive(value))

@@ -43,7 +43,7 @@ def parameters(run_dir: Path) -> torch.Tensor:
     "After kills, freezes, departures and joins at any instant, each sample of a round counts once, with the "
     "model of one process."
 )
-def test_workers_are_lost_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_run_continues_after_lost_workers(tmp_path: Path) -> None:
     hits = {
         15: ("worker 0", signal.SIGKILL),
         40: ("worker 1", signal.SIGTERM),
@@ -169,7 +169,7 @@ def test_a_round_that_a_lost_worker_had_completed_alone_is_on_record_as_the_othe
     assert words.endswith("the round's 60 were run by worker 0")
 
 
-def test_one_that_is_lost_when_the_rounds_are_over_is_told_and_counted(tmp_path: Path) -> None:
+def test_worker_lost_after_the_rounds_is_reported_and_counted(tmp_path: Path) -> None:
     told = Told(tmp_path)
     told.ran(0, 0)
     told.ran(0, 1)
@@ -185,7 +185,7 @@ def test_one_that_is_lost_when_the_rounds_are_over_is_told_and_counted(tmp_path:
     assert told.notes == ["worker 1 was killed by SIGKILL; it was in no round at that time"]
 
 
-def test_nobody_is_started_in_place_of_one_that_is_lost_when_the_rounds_are_over(
+def test_worker_lost_after_the_rounds_is_not_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started, start = list[int](), Supervisor.start
@@ -253,7 +253,7 @@ def check(config: TrainConfig, joined: bool = False) -> bool:
     "A model, loop, policy or option that cannot survive a lost rank is refused, or named at the start, with "
     "what to use instead."
 )
-def test_by_itself_a_run_goes_on_wherever_it_can() -> None:
+def test_run_is_elastic_by_default_where_it_can_be() -> None:
     assert check(TrainConfig())
     assert not check(TrainConfig(elastic=False))
     assert not checks.warning(TrainConfig()) + checks.warning(TrainConfig(elastic=False, weigh="hook"))
@@ -270,7 +270,7 @@ def test_by_itself_a_run_goes_on_wherever_it_can() -> None:
     assert check(TrainConfig(workers=1, elastic=True))
 
 
-def test_a_run_says_whether_it_was_asked_for() -> None:
+def test_run_reports_whether_elastic_was_asked_for() -> None:
     for elastic in (None, True, False):
         assert TrainConfig.from_dict(TrainConfig(elastic=elastic).as_dict()).elastic is elastic
     with pytest.raises(PacelineError, match=r"elastic=1 in run\.json"):
@@ -303,9 +303,7 @@ def test_all_are_killed_at_once(tmp_path: Path) -> None:
     assert not multiprocessing.active_children()
 
 
-def test_a_worker_that_ends_before_the_run_begins_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_worker_that_ends_before_the_run_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All are needed to begin, so nothing is waited for, also if it has ended in good order."""
     monkeypatch.setattr(launch, "_work", elastic_jobs.first_ends)
     with pytest.raises(WorkerError) as ended:
@@ -355,7 +353,7 @@ def test_the_same_bits_as_without_it(tmp_path: Path) -> None:
     "If all workers are killed, the run ends with status 1; on SIGTERM it ends with a checkpoint. `--resume` "
     "continues exactly."
 )
-def test_all_are_told_to_leave(tmp_path: Path) -> None:
+def test_sigterm_to_all_workers_ends_with_a_checkpoint(tmp_path: Path) -> None:
     """As where the machine is taken away: the run ends with a checkpoint of its last round, and can go on."""
 
     def take(event: dict[str, Any]) -> None:
@@ -411,7 +409,7 @@ def test_a_checkpoint_is_committed_when_its_rounds_are_on_record(
     assert not any(path.exists() for path in prepared)
 
 
-def test_the_last_round_is_on_record_also_if_one_that_joined_tells_nothing_of_it(tmp_path: Path) -> None:
+def test_last_round_is_on_record_without_a_report_of_a_joined_worker(tmp_path: Path) -> None:
     told = Told(tmp_path)
     told.ran(0, 0)
     told.journal.take({"type": "test"}, 0)
@@ -428,9 +426,7 @@ def test_the_last_round_is_on_record_also_if_one_that_joined_tells_nothing_of_it
     "continues exactly."
 )
 @pytest.mark.parametrize(("when", "model"), [("round", "mlp"), ("test", "resnet18")])
-def test_all_are_told_to_leave_in_the_last_round_or_when_the_rounds_are_over(
-    tmp_path: Path, when: str, model: str
-) -> None:
+def test_sigterm_in_or_after_the_last_round_lets_the_run_end(tmp_path: Path, when: str, model: str) -> None:
     """The run is done all the same, and is evaluated: whoever waited for another would wait for ever."""
 
     def take(event: dict[str, Any]) -> None:

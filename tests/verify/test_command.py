@@ -51,11 +51,11 @@ def test_loads_of_the_command_line_are_run_and_the_status_is_1_for_another_model
         (1, "draws", "the program runs on 1 rank; expected at least 2"),
     ],
 )
-def test_why_a_program_cannot_be_verified_is_said(ranks: int, form: str, words: str) -> None:
+def test_program_that_cannot_be_verified_gets_the_reason(ranks: int, form: str, words: str) -> None:
     assert_refused_at_last(paceline("verify", "--", *FORKS, ranks, PROGRAM, form), words)
 
 
-def test_commands_that_are_mistaken_get_a_sentence(tmp_path: Path) -> None:
+def test_wrong_commands_get_one_error(tmp_path: Path) -> None:
     run = ("--", sys.executable, "-c", "print('trained')")
     assert_refused(paceline("verify", "--", "no-such-command"), "no-such-command: no such command")
     assert_refused(paceline("verify", "--steps", 0, *run), "--steps=0: expected a whole number")

@@ -55,7 +55,7 @@ def whole(function: Draw, *cuts: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", BY_SAMPLE)
-def test_draws_belong_to_samples_whatever_the_parts_are(name: str) -> None:
+def test_draws_belong_to_samples_for_any_parts(name: str) -> None:
     one = whole(BY_SAMPLE[name], 12)
     assert not torch.equal(one[0], one[1])
     assert torch.equal(one, whole(BY_SAMPLE[name], 3, 9))
@@ -103,7 +103,7 @@ class Noisy(torch.utils.data.Dataset):
         return torch.tensor([*drawn, torch.rand(1, generator=generator).item()])
 
 
-def test_a_sample_is_the_same_in_any_order_and_generators_go_on_as_before() -> None:
+def test_sample_is_the_same_in_any_order_and_generators_continue() -> None:
     with Draws(lambda *_: None, {}) as draws:
         data = Seeded(Noisy(), draws)
         torch.manual_seed(3)

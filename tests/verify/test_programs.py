@@ -76,7 +76,7 @@ def test_batch_norm_in_training_mode_is_measured_if_asked_for() -> None:
 @pytest.mark.nightly
 @pytest.mark.processes
 @pytest.mark.xdist_group("verify")
-def test_a_coin_that_is_tossed_for_the_batch_is_told_of() -> None:
+def test_draw_for_the_whole_batch_is_reported() -> None:
     verdict = verified(PROGRAM, "coin", ranks=2)
     assert verdict.exact, "all ranks toss alike"
     assert any(
