@@ -1,4 +1,4 @@
-"""Turns the parameters that a docstring tells, ``name: what it is``, into a list on the reference's pages."""
+"""Turns the parameters in the prose of a docstring, ``name: what it is``, into a list on the reference's pages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def listed(text: str, names: set[str]) -> str:
 
 
 def _listed(paragraph: str, names: set[str]) -> str:
-    if paragraph.startswith(("    ", "- ", "|")):
+    if paragraph.startswith(("    ", "- ", "|", "Args:", "Attributes:", "Returns:", "Raises:")):
         return paragraph
     found = [m for m in NAMED.finditer(paragraph) if set(m[1].split(", ")) <= names]
     if not found:

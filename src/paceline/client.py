@@ -65,11 +65,17 @@ class Part:
 class Worker:
     """Joins a job at the start of a ``with`` statement, and leaves it at the end. For one thread.
 
-    url, token: as ``paceline serve`` printed them; the token may be in $PACELINE_TOKEN. name: this worker's name.
-    job: the job's name. place: this worker's place, if the job's limits are by place. patience: seconds for which a
-    service that cannot be reached is tried again, so that its restart goes unnoticed.
+    Args:
+        url: As ``paceline serve`` printed them; the token may be in $PACELINE_TOKEN.
+        token: As ``paceline serve`` printed them; the token may be in $PACELINE_TOKEN.
+        name: This worker's name.
+        job: The job's name.
+        place: This worker's place, if the job's limits are by place.
+        patience: Seconds for which a service that cannot be reached is tried again, so that its restart goes
+            unnoticed.
 
-    Raises PacelineError, one sentence, if the service refuses a call.
+    Raises:
+        PacelineError: If the service refuses a call.
     """
 
     def __init__(
@@ -117,7 +123,8 @@ class Worker:
     def next(self, lengths: Lengths | None = None) -> Part:
         """The part of the next round; waits until it is planned, and returns the same part until it is reported.
 
-        lengths: in a job with a cost, a function from the number of a round to the lengths of its samples.
+        Args:
+            lengths: In a job with a cost, a function from the number of a round to the lengths of its samples.
         """
         ask = f"{self._mine}/next?wait={WAIT:g}"
         while self._part is None:
@@ -145,10 +152,13 @@ class Worker:
         cpu: float | None = None,
         memory: float | None = None,
     ) -> None:
-        """Report that the part is done, in ``seconds`` without the wait for others. samples: if not all were run.
+        """Report that the part is done, in ``seconds`` without the wait for others.
 
-        overhead: those of the seconds that do not grow with the samples. cpu, memory: portions of this machine that
-        are available to this worker, for policies that read them.
+        Args:
+            samples: If not all were run.
+            overhead: Those of the seconds that do not grow with the samples.
+            cpu: Portions of this machine that are available to this worker, for policies that read them.
+            memory: Portions of this machine that are available to this worker, for policies that read them.
         """
         if self._part is None:
             raise PacelineError("there is no round to report: ask for the next one first")
@@ -159,7 +169,12 @@ class Worker:
         self._part = None
 
     def rounds(self, most: int | None = None, lengths: Lengths | None = None) -> Iterator[Part]:
-        """Yield the parts; each must be reported before the next. most: how many, at most. lengths: see ``next``."""
+        """Yield the parts; each must be reported before the next.
+
+        Args:
+            most: How many, at most.
+            lengths: See ``next``.
+        """
         for _ in itertools.count() if most is None else range(most):
             part = self.next(lengths)
             yield part

@@ -53,20 +53,32 @@ class Cost(Protocol):
     """Non-decreasing seconds of a load in samples, for each worker."""
 
     def seconds(self, load: Array) -> Array:
-        """Seconds for each worker's load; load broadcasts to (..., n). Infinite for an impossible load."""
+        """Seconds for each worker's load; load broadcasts to (..., n). Infinite for an impossible load.
+
+        Args:
+            load: Samples, 0 or more; broadcasts to (..., n).
+        """
         ...
 
     def load_at(self, seconds: Array) -> Array:
         """The largest load that takes at most the given seconds; 0 if every load takes longer.
 
         seconds broadcasts to (..., n), as a level of shape (..., 1) does.
+
+        Args:
+            seconds: Seconds, 0 or more; broadcasts to (..., n).
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """overhead + seconds_per_sample * load; both (..., n). An infinite slope is a worker that is gone."""
+    """overhead + seconds_per_sample * load; both (..., n). An infinite slope is a worker that is gone.
+
+    Args:
+        seconds_per_sample: Shape (..., n).
+        overhead: Seconds at load 0, shape (..., n).
+    """
 
     seconds_per_sample: Array
     overhead: Array
@@ -109,7 +121,9 @@ class Saturating:
 class Increasing:
     """Any non-decreasing function of load, inverted by bisection on [0, most] down to neighbouring floats.
 
-    function: loads (..., n) -> seconds (..., n). most: the largest load that ``load_at`` returns, (..., n).
+    Attributes:
+        function: Loads (..., n) -> seconds (..., n).
+        most: The largest load that ``load_at`` returns, (..., n).
     """
 
     function: Callable[[Array], Array]
@@ -146,6 +160,10 @@ def derivative(cost: Cost, load: Array) -> Array:
 
     At the knee of a ``Saturating`` cost it is the slope above it. Other costs than this module's lines are
     differentiated numerically.
+
+    Args:
+        cost: Any cost.
+        load: Samples, shape (..., n).
     """
     if isinstance(cost, Only):
         return derivative(cost.cost, load)

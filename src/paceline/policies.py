@@ -30,7 +30,12 @@ T = TypeVar("T")
 def create(text: str, cluster: Cluster) -> Policy[Any]:
     """The policy named by ``text``: ``name`` or ``name:key=value,...``.
 
-    Raises PacelineError for an unknown name or option, or an invalid value, and lists the valid ones.
+    Args:
+        text: A name with options.
+        cluster: The workers and their limits.
+
+    Raises:
+        PacelineError: For an unknown name or option, or an invalid value, and lists the valid ones.
     """
     if not isinstance(cluster, Cluster):
         raise PacelineError(f"cluster={short(cluster)}: expected a paceline.Cluster")
@@ -42,7 +47,12 @@ def create(text: str, cluster: Cluster) -> Policy[Any]:
 def register(name: str, kind: type[Any]) -> None:
     """Registers a policy of your own under a name: a frozen dataclass with ``cluster`` as its first field.
 
-    Raises PacelineError if the name is taken.
+    Args:
+        name: Letters, digits and "-".
+        kind: The class.
+
+    Raises:
+        PacelineError: If the name is taken.
     """
     if POLICIES.setdefault(name, kind) is not kind:
         raise PacelineError(f"policy {name!r} exists already; choose another name")
@@ -54,23 +64,35 @@ def names() -> list[str]:
 
 
 def describe(name: str) -> str:
-    """The first line of a policy's docstring."""
+    """The first line of a policy's docstring.
+
+    Args:
+        name: A registered policy.
+    """
     if not isinstance(name, str) or name not in POLICIES:
         raise PacelineError(f"policy {name!r} is unknown{expected(name, names())}")
     return (POLICIES[name].__doc__ or "").strip().splitlines()[0]
 
 
 def leaves(state: Any) -> list[NDArray[Any]]:
-    """A state's arrays in a fixed order, nested states flattened: what a checkpoint stores."""
+    """A state's arrays in a fixed order, nested states flattened: what a checkpoint stores.
+
+    Args:
+        state: An array, or a tuple of states.
+    """
     if isinstance(state, tuple):
         return [leaf for part in state for leaf in leaves(part)]
     return [np.asarray(state)]
 
 
 def restore(template: S, stored: Sequence[ArrayLike]) -> S:
-    """Rebuilds the state that ``leaves`` flattened. template: any state of the same policy, as from ``init``.
+    """Rebuilds the state that ``leaves`` flattened.
 
-    Raises PacelineError if the number of arrays or their shapes belong to another policy or cluster.
+    Args:
+        template: Any state of the same policy, as from ``init``.
+
+    Raises:
+        PacelineError: If the number of arrays or their shapes belong to another policy or cluster.
     """
     if isinstance(stored, str) or not isinstance(stored, Sequence):
         raise PacelineError(f"the stored policy state is {stored!r:.60}; expected a list of arrays")
@@ -133,7 +155,11 @@ DIGESTS = 2**52 - 47  # a prime, so that numbers that differ in a few bits have 
 
 
 def digest(plan: Plan) -> int:
-    """A 52-bit digest of the plan's numbers, the same on every machine; exact as a float64, to be sent as one."""
+    """A 52-bit digest of the plan's numbers, the same on every machine; exact as a float64, to be sent as one.
+
+    Args:
+        plan: A plan for the next round.
+    """
     numbers = plan.shares.ravel().tolist()
     for part in plan.piece_plan or ():
         numbers += np.asarray(part).ravel().tolist()

@@ -58,7 +58,8 @@ class Cluster:
     machines: sizes of the machines, for a policy that needs them.
     realizations: leading shape of every array, () for one run.
 
-    Raises PacelineError if the limits cannot hold the batch, and says by how much.
+    Raises:
+        PacelineError: If the limits cannot hold the batch, and says by how much.
     """
 
     workers: int
@@ -171,7 +172,11 @@ class Round:
 
 
 def measurable(seconds: Array) -> Array:
-    """Seconds cut to a range whose squares and reciprocals are finite; 0 and NaN stay as they are."""
+    """Seconds cut to a range whose squares and reciprocals are finite; 0 and NaN stay as they are.
+
+    Args:
+        seconds: Any shape.
+    """
     within = np.minimum(np.maximum(seconds, QUICKEST), LONGEST)
     return np.where(seconds > 0, within, seconds)
 
@@ -179,8 +184,11 @@ def measurable(seconds: Array) -> Array:
 class Gradients(NamedTuple):
     """What an engine that does not wait for all gradients knows of a round's gradients.
 
-    noise_scale: samples whose mean gradient's variance is the gradient's squared norm; NaN if unknown. late: workers
-    of which nothing came since the last round: their seconds and load are those of an earlier one, (..., n)."""
+    Attributes:
+        noise_scale: Samples whose mean gradient's variance is the gradient's squared norm; NaN if unknown.
+        late: Workers of which nothing came since the last round: their seconds and load are those of an earlier
+            one, (..., n).
+    """
 
     noise_scale: float
     late: NDArray[np.bool_]
@@ -189,10 +197,11 @@ class Gradients(NamedTuple):
 class PieceTimes(NamedTuple):
     """How a round in pieces went; each of shape (..., n), NaN if a worker reported nothing.
 
-    cost: seconds that a piece costs beyond its samples.
-    expected: seconds that a worker's claims would have taken at the pace of its first piece.
-    strayed: the difference between the real seconds of these claims and ``expected``.
-    pace: seconds per sample after its first piece, NaN if it ran nothing then; None if no worker reports it.
+    Attributes:
+        cost: Seconds that a piece costs beyond its samples.
+        expected: Seconds that a worker's claims would have taken at the pace of its first piece.
+        strayed: The difference between the real seconds of these claims and ``expected``.
+        pace: Seconds per sample after its first piece, NaN if it ran nothing then; None if no worker reports it.
     """
 
     cost: Array
@@ -223,10 +232,11 @@ class PiecePlan(NamedTuple):
 class Plan:
     """The plan of the next round.
 
-    shares: portion of the next batch for each worker, shape (..., n), non-negative, sum 1, within the limits.
-    quorum: how many gradients to wait for, in engines that measure the noise scale; None waits for all.
-    costs: what the policy expects each load to cost; if given, shares are rounded to whole samples by it.
-    piece_plan: how to run the round in pieces, for engines that can; None runs the shares as they are.
+    Attributes:
+        shares: Portion of the next batch for each worker, shape (..., n), non-negative, sum 1, within the limits.
+        quorum: How many gradients to wait for, in engines that measure the noise scale; None waits for all.
+        costs: What the policy expects each load to cost; if given, shares are rounded to whole samples by it.
+        piece_plan: How to run the round in pieces, for engines that can; None runs the shares as they are.
     """
 
     shares: Array
@@ -240,7 +250,11 @@ class Plan:
             return Linear(1.0 / self.shares, np.zeros_like(self.shares))
 
     def among(self, present: NDArray[np.bool_]) -> Plan:
-        """The plan of one run without its absent workers; the shares of the others stay in proportion."""
+        """The plan of one run without its absent workers; the shares of the others stay in proportion.
+
+        Args:
+            present: Which workers take part, booleans of shape (n,).
+        """
         kept = np.where(present, self.shares, 0.0)
         if not kept.any():
             return Plan(present / present.sum())  # the plan has nothing for any of them: equal parts

@@ -39,11 +39,18 @@ def water_level(
 ) -> WaterLevel:
     """The division of ``batch`` that ends soonest: min over loads of max_i seconds_i(load_i).
 
-    batch: samples, a number or shape (...,). least, most: samples, default 0 and the batch. guess: a level
-    near the answer, shape (...,), or NaN, which saves a pass or two over the workers of a linear cost.
-
     Linear costs are solved exactly in a few passes of O(n); others by bisection down to neighbouring floats; what
-    these cannot resolve (a jump) is divided in proportion. Raises PacelineError if the limits cannot hold the batch.
+    these cannot resolve (a jump) is divided in proportion.
+
+    Args:
+        batch: Samples, a number or shape (...,).
+        least: Samples, default 0 and the batch.
+        most: Samples, default 0 and the batch.
+        guess: A level near the answer, shape (...,), or NaN, which saves a pass or two over the workers of a linear
+            cost.
+
+    Raises:
+        PacelineError: If the limits cannot hold the batch.
     """
     total = numbers("batch", batch, "a number of samples, or one for each realization")[..., None]
     low, high = _limits(total, least, total if most is None else most)
@@ -64,7 +71,13 @@ def _level_within(
 
 
 def project(y: ArrayLike, least: ArrayLike = 0.0, most: ArrayLike = 1.0) -> Array:
-    """The nearest point (Euclidean) to y, shape (..., n), with least <= x <= most and sum 1."""
+    """The nearest point (Euclidean) to y, shape (..., n), with least <= x <= most and sum 1.
+
+    Args:
+        y: Shape (..., n).
+        least: Broadcasts to (..., n).
+        most: Broadcasts to (..., n).
+    """
     y, whole = numbers("y", y, "one number for each worker"), np.ones(1)
     low, high = _limits(whole, least, most)
     # x = clip(y - theta, least, most) is a water level with unit speeds and offsets -y; the level is -theta.
@@ -75,6 +88,11 @@ def proportional(weights: ArrayLike, least: ArrayLike = 0.0, most: ArrayLike = 1
     """Portions that sum to 1, in proportion to weights (..., n), cut to the limits.
 
     Workers with weight 0 get their least, unless no other may take the rest: then they share it equally.
+
+    Args:
+        weights: Numbers of 0 or more, shape (..., n).
+        least: Broadcasts to (..., n).
+        most: Broadcasts to (..., n).
     """
     weights, whole = numbers("weights", weights, "one number for each worker"), np.ones(1)
     low, high = _limits(whole, least, most)
@@ -243,14 +261,21 @@ def whole_samples(
 ) -> NDArray[np.int64]:
     """Samples for each worker, shape (..., n): they sum exactly to ``batch``, and no other division ends sooner.
 
-    expected: a cost, or a plan; a plan without costs means seconds_i(b) = b / share_i. Ties go to the
-    lowest rank. least, most: samples, as for a full batch; if a short batch is smaller than the sum of the
-    leasts, they shrink in proportion, and a worker to which a plan gives nothing needs no least. unit: loads are
-    multiples of this many samples, except that one worker takes the remainder of a batch that is not a multiple.
-    Raises PacelineError if the mosts cannot hold the batch.
-
     The result is the same as that of giving one sample after another to the worker that then ends soonest (exact
     for non-decreasing costs); all but a few of these steps are done at once.
+
+    Args:
+        expected: A cost, or a plan; a plan without costs means seconds_i(b) = b / share_i. Ties go to the lowest
+            rank.
+        least: Samples, as for a full batch; if a short batch is smaller than the sum of the leasts, they shrink in
+            proportion, and a worker to which a plan gives nothing needs no least.
+        most: Samples, as for a full batch; if a short batch is smaller than the sum of the leasts, they shrink in
+            proportion, and a worker to which a plan gives nothing needs no least.
+        unit: Loads are multiples of this many samples, except that one worker takes the remainder of a batch that
+            is not a multiple.
+
+    Raises:
+        PacelineError: If the mosts cannot hold the batch.
     """
     whole("batch", batch, 0)
     total = np.asarray(float(batch))[None]
@@ -389,7 +414,12 @@ def _with_rest(cost: Cost, loads: Array, left: Array, soonest: Array, high: Arra
 
 
 def at_least(loads: NDArray[np.int64], floor: int) -> NDArray[np.int64]:
-    """Moves all loads below the floor to one worker: the one with the largest load, and the lowest rank of equals."""
+    """Moves all loads below the floor to one worker: the one with the largest load, and the lowest rank of equals.
+
+    Args:
+        loads: Samples of each worker, (..., n).
+        floor: The fewest samples of a worker with any.
+    """
     try:
         small = (loads > 0) & (loads < floor) if floor > 1 else None
     except TypeError:

@@ -26,7 +26,13 @@ BACKUPS: dict[str, type[Backup[Any]]] = {
 def create(text: str, workers: int, mode: str = "push-wait") -> Backup[Any]:
     """The backup policy named by ``text``: ``everyone``, ``static:12``, ``dbw``, or with ``key=value``.
 
-    Raises PacelineError for an unknown name or option, or a value out of range, for example k > n.
+    Args:
+        text: A name with options.
+        workers: Number of workers, n.
+        mode: How parameters reach the workers: "push-wait", "push-interrupt" or "pull".
+
+    Raises:
+        PacelineError: For an unknown name or option, or a value out of range, for example k > n.
     """
     given: dict[str, Any] = {"workers": workers}
     kind: Any = BACKUPS.get(str(text).split(":")[0].strip())

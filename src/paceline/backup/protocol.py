@@ -15,11 +15,13 @@ S = TypeVar("S")
 class Timings(NamedTuple):
     """The m arrivals of gradients since the last decision; arrays of shape (m,).
 
-    before: gradients for which the update to the measured version had waited (h).
-    place: 1 for the first gradient of its version to arrive, 2 for the second, ... (i).
-    seconds: from the update to the arrival (t_{h,i}). trip: seconds of the worker's own round trip.
-    worker: its rank.
-    ends: when each of its pieces was done, seconds from its beginning, NaN for dropped ones; (m, pieces).
+    Attributes:
+        before: Gradients for which the update to the measured version had waited (h).
+        place: 1 for the first gradient of its version to arrive, 2 for the second, ... (i).
+        seconds: From the update to the arrival (t_{h,i}).
+        trip: Seconds of the worker's own round trip.
+        worker: Its rank.
+        ends: When each of its pieces was done, seconds from its beginning, NaN for dropped ones; (m, pieces).
     """
 
     before: NDArray[np.int64]
@@ -33,12 +35,16 @@ class Timings(NamedTuple):
 class Iteration(NamedTuple):
     """One update of the parameters.
 
-    quorum: gradients in it (k_t). present: number of workers present now. now: seconds.
-    loss: mean over the gradients' samples, at the parameters before the update.
-    norm2: squared norm of the aggregated gradient.
-    variance: unbiased estimate of the summed variance of one gradient's components; NaN from one gradient.
-    rate: learning rate of the update.
-    rates: learning rates that the next update would have from 1..n gradients, (n,); None if they are all ``rate``.
+    Attributes:
+        quorum: Gradients in it (k_t).
+        present: Number of workers present now.
+        now: seconds.
+        loss: Mean over the gradients' samples, at the parameters before the update.
+        norm2: Squared norm of the aggregated gradient.
+        variance: Unbiased estimate of the summed variance of one gradient's components; NaN from one gradient.
+        rate: Learning rate of the update.
+        rates: Learning rates that the next update would have from 1..n gradients, (n,); None if they are all
+            ``rate``.
     """
 
     quorum: int
@@ -65,11 +71,20 @@ class Backup(Protocol[S]):
         ...
 
     def step(self, state: S, happened: Iteration) -> tuple[int, S]:
-        """The next quorum, from 1 to ``happened.present``."""
+        """The next quorum, from 1 to ``happened.present``.
+
+        Args:
+            state: As the step before returned it.
+            happened: The iteration that has just ended.
+        """
         ...
 
     def cut(self, state: S) -> float:
-        """Seconds after which a worker begins no more pieces of its task."""
+        """Seconds after which a worker begins no more pieces of its task.
+
+        Args:
+            state: As the newest step returned it.
+        """
         return np.inf
 
 

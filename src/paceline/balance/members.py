@@ -23,6 +23,10 @@ def bounds(cluster: Cluster, present: NDArray[np.bool_]) -> tuple[Array, Array]:
     """Least and most share of each worker, shape (n,) or (..., n), if only some are present.
 
     Absent workers get nothing except what the present ones cannot hold.
+
+    Args:
+        cluster: The workers and their limits.
+        present: Which workers take part, booleans of shape (..., n).
     """
     least, most = cluster.least_shares, cluster.most_shares
     if present.all():
@@ -36,26 +40,46 @@ def bounds(cluster: Cluster, present: NDArray[np.bool_]) -> tuple[Array, Array]:
 
 
 def among_present(cluster: Cluster, present: NDArray[np.bool_], weights: Array) -> Array:
-    """Shares in proportion to the weights, shape (..., n), within the limits of those present."""
+    """Shares in proportion to the weights, shape (..., n), within the limits of those present.
+
+    Args:
+        cluster: The workers and their limits.
+        present: Which workers take part, booleans of shape (..., n).
+        weights: Numbers of 0 or more, shape (..., n).
+    """
     least, most = bounds(cluster, present)
     return proportional(weights, least, most)
 
 
 def carried(cluster: Cluster, present: NDArray[np.bool_], shares: Array) -> Array:
-    """Like ``among_present``, but the shares stay to the last bit in each realization in which all are present."""
+    """Like ``among_present``, but the shares stay to the last bit in each realization in which all are present.
+
+    Args:
+        cluster: The workers and their limits.
+        present: Which workers take part, booleans of shape (..., n).
+        shares: The shares so far, shape (..., n).
+    """
     if (everybody := present.all(-1, keepdims=True)).all():
         return shares
     return np.where(everybody, shares, among_present(cluster, present, shares))
 
 
 def even(cluster: Cluster) -> Array:
-    """The equal division within the limits, shape (*realizations, n)."""
+    """The equal division within the limits, shape (*realizations, n).
+
+    Args:
+        cluster: The workers and their limits.
+    """
     shares = proportional(np.ones(cluster.workers), cluster.least_shares, cluster.most_shares)
     return np.array(np.broadcast_to(shares, cluster.shape))
 
 
 def fill_unknown(seconds_per_sample: Array) -> Array:
-    """The seconds per sample, with the mean of the others for workers that were never measured (NaN)."""
+    """The seconds per sample, with the mean of the others for workers that were never measured (NaN).
+
+    Args:
+        seconds_per_sample: Shape (..., n), NaN where unknown.
+    """
     unknown = np.isnan(seconds_per_sample)
     if not unknown.any():
         return seconds_per_sample

@@ -16,6 +16,9 @@ class Policy(Protocol[S]):
 
     A class that inherits from it declares only the properties that differ from these defaults; for a class that does
     not inherit, ``complete`` sets the defaults.
+
+    Attributes:
+        cluster: The workers and their limits.
     """
 
     cluster: Cluster
@@ -40,7 +43,12 @@ class Policy(Protocol[S]):
         ...
 
     def step(self, state: S, round: Round) -> tuple[Plan, S]:
-        """The next round's plan, and the next state. Neither argument is changed."""
+        """The next round's plan, and the next state. Neither argument is changed.
+
+        Args:
+            state: As the step before returned it.
+            round: What happened in the newest round.
+        """
         ...
 
     def train(self, state: S) -> S:
@@ -48,6 +56,9 @@ class Policy(Protocol[S]):
 
         Engines call it once after each ``step``, in a background thread while the next round runs, and give its
         result to the next ``step``.
+
+        Args:
+            state: As the newest step returned it.
         """
         return state
 

@@ -101,11 +101,19 @@ class CodedPlan:
         return np.asarray((left >= self.problem.rows[:, None]).sum(1) - 1 if self.coded else 0 * left[:, 0])
 
     def workers_of(self, master: int | str) -> NDArray[np.intp]:
-        """Positions of the workers that may serve a master, given by position or name."""
+        """Positions of the workers that may serve a master, given by position or name.
+
+        Args:
+            master: A position from 0, or a name.
+        """
         return np.flatnonzero(self.probability[self.master(master)] > 0)
 
     def master(self, master: int | str) -> int:
-        """Position of a master given by position or name."""
+        """Position of a master given by position or name.
+
+        Args:
+            master: A position from 0, or a name.
+        """
         names = self.problem.masters
         if isinstance(master, str) and master in names:
             return names.index(master)
@@ -153,7 +161,11 @@ class CodedPlan:
 def read_plan(path: Path) -> CodedPlan:
     """The plan in a file that ``paceline plan --json`` or ``dumps`` has written.
 
-    Raises PacelineError for a file that cannot be read, or is not a plan.
+    Args:
+        path: A JSON file.
+
+    Raises:
+        PacelineError: For a file that cannot be read, or is not a plan.
     """
     try:
         with open_file(path) as file:
@@ -288,11 +300,15 @@ def expected_completion(problem: Problem, loads: Array) -> Array:
 def plan(problem: Problem, assign: str = "iterated", coded: bool = True, rule: str = "capped") -> CodedPlan:
     """Assign the workers and divide the rows so that the slowest master's t* is least (Sun et al., eq. (6)).
 
-    assign: one of ``ASSIGNMENTS``. coded: False divides L without redundancy, so that a master waits for all its
-    workers; equally for "uniform", as in the paper's benchmark, otherwise by mean speed.
-    rule: "capped" gives no worker more than L rows; "printed" has the loads of Theorem 1, which may be many times L.
+    Args:
+        assign: One of ``ASSIGNMENTS``.
+        coded: False divides L without redundancy, so that a master waits for all its workers; equally for
+            "uniform", as in the paper's benchmark, otherwise by mean speed.
+        rule: "capped" gives no worker more than L rows; "printed" has the loads of Theorem 1, which may be many
+            times L.
 
-    Raises PacelineError for an unknown name, an uncoded probabilistic plan, and a master that cannot be covered.
+    Raises:
+        PacelineError: For an unknown name, an uncoded probabilistic plan, and a master that cannot be covered.
     """
     switches(coded=coded)
     choice("rule", rule, *RULES)
@@ -354,7 +370,11 @@ def assignment(problem: Problem, assign: str, phi: Array, rate: Array, rule: str
 
 
 class Rearranged(NamedTuple):
-    """A plan after a change. moved: workers that serve another master although their old one is still there."""
+    """A plan after a change.
+
+    Attributes:
+        moved: Workers that serve another master although their old one is still there.
+    """
 
     plan: CodedPlan
     moved: tuple[str, ...]
@@ -363,12 +383,17 @@ class Rearranged(NamedTuple):
 def rearrange(old: CodedPlan, problem: Problem, within: float = 0.05) -> Rearranged:
     """Plan ``problem`` again, moving as few workers as possible while t* stays within a portion of the best.
 
-    old: a dedicated plan; its masters and workers are recognized in ``problem`` by name. within: how much longer than
-    the exact assignment's t* the plan may take, as a portion of it. The mixed-integer programme has ``SECONDS``; then
-    the result is the best assignment found, at worst the exact one itself.
-
     The programme maximizes the workers kept under the condition that each master's workers are expected to bring L
-    rows by t = (1 + within) t*. Raises PacelineError for a probabilistic old plan and a negative portion.
+    rows by t = (1 + within) t*.
+
+    Args:
+        old: A dedicated plan; its masters and workers are recognized in ``problem`` by name.
+        within: How much longer than the exact assignment's t* the plan may take, as a portion of it. The
+            mixed-integer programme has ``SECONDS``; then the result is the best assignment found, at worst the
+            exact one itself.
+
+    Raises:
+        PacelineError: For a probabilistic old plan and a negative portion.
     """
     number("within", within, "a portion of 0 or more", lambda within: within >= 0)
     if not old.coded or not old.dedicated:

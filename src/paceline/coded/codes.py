@@ -57,7 +57,10 @@ def combine(coefficients: Array, a: Array) -> Array:
 class MDS:
     """n coded blocks of which any k suffice (Sun et al., section II-A).
 
-    k: blocks of A; n: coded blocks, k of them A's own; seed: of the parities.
+    Attributes:
+        k: Blocks of A.
+        n: Coded blocks, k of them A's own.
+        seed: Of the parities.
     """
 
     k: int
@@ -92,6 +95,10 @@ class MDS:
 
         A's own blocks are views of ``a`` if they need no padding, so that only the parities take further memory.
         float32 stays float32.
+
+        Args:
+            a: The matrix, shape (rows, columns).
+            chosen: Positions of coded blocks from 0; None for all n.
         """
         order = range(self.n) if chosen is None else chosen
         parities = [i - self.k for i in order if i >= self.k]
@@ -101,9 +108,15 @@ class MDS:
     def decode(self, blocks: Mapping[int, Array], rows: int) -> Array:
         """A x from the products of at least k coded blocks, by position, each of shape (block rows, ...).
 
-        Only the missing blocks of A are computed, as one product with a small matrix. If more parities arrived
-        than blocks are missing, least squares uses all of them, which is more accurate. Raises PacelineError for
-        fewer than k products.
+        Only the missing blocks of A are computed, as one product with a small matrix. If more parities arrived than
+        blocks are missing, least squares uses all of them, which is more accurate.
+
+        Args:
+            blocks: Products of coded blocks by position.
+            rows: Rows of A.
+
+        Raises:
+            PacelineError: For fewer than k products.
         """
         if len(blocks) < self.k:
             raise PacelineError(
@@ -118,7 +131,11 @@ class MDS:
         return filled.reshape(-1, *filled.shape[2:])[:rows]
 
     def amplification(self, blocks: Iterable[int]) -> float:
-        """How much decoding from these blocks enlarges rounding errors: the mean square over the k blocks of A."""
+        """How much decoding from these blocks enlarges rounding errors: the mean square over the k blocks of A.
+
+        Args:
+            blocks: Positions of the coded blocks that arrived.
+        """
         missing, _, recover = _recovery(self, frozenset(blocks))
         return float(np.sqrt((self.k - len(missing) + np.square(recover).sum()) / self.k))
 

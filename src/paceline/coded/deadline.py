@@ -62,11 +62,15 @@ def never_done(made: CodedPlan) -> Array:
 def by_deadline(made: CodedPlan, t: float) -> tuple[CodedPlan, Array]:
     """(plan, P[done by t ms] of each master): probable loads by a local search, then moves of workers.
 
-    Sun et al., eq. (2). made: a dedicated, coded plan to start with. Up to ten workers are moved, each from one
-    master to another, if that raises the probability that all masters are done.
+    Sun et al., eq. (2).
 
-    Raises PacelineError for a deadline that is not positive or cannot be met, and plans that are uncoded or
-    probabilistic.
+    Args:
+        made: A dedicated, coded plan to start with. Up to ten workers are moved, each from one master to another,
+            if that raises the probability that all masters are done.
+
+    Raises:
+        PacelineError: For a deadline that is not positive or cannot be met, and plans that are uncoded or
+            probabilistic.
     """
     number("deadline", t, "a positive number of milliseconds", lambda t: 0 < t < np.inf)
     if not made.coded or not made.dedicated:

@@ -48,7 +48,11 @@ def shifted_exponential_level(shift: Array) -> Array:
 class Delay(ABC):
     """The distribution of the milliseconds for one row, for every pair; all arrays broadcast against ``shape``.
 
-    Fields are arrays that share one shape, and are indexed together; a: the least milliseconds for a row."""
+    Fields are arrays that share one shape, and are indexed together.
+
+    Attributes:
+        a: The least milliseconds for a row.
+    """
 
     a: Array
 
@@ -75,15 +79,28 @@ class Delay(ABC):
 
     @abstractmethod
     def cdf(self, z: Array) -> Array:
-        """P[Z <= z], z in milliseconds for a row."""
+        """P[Z <= z], z in milliseconds for a row.
+
+        Args:
+            z: Milliseconds for a row; broadcasts against ``shape``.
+        """
 
     def pdf(self, z: Array) -> Array:
-        """Density of Z at z, 1/ms per row."""
+        """Density of Z at z, 1/ms per row.
+
+        Args:
+            z: Milliseconds for a row; broadcasts against ``shape``.
+        """
         raise NotImplementedError
 
     @abstractmethod
     def sample(self, rng: np.random.Generator, runs: int) -> Array:
-        """Independent draws of Z, shape (runs, *shape)."""
+        """Independent draws of Z, shape (runs, *shape).
+
+        Args:
+            rng: The source of the draws.
+            runs: Number of draws for each pair.
+        """
 
     @abstractmethod
     def mean(self) -> Array:
@@ -111,8 +128,9 @@ class Delay(ABC):
 class ShiftedExponential(Delay):
     """Z = a + E / u with E ~ Exp(1) (Sun et al., eq. (1)).
 
-    u: 1 / (mean milliseconds of a row beyond a), per millisecond, positive.
-    a: least milliseconds for a row, positive.
+    Attributes:
+        u: 1 / (mean milliseconds of a row beyond a), per millisecond, positive.
+        a: Least milliseconds for a row, positive.
     """
 
     u: Array
@@ -143,7 +161,10 @@ class ShiftedExponential(Delay):
 class Weibull(Delay):
     """Z = a + E^(1/k) / u with E ~ Exp(1); the tail is heavier than the exponential's for k < 1, lighter for k > 1.
 
-    u: per millisecond; a: least milliseconds for a row; k: the shape, without unit; all positive.
+    Attributes:
+        u: Per millisecond.
+        a: Least milliseconds for a row.
+        k: The shape, without unit; all positive.
     """
 
     u: Array
@@ -168,7 +189,8 @@ class Weibull(Delay):
 class Transmitted(Delay):
     """Each row is computed and then sent: Z = a + E1 / u + E2 / gamma (the journal version's communication delay).
 
-    gamma: 1 / (mean milliseconds to send the result of a row), per millisecond, positive.
+    Attributes:
+        gamma: 1 / (mean milliseconds to send the result of a row), per millisecond, positive.
     """
 
     u: Array
@@ -199,7 +221,8 @@ class Transmitted(Delay):
 class Empirical(Delay):
     """Z drawn from measured times, without an assumed distribution.
 
-    times: object array of the pairs' shape; each entry the measured milliseconds per row, 1-D, positive.
+    Attributes:
+        times: Object array of the pairs' shape; each entry the measured milliseconds per row, 1-D, positive.
     """
 
     times: NDArray[np.object_]
@@ -286,7 +309,8 @@ def fit(
     finished: the same with bools: False if the work was cancelled after that time and would have taken longer
         (right-censored). Only "shifted-exponential" takes them; without them, short times are overrepresented.
 
-    Raises PacelineError if a pair has fewer than two different times, since its spread is then unknown.
+    Raises:
+        PacelineError: If a pair has fewer than two different times, since its spread is then unknown.
     """
     if not isinstance(family, str) or family not in FAMILIES:
         raise PacelineError(f"family={family!r}: expected one of {among(family, FAMILIES)}")

@@ -18,7 +18,10 @@ BLOCKS = 64  # up to this many coded blocks, decoding is accurate to 1e-10 for a
 class Layout(NamedTuple):
     """The coded blocks of each worker.
 
-    code: over k blocks; rows: L; owned: the blocks of each of the plan's workers, in the order of computing.
+    Attributes:
+        code: Over k blocks.
+        rows: L.
+        owned: The blocks of each of the plan's workers, in the order of computing.
     """
 
     code: MDS
@@ -31,17 +34,23 @@ class Layout(NamedTuple):
         return split(self.rows, self.code.k)
 
     def enough(self, workers: Iterable[int]) -> bool:
-        """Whether all blocks of these workers together give A x."""
+        """Whether all blocks of these workers together give A x.
+
+        Args:
+            workers: Positions of workers.
+        """
         return sum(len(self.owned[n]) for n in workers) >= self.code.k
 
 
 def layout(plan: CodedPlan, master: int | str, blocks: int | None = None) -> Layout:
     """Cut a master's rows into blocks and give every worker the number of coded blocks nearest to its load.
 
-    blocks: k, the number of blocks of A; None chooses k so that there are 64 coded blocks, or four for each worker if
-    that is more.
+    Args:
+        blocks: K, the number of blocks of A; None chooses k so that there are 64 coded blocks, or four for each
+            worker if that is more.
 
-    Raises PacelineError if the workers' loads do not cover the rows.
+    Raises:
+        PacelineError: If the workers' loads do not cover the rows.
     """
     m = plan.master(master)
     rows, loads = int(plan.problem.rows[m]), plan.loads[m]
@@ -89,6 +98,11 @@ def relayout(old: Layout, loads: np.ndarray, survive: int = 0) -> tuple[Layout, 
 
     Dropped blocks are placed again before new ones are made; k stays, and if more coded blocks are needed, the code
     grows without changing the old ones.
+
+    Args:
+        old: The layout in use.
+        loads: Rows of each worker, shape (N,).
+        survive: Number of workers that may be lost.
     """
     counts = block_counts(loads, old.rows, old.code.k, survive)
     keep = [owned[:count] for owned, count in zip(old.owned, counts, strict=True)]

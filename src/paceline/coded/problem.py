@@ -42,7 +42,8 @@ class Problem:
     latency: milliseconds that a pair loses once per product, independent of its rows (sending x and the result),
         shape (M, N), 0 or more; None for none.
 
-    Raises PacelineError for no rows, fewer workers than masters, duplicate names and arrays that do not fit.
+    Raises:
+        PacelineError: For no rows, fewer workers than masters, duplicate names and arrays that do not fit.
     """
 
     masters: tuple[str, ...]
@@ -131,7 +132,8 @@ def random_problem(
 ) -> Problem:
     """A random problem as in the paper's section V: u uniform on [1, 5] per ms for each pair, a = 1 / u.
 
-    speeds: draw u from these values instead, with equal probability.
+    Args:
+        speeds: Draw u from these values instead, with equal probability.
     """
     shape = (masters, workers)
     u = rng.uniform(1, 5, shape) if speeds is None else rng.choice(np.asarray(speeds, float), shape)
@@ -228,6 +230,10 @@ def read_problem(path: Path, rows: float | Mapping[str, float]) -> Problem:
 
     u is per millisecond, a milliseconds per row, latency milliseconds, gamma per millisecond
     (``Transmitted``). Every master needs a line for every worker. PacelineError names the file and the wrong line.
+
+    Args:
+        path: A CSV file.
+        rows: Rows of every master's matrix, or of each by its name.
     """
     lines = read_table(path, ("master", "worker", "u", "a"), ("latency", "gamma"))
     masters, workers, found = pair_table(lines, path, "line", "one")
@@ -256,6 +262,11 @@ def read_times(
     """(problem, fit) for a CSV file with columns master, worker, rows, milliseconds: one line per measured product.
 
     PacelineError names the wrong line, or the pair with too few measurements.
+
+    Args:
+        path: A CSV file.
+        rows: Rows of every master's matrix, or of each by its name.
+        family: The distribution to fit, by its name.
     """
     lines = read_table(path, ("master", "worker", "rows", "milliseconds"))
     masters, workers, found = pair_table(lines, path, "times", "some")

@@ -35,11 +35,19 @@ class Completion(NamedTuple):
         return self.times.max(1)
 
     def never(self, master: int | None = None) -> float:
-        """Probability that one master, or any of them, never finishes."""
+        """Probability that one master, or any of them, never finishes.
+
+        Args:
+            master: A position or name; None for any of them.
+        """
         return float(np.isinf(self._of(master)).mean())
 
     def mean(self, master: int | None = None) -> Interval:
-        """Mean completion time; infinite if any run never finishes."""
+        """Mean completion time; infinite if any run never finishes.
+
+        Args:
+            master: A position or name; None for the slowest of them.
+        """
         times = self._of(master)
         value = float(times.mean())
         if not np.isfinite(value):
@@ -48,7 +56,12 @@ class Completion(NamedTuple):
         return Interval(value, value - half, value + half)
 
     def quantile(self, q: float, master: int | None = None) -> Interval:
-        """The time by which a portion q of the runs end, with a distribution-free interval (order statistics)."""
+        """The time by which a portion q of the runs end, with a distribution-free interval (order statistics).
+
+        Args:
+            q: A portion between 0 and 1.
+            master: A position or name; None for the slowest of them.
+        """
         number("q", q, "a portion between 0 and 1", lambda q: 0 < q < 1)
         times = np.sort(self._of(master))
         count = len(times)
@@ -58,13 +71,23 @@ class Completion(NamedTuple):
         return Interval(float(value), float(low), float(high))
 
     def probability(self, t: float, master: int | None = None) -> Interval:
-        """P[done by t ms], with the exact (Clopper-Pearson) interval."""
+        """P[done by t ms], with the exact (Clopper-Pearson) interval.
+
+        Args:
+            t: Milliseconds.
+            master: A position or name; None for the slowest of them.
+        """
         times = self._of(master)
         found = binomtest(int((times <= t).sum()), len(times))
         return Interval(found.statistic, *found.proportion_ci(method="exact"))
 
     def cdf(self, points: int = 200, master: int | None = None) -> tuple[Array, Array]:
-        """(t, P[done by t]) at ``points`` evenly spread portions of the runs."""
+        """(t, P[done by t]) at ``points`` evenly spread portions of the runs.
+
+        Args:
+            points: Number of portions.
+            master: A position or name; None for the slowest of them.
+        """
         times = np.sort(self._of(master))
         at = np.unique(np.linspace(0, len(times) - 1, points).astype(int))
         return times[at], (at + 1) / len(times)
@@ -80,6 +103,12 @@ def simulate(plan: CodedPlan, runs: int, rng: np.random.Generator, messages: int
         in which a worker's rows count all together or not at all. Each worker and run has one draw of its row time.
 
     A probabilistic plan draws one master for each worker and run, or none with the remaining probability.
+
+    Args:
+        plan: The plan to simulate.
+        runs: Number of products.
+        rng: The source of the draws.
+        messages: Parts in which each worker delivers its rows.
     """
     whole("runs", runs)
     whole("messages", messages)
@@ -135,6 +164,11 @@ def work_queue(plan: CodedPlan, runs: int, rng: np.random.Generator) -> Completi
     """The ideal without coding: rows go one by one to free workers, L / sum of 1 / Z over a master's workers.
 
     No plan is faster with these workers; but it needs every row at every worker, or time to send them.
+
+    Args:
+        plan: The plan whose assignment holds.
+        runs: Number of products.
+        rng: The source of the draws.
     """
     problem = plan.problem
     times = np.empty((runs, problem.shape[0]))
@@ -148,8 +182,12 @@ def stretched(made: CodedPlan, redundancy: float | None = None, survive: int = 0
     """The same plan with more rows for its workers, in proportion, but at most L rows for each: to deliver in several
     messages, which uses the finished part of a straggler's rows, and for workers that may be lost.
 
-    redundancy: coded rows over L; None leaves the loads. survive: workers of each master, whichever they are, without
-    which the others still hold L rows. Raises PacelineError for less than 1 and for more than the workers can hold.
+    Args:
+        redundancy: Coded rows over L; None leaves the loads.
+        survive: Workers of each master, whichever they are, without which the others still hold L rows.
+
+    Raises:
+        PacelineError: For less than 1 and for more than the workers can hold.
     """
     if redundancy is not None:
         number("redundancy", redundancy, "at least 1, the rows themselves", lambda times: 1 <= times < np.inf)

@@ -42,8 +42,11 @@ DAMAGED = (  # raised by zipfile and numpy, depending on the wrong byte (a flag 
 class Data(NamedTuple):
     """A data set in memory.
 
-    x_train, x_test: images, shape (count, channels, height, width); uint8, or float32 in [0, 1].
-    y_train, y_test: labels from 0 to classes - 1, int64, shape (count,).
+    Attributes:
+        x_train: Images, shape (count, channels, height, width); uint8, or float32 in [0, 1].
+        x_test: Images, shape (count, channels, height, width); uint8, or float32 in [0, 1].
+        y_train: Labels from 0 to classes - 1, int64, shape (count,).
+        y_test: Labels from 0 to classes - 1, int64, shape (count,).
     """
 
     x_train: Images
@@ -61,7 +64,11 @@ class Data(NamedTuple):
 
 
 def floats(images: Images) -> NDArray[np.float32]:
-    """Images as float32 in [0, 1]: bytes are divided by 255, floats are returned unchanged."""
+    """Images as float32 in [0, 1]: bytes are divided by 255, floats are returned unchanged.
+
+    Args:
+        images: Bytes or floats of any shape.
+    """
     if images.dtype == np.uint8:
         return images.astype(np.float32) / np.float32(255)
     return images  # type: ignore[return-value]
@@ -74,7 +81,11 @@ def load(spec: str) -> Data:
     255 or floats in [0, 1], and labels of shape (count,) or (count, 1). A folder holds the four IDX files
     under MNIST's names, plain or as .gz.
 
-    Raises PacelineError, with one sentence, if data are missing, damaged or do not fit together.
+    Args:
+        spec: "digits", or a path.
+
+    Raises:
+        PacelineError: With one sentence, if data are missing, damaged or do not fit together.
     """
     if spec == "digits":
         return _digits()

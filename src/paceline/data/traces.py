@@ -34,8 +34,9 @@ CELLS = 10**8  # most rounds times workers: each takes 16 bytes, even if there a
 class Trace(NamedTuple):
     """Speeds of n workers over T rounds; NaN if a worker was absent.
 
-    seconds_per_sample: seconds, shape (T, n).
-    overhead: seconds per round that do not grow with the load, shape (T, n).
+    Attributes:
+        seconds_per_sample: Seconds, shape (T, n).
+        overhead: Seconds per round that do not grow with the load, shape (T, n).
     """
 
     seconds_per_sample: Array
@@ -45,9 +46,10 @@ class Trace(NamedTuple):
 def read(path: str | os.PathLike[str], gaps: Literal["error", "absent"] = "error") -> Trace:
     """Read a trace. With ``gaps="absent"`` a missing row or a NaN means that the worker was absent.
 
-    Raises PacelineError, naming the line, for a missing or repeated column, a row with more or fewer fields than
-    the header, a field that is not a number, seconds outside of ``costs.SPAN``, a repeated row, a missing worker
-    or a missing round.
+    Raises:
+        PacelineError: Naming the line, for a missing or repeated column, a row with more or fewer fields than the
+            header, a field that is not a number, seconds outside of ``costs.SPAN``, a repeated row, a missing
+            worker or a missing round.
     """
     path = Path(path)
     lines, rows = _rows(path)
@@ -62,7 +64,15 @@ def read(path: str | os.PathLike[str], gaps: Literal["error", "absent"] = "error
 
 
 def write(path: str | os.PathLike[str], trace: Trace) -> Path:
-    """Write a trace, which ``read`` returns exactly; an absent worker's fields are nan. Returns the path."""
+    """Write a trace, which ``read`` returns exactly; an absent worker's fields are nan.
+
+    Args:
+        path: The CSV file to write.
+        trace: Seconds per sample and overheads of each round.
+
+    Returns:
+        The path.
+    """
     rounds, workers = np.indices(trace.seconds_per_sample.shape)
     columns = (rounds.ravel(), workers.ravel(), trace.seconds_per_sample.ravel(), trace.overhead.ravel())
     rows = zip(*(column.tolist() for column in columns), strict=True)

@@ -30,11 +30,14 @@ def watch(model: Any, steps: int = STEPS, run_dir: str | os.PathLike[str] | None
 
     Training continues unchanged, and all hooks are removed after ``steps`` steps. Call it on every rank.
 
-    model: the wrapped module. steps: optimizer steps to watch; the first few are not measured.
-    run_dir: a new directory for the record (by default none is kept); ``paceline whatif`` reads it.
+    Args:
+        model: The wrapped module.
+        steps: Optimizer steps to watch; the first few are not measured.
+        run_dir: A new directory for the record (by default none is kept); ``paceline whatif`` reads it.
 
-    Raises PacelineError if there is nothing to watch (another kind of model, or only one process), or if the package
-    that prints the findings is not installed.
+    Raises:
+        PacelineError: If there is nothing to watch (another kind of model, or only one process), or if the package
+            that prints the findings is not installed.
     """
     try:
         from paceline.doctor.findings import diagnose, show

@@ -24,7 +24,11 @@ FORECASTS: dict[str, type[AnyForecast]] = {
 
 
 def create(text: str) -> AnyForecast:
-    """The forecast named by ``text``: ``name`` or ``name:key=value,...`` (";" for "," if nested)."""
+    """The forecast named by ``text``: ``name`` or ``name:key=value,...`` (";" for "," if nested).
+
+    Args:
+        text: A name with options.
+    """
     return made(text) if isinstance(text, str) else options.build(FORECASTS, text, "forecast")
 
 

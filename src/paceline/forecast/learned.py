@@ -345,7 +345,8 @@ def improve(
 def save(path: Path, network: Network, state: LearnedState) -> None:
     """Write a trained model, whole or not at all; of many, the one that is most accurate recently relative to EMA.
 
-    network: of the forecast whose state this is; the forecast's option ``model`` starts from the file.
+    Args:
+        network: Of the forecast whose state this is; the forecast's option ``model`` starts from the file.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = state.wrong[0] / state.wrong[1]

@@ -51,7 +51,11 @@ class OverheadFit(NamedTuple):
 
 
 def start(shape: tuple[int, ...]) -> OverheadFit:
-    """The estimates before any round; shape is (..., n)."""
+    """The estimates before any round; shape is (..., n).
+
+    Args:
+        shape: Of the estimates, (..., n).
+    """
     blank = OverheadFit(*[np.full(shape, np.nan)] * len(OverheadFit._fields))
     return blank._replace(scatter=np.full(shape, SCATTER**2))
 
@@ -61,6 +65,9 @@ def certain(fit: OverheadFit) -> Array:
 
     With too small an overhead, a plan reaches the best division a few rounds later. With too large a one, it
     amplifies differences that are noise.
+
+    Args:
+        fit: The estimates.
     """
     least = fit.overhead - DOUBT * np.sqrt(np.maximum(fit.overhead_var, 0.0))
     return np.where(least > 0, least, 0.0)

@@ -24,7 +24,11 @@ LARGEST = 709.0  # its exponential is certainly a float
 
 
 def log(values: Any) -> Array:
-    """The natural logarithm, of the shape of ``values``; minus infinity for 0, and NaN below 0."""
+    """The natural logarithm, of the shape of ``values``; minus infinity for 0, and NaN below 0.
+
+    Args:
+        values: Any shape.
+    """
     values = np.asarray(values, float)
     if values.ndim > 1 or values.size > ONE_RUN:
         return np.asarray(np.log(values))
@@ -37,7 +41,11 @@ def log(values: Any) -> Array:
 
 
 def exp(values: Array) -> Array:
-    """The exponential, of the shape of ``values``."""
+    """The exponential, of the shape of ``values``.
+
+    Args:
+        values: Any shape.
+    """
     if values.ndim > 1 or values.size > ONE_RUN:
         return np.asarray(np.exp(values))
     numbers = values.ravel().tolist()

@@ -39,13 +39,21 @@ class Forecast(Protocol[S]):
     trains: ClassVar[bool] = False  # ``train`` does something, which takes long
 
     def init(self, shape: tuple[int, ...]) -> S:
-        """The state before the first round; shape is (..., n)."""
+        """The state before the first round; shape is (..., n).
+
+        Args:
+            shape: Of the readings, (..., n).
+        """
         ...
 
     def step(self, state: S, reading: Reading) -> tuple[Array, S]:
         """Predicted samples/s for the next round, shape (..., n), and the new state.
 
         A prediction is positive, and NaN only for a worker that has never been seen. No argument is changed.
+
+        Args:
+            state: As the step before returned it.
+            reading: Measurements of the newest round.
         """
         ...
 
@@ -54,6 +62,9 @@ class Forecast(Protocol[S]):
 
         Engines call it once after each ``step``, in a background thread while the next round runs, and give its
         result to the next ``step``.
+
+        Args:
+            state: As the newest step returned it.
         """
         return state
 

@@ -53,7 +53,11 @@ class Track(NamedTuple):
 
 
 def start(shape: tuple[int, ...]) -> Track:
-    """The estimates before any measurement; shape is (..., n)."""
+    """The estimates before any measurement; shape is (..., n).
+
+    Args:
+        shape: Of the estimates, (..., n).
+    """
     unknown, shared = np.full(shape, np.nan), np.ones((*shape[:-1], 1))
     square = 2 * FIRST_SCATTER**2
     sums = square * shared, -square / 4 * shared, shared
@@ -64,7 +68,8 @@ def start(shape: tuple[int, ...]) -> Track:
 def follow(track: Track, values: Array) -> tuple[Array, Array, Track]:
     """The expected pace, the weight that each measurement got (0 if there was none), and the new state.
 
-    values: measured positive paces (for example seconds per sample), (..., n); NaN if nothing was measured.
+    Args:
+        values: Measured positive paces (for example seconds per sample), (..., n); NaN if nothing was measured.
     """
     y = log(values)
     change = y - track.newest

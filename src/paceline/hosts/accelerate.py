@@ -61,8 +61,11 @@ class AcceleratePace(Windows):
         over k steps, by default those of an even split, B / (n k).
     accumulate: micro-steps per step, for a loop that accumulates without the Accelerator (``loss / k``).
 
-    Batches are put on the Accelerator's device. Raises PacelineError for DeepSpeed, Megatron-LM, XLA and FSDP, and
-    for a round whose optimizer step is left out or comes too early.
+    Batches are put on the Accelerator's device.
+
+    Raises:
+        PacelineError: For DeepSpeed, Megatron-LM, XLA and FSDP, and for a round whose optimizer step is left out or
+            comes too early.
     """
 
     def __init__(
@@ -107,7 +110,14 @@ class AcceleratePace(Windows):
     def backward(
         self, loss: torch.Tensor, reduction: str = "mean", scaler: Any = None, count: Any = None
     ) -> None:
-        """Use it instead of ``accelerator.backward``: it weights the loss so that the round's gradient is exact."""
+        """Use it instead of ``accelerator.backward``: it weights the loss so that the round's gradient is exact.
+
+        Args:
+            loss: A scalar tensor, as for ``Pace.backward``.
+            reduction: "mean", "sum" or "global": the form of the loss.
+            scaler: Refused: Accelerate scales by itself.
+            count: The number of tokens that the loss is a mean over.
+        """
         if scaler is not None:
             raise PacelineError("scaler= is for plain loops; the Accelerator scales by itself: leave it out")
         accelerator = self._accelerator

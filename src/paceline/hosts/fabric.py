@@ -44,6 +44,13 @@ class FabricPace(Windows):
     global_batch: B, samples per optimizer step over all ranks, including all its k micro-steps.
     accumulate: k, micro-steps per step of a loop that accumulates by itself (``loss / k``,
         ``fabric.no_backward_sync``).
+
+    Args:
+        fabric: The launched Fabric.
+        model: As ``fabric.setup`` returned it.
+        global_batch: Samples per optimizer step over all ranks.
+        policy: As for ``Pace``.
+        options: Of ``Pace``.
     """
 
     def __init__(

@@ -80,7 +80,14 @@ class LightningBalancer(Callback):
         self._stepping = 0.0
 
     def loader(self, dataset: Any, *, seed: int = 0, shuffle: bool = True, **options: Any) -> Loader:
-        """The training data; options go to torch's DataLoader (num_workers, collate_fn, ...)."""
+        """The training data; options go to torch's DataLoader (num_workers, collate_fn, ...).
+
+        Args:
+            dataset: An indexed data set.
+            seed: Of the order of the samples; the same on all ranks.
+            shuffle: Whether each epoch has a random order.
+            options: Of torch's DataLoader.
+        """
         self._loader = Loader(self, dataset, dict(options, seed=seed, shuffle=shuffle))
         return self._loader
 

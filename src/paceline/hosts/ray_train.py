@@ -39,8 +39,11 @@ class RayTrainPace(Windows):
     """``paceline.torch.Pace`` for a model that ``ray.train.torch.prepare_model`` wrapped; takes Pace's options, and
     ``accumulate=k`` for a loop that takes k micro-steps for each step and divides its loss by k.
 
-    Batches are put on the worker's device. Raises PacelineError outside of a worker; its loader refuses the shards of
-    Ray Data, which are split before training begins.
+    Batches are put on the worker's device.
+
+    Raises:
+        PacelineError: Outside of a worker; its loader refuses the shards of Ray Data, which are split before
+            training begins.
     """
 
     def __init__(self, model: torch.nn.Module, global_batch: int, *options: Any, **named: Any) -> None:

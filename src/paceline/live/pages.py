@@ -61,6 +61,10 @@ def app(run_dir: str | os.PathLike[str] | Find, *, others: Others = lambda reque
         that is mounted where the path names the run. The page repeats the query string of its address in its
         requests.
     others: the runs that the page links to besides this one, each with ``name``, ``href`` and ``current``.
+
+    Args:
+        run_dir: The directory of the run that is shown.
+        others: Run directories to switch to.
     """
     return Starlette(routes=_routes(run_dir, others), exception_handlers={HTTPException: _refused})
 

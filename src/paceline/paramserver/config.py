@@ -40,7 +40,8 @@ class ServerConfig:
         without samples has no gradient to send, so nothing could wait for it.
     machines: descriptions of the workers' machines, for policies that begin with them.
 
-    Raises PacelineError for an option that is unknown, out of range or excludes another one.
+    Raises:
+        PacelineError: For an option that is unknown, out of range or excludes another one.
     """
 
     workers: int
@@ -60,7 +61,11 @@ class ServerConfig:
         self.build()
 
     def build(self, shared: bool = False) -> ServerParts:
-        """The rules for one run. shared: whether the engine can run rounds in pieces, for policies that do so."""
+        """The rules for one run.
+
+        Args:
+            shared: Whether the engine can run rounds in pieces, for policies that do so.
+        """
         whole("workers", self.workers)
         whole("global_batch", self.global_batch, self.workers)
         number("momentum", self.momentum, "0 or more, and less than 1", lambda momentum: 0 <= momentum < 1)
@@ -97,7 +102,11 @@ class ServerConfig:
         return ServerParts(gate, waits, rate, balancer, shares_rounds)
 
     def balancer(self, machines: Machines | None) -> Balancer:
-        """The balancer for workers on these machines."""
+        """The balancer for workers on these machines.
+
+        Args:
+            machines: Size of each worker's machine, for policies that start from it.
+        """
         pairs = self.limits or ((None, None),) * self.workers
         least = np.array([1 if low is None else low for low, _ in pairs], float)
         most = np.array([self.global_batch if high is None else high for _, high in pairs], float)

@@ -25,7 +25,11 @@ BLOW_UP = 4.0
 
 @dataclass(frozen=True)
 class Rate:
-    """A rule for the learning rate. full: the rate for an update from all n workers' gradients."""
+    """A rule for the learning rate.
+
+    Attributes:
+        full: The rate for an update from all n workers' gradients.
+    """
 
     workers: int
     full: float
@@ -35,9 +39,10 @@ class Rate:
     def of(self, k: float, norm2: float, variance: float) -> float:
         """The rate for an update from the mean of k gradients.
 
-        k: samples in the mean, divided by those of one worker in an equal division; 0 to n.
-        norm2, variance: estimates of the squared norm of the true gradient and of the summed variance of one
-        gradient; NaN if unknown.
+        Args:
+            k: Samples in the mean, divided by those of one worker in an equal division; 0 to n.
+            norm2: Estimate of the squared norm of the true gradient; NaN if unknown.
+            variance: Estimate of the summed variance of one gradient; NaN if unknown.
         """
         return self.full
 
@@ -71,7 +76,8 @@ class AdaScale(Rate):
 class Knee(Rate):
     """A separate rate for each k, found by range tests (DBW, baseline static-k).
 
-    table: rates for k = 1..n, separated by "/"; the rate of the nearest k is used.
+    Attributes:
+        table: Rates for k = 1..n, separated by "/"; the rate of the nearest k is used.
     """
 
     table: str = ""
@@ -125,7 +131,13 @@ def create(text: str, workers: int, full: float) -> Rate:
 
 
 def gain(k: float, norm2: float, variance: float) -> float:
-    """AdaScale's gain ratio of k gradients over one, between 1 and k."""
+    """AdaScale's gain ratio of k gradients over one, between 1 and k.
+
+    Args:
+        k: Number of gradients.
+        norm2: Squared norm of the true gradient.
+        variance: Summed variance of one gradient.
+    """
     return (variance + norm2) / (variance / k + norm2)
 
 
@@ -134,6 +146,10 @@ def knee(rates: Array, losses: Array) -> float:
 
     rates, losses: shape (steps,), the loss after each step of a run whose rate grows; losses may end in NaN
         or infinity if the run diverged. If the loss never falls, the result is a tenth of the rate of divergence.
+
+    Args:
+        rates: Learning rates of the range test, rising.
+        losses: The loss after a step with each rate.
     """
     usable = np.isfinite(losses) & (np.cumsum(~np.isfinite(losses)) == 0)
     rates, losses = rates[usable], losses[usable]

@@ -43,7 +43,8 @@ def train(
     delay: (worker, update, samples) -> seconds to sleep, to try out uneven workers.
     replace: start a new worker for each one that dies.
 
-    Raises PacelineError, before Ray is started, for an option that is unknown or out of range.
+    Raises:
+        PacelineError: Before Ray is started, for an option that is unknown or out of range.
     """
     taken = [each.name for each in fields(ServerConfig)]
     for name in options:
@@ -63,6 +64,12 @@ def torch_program(
 
     model: makes the module. inputs, targets: tensors or arrays with one sample per row. loss: of (outputs, targets),
         a mean over samples; cross-entropy by default. Raises PacelineError for other arguments.
+
+    Args:
+        model: A function that makes the model.
+        inputs: One row for each sample.
+        targets: One row for each sample.
+        loss: A function of outputs and targets; by default the cross entropy.
     """
     check_functions("loss", model=model, loss=loss)
     rows, labels = (len(each) if np.ndim(each) else 0 for each in (inputs, targets))

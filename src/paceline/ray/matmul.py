@@ -58,13 +58,6 @@ class Product:
 class CodedMatrix(Closing):
     """A master's matrix on the workers of a plan.
 
-    a: shape (L, columns), finite; L as in the plan. master: its name or position in the plan.
-    pool: the workers; several masters can share one pool. None starts one, which ``close`` ends.
-    messages: parts in which a worker delivers its blocks.
-    blocks: the number of blocks into which the matrix is divided (``coded.layout``).
-    patience: seconds after which workers that have not answered count as lost, if too few others are left.
-    on_loss: "error" raises WorkerError if too few workers are left, "recode" first places the lost blocks on them.
-
     A is real or complex, of single or double precision; other types become float64 or complex128. The product with
     a complex x is complex. Decoding multiplies rounding errors: ``last.error`` is the expected one, relative. float64
     is accurate to about 1e-10 with the blocks that suffice. float32 waits for further blocks until about 8e-6 is
@@ -75,6 +68,16 @@ class CodedMatrix(Closing):
 
     A probabilistic plan draws a master for each worker and product, from ``seed``; if the drawn workers hold too few
     rows, the others are asked as well.
+
+    Args:
+        a: Shape (L, columns), finite; L as in the plan.
+        master: Its name or position in the plan.
+        pool: The workers; several masters can share one pool. None starts one, which ``close`` ends.
+        messages: Parts in which a worker delivers its blocks.
+        blocks: The number of blocks into which the matrix is divided (``coded.layout``).
+        patience: Seconds after which workers that have not answered count as lost, if too few others are left.
+        on_loss: "error" raises WorkerError if too few workers are left, "recode" first places the lost blocks on
+            them.
     """
 
     def __init__(
@@ -164,16 +167,28 @@ class CodedMatrix(Closing):
         return answer if self.scale is None else answer * self.scale.reshape(-1, *[1] * (answer.ndim - 1))
 
     def matvec(self, x: Array) -> Array:
-        """The product A x for a vector x, shape (columns,) or (columns, 1)."""
+        """The product A x for a vector x, shape (columns,) or (columns, 1).
+
+        Args:
+            x: Shape (columns,) or (columns, 1).
+        """
         return self @ x
 
     def matmat(self, x: Array) -> Array:
-        """The product A X for a matrix X, shape (columns, any)."""
+        """The product A X for a matrix X, shape (columns, any).
+
+        Args:
+            x: Shape (columns, any).
+        """
         return self @ x
 
     def recode(self) -> int:
         """Place the blocks of lost workers on those left; returns the number of placed blocks. The loads are those of
-        Theorem 1 for the workers left. Raises WorkerError if none is left."""
+        Theorem 1 for the workers left.
+
+        Raises:
+            WorkerError: If none is left.
+        """
         self._open()
         self._welcome()
         return self._follow_loads(self._reloaded(self.plan.problem))
@@ -188,7 +203,11 @@ class CodedMatrix(Closing):
         return self._follow_loads(loads)
 
     def follow(self, plan: CodedPlan) -> int:
-        """Change to another plan for this matrix and these workers; returns the number of placed blocks."""
+        """Change to another plan for this matrix and these workers; returns the number of placed blocks.
+
+        Args:
+            plan: A plan for this matrix and these workers.
+        """
         self._open()
         self._welcome()
         if plan.problem.workers != self.names:

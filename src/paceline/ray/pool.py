@@ -84,8 +84,10 @@ class WorkerPool(Closing):
     options: for some workers, by name, the options of their Ray actors, as ``resources={"node:10.0.0.5": 0.01}`` or
         ``scheduling_strategy=NodeAffinitySchedulingStrategy(...)``: a plan's worker is a machine with its speed.
 
-    Raises PacelineError for duplicate names, too few CPUs, and workers that do not start in time. Close it, or use it
-    in a ``with`` statement, to end the actors.
+    Close it, or use it in a ``with`` statement, to end the actors.
+
+    Raises:
+        PacelineError: For duplicate names, too few CPUs, and workers that do not start in time.
     """
 
     def __init__(
@@ -118,8 +120,11 @@ class WorkerPool(Closing):
     def replace(self, name: str, options: Mapping[str, Any] | None = None) -> None:
         """End a worker, if it still runs, and start another of this name; coded matrices place its blocks again.
 
-        options: of the new actor, as for the pool; None keeps those of the old one. Raises PacelineError for an
-        unknown name, and if the worker does not start in time.
+        Args:
+            options: Of the new actor, as for the pool; None keeps those of the old one.
+
+        Raises:
+            PacelineError: For an unknown name, and if the worker does not start in time.
         """
         if name not in self.actors:
             raise PacelineError(
@@ -159,7 +164,10 @@ def measure(
 
     Every worker multiplies a portion of each master's rows, all workers at the same time, as in a coded product.
 
-    matrices: by master, shape (L, columns). path: the CSV file. portion: of L, the rows of each product.
+    Args:
+        matrices: By master, shape (L, columns).
+        path: The CSV file.
+        portion: Of L, the rows of each product.
     """
     number("portion", portion, "a portion above 0, at most 1", lambda part: 0 < part <= 1)
     whole("products", products, 2)

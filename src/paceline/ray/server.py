@@ -106,7 +106,12 @@ class Server(Closing):
     def run(self, updates: int | None = None, seconds: float | None = None) -> Vector:
         """Train until ``updates`` are made, ``seconds`` have passed, or all samples are used; returns the parameters.
 
-        Raises WorkerError if no worker is left, or a server actor has died.
+        Args:
+            updates: Number of updates; None for no limit.
+            seconds: Seconds; None for no limit.
+
+        Raises:
+            WorkerError: If no worker is left, or a server actor has died.
         """
         coordinator = self._coordinator
         if not coordinator.present:
@@ -141,7 +146,11 @@ class Server(Closing):
         return set(self._coordinator.present)
 
     def leave(self, worker: int) -> None:
-        """Let a worker leave; safe from any thread."""
+        """Let a worker leave; safe from any thread.
+
+        Args:
+            worker: A worker's number, from 0.
+        """
         self._commands.put(("leave", worker))
 
     def add(self) -> None:

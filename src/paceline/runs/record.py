@@ -50,8 +50,14 @@ class Recorder:
             is appended to its list ``resumed``.
         resume: the round to continue from, as the checkpoint has it; the record from there on is cut off.
 
-        Raises PacelineError if the directory exists (without resume), is not a run directory or
-        cannot be written; then nothing is changed.
+        Args:
+            run_dir: A new directory, or one to continue.
+            config: Facts for run.json.
+            resume: Rounds that stay on record; None for a new run.
+
+        Raises:
+            PacelineError: If the directory exists (without resume), is not a run directory or cannot be written; then
+                nothing is changed.
         """
         run_dir = Path(run_dir)
         stamp = {"version": paceline.__version__, "started": datetime.now(UTC).isoformat(timespec="seconds")}
@@ -95,8 +101,11 @@ class Recorder:
         loss: mean over the batch, before the step.
         extras: other fields with JSON values (pieces, quorum, staleness, dropped, events).
 
-        A duration below 0, as after a clock was set back, counts as 0. Raises PacelineError if the line cannot
-        be written, or would be invalid when read (a negative load, lists of different lengths).
+        A duration below 0, as after a clock was set back, counts as 0.
+
+        Raises:
+            PacelineError: If the line cannot be written, or would be invalid when read (a negative load, lists of
+                different lengths).
         """
         spent = _durations(compute)
         line = {
@@ -131,8 +140,14 @@ class Recorder:
         self._sum = found
 
     def append(self, result: RoundResult, events: Sequence[Any] = ()) -> None:
-        """Append a finished round of a training engine. events: what happened in it, as JSON values. Raises
-        PacelineError as ``round`` does."""
+        """Append a finished round of a training engine.
+
+        Args:
+            events: What happened in it, as JSON values.
+
+        Raises:
+            PacelineError: As ``round`` does.
+        """
         if self._origin is None:
             self._origin = result.ended - result.seconds
         rare = ("parts", "ran_out", "links", "dropped_loads")
@@ -161,7 +176,11 @@ class Recorder:
         return saying(f"cannot write {self._file.name}", "free some disk space and resume")
 
     def finish(self, **fields: Any) -> dict[str, Any]:
-        """Write and return summary.json: the summary of the record, updated by ``fields`` (test_accuracy, ...)."""
+        """Write and return summary.json: the summary of the record, updated by ``fields`` (test_accuracy, ...).
+
+        Args:
+            fields: Further figures for summary.json.
+        """
         self.sync()  # a summary must not outlive its rounds
         summary = summarize(read(self.run_dir)) | fields
         write_whole(self.run_dir / SUMMARY, _json(summary) + "\n")

@@ -184,8 +184,14 @@ class Run:
 def read(run_dir: str | os.PathLike[str]) -> Run:
     """Read a run directory, also of a run that is still going or was killed.
 
-    A last line that was cut off is left out, and ``notes`` says so. Raises PacelineError if there is no
-    run, or if the record is damaged elsewhere; ``fault`` and ``read_all`` define what counts as damage.
+    A last line that was cut off is left out, and ``notes`` says so.
+
+    Args:
+        run_dir: The directory of a run.
+
+    Raises:
+        PacelineError: If there is no run, or if the record is damaged elsewhere; ``fault`` and ``read_all`` define
+            what counts as damage.
     """
     run_dir = Path(run_dir)
     config = read_facts(run_dir / CONFIG)

@@ -54,7 +54,10 @@ def scalars(
 class Sink:
     """Takes a run's rounds one after another; subclasses define the destination. Made by ``sinks.create``.
 
-    place: the run's directory. config: the run's configuration. where: the destination, in words for people.
+    Attributes:
+        place: The run's directory.
+        config: The run's configuration.
+        where: The destination, in words for people.
     """
 
     place: Path
@@ -62,7 +65,12 @@ class Sink:
     where: str = field(init=False)
 
     def round(self, *, round: int, **fields: Any) -> None:
-        """Send one round: its number, and the fields that ``scalars`` takes."""
+        """Send one round: its number, and the fields that ``scalars`` takes.
+
+        Args:
+            round: The round's number, from 1.
+            fields: Of the round, as ``scalars`` takes them.
+        """
         self._log(scalars(**fields), int(round))
 
     def close(self) -> None:
@@ -258,8 +266,12 @@ SINKS: dict[str, type[Sink]] = {
 def create(text: str, place: Path, config: Mapping[str, Any]) -> Sink:
     """The sink that ``text`` names, ready to take rounds.
 
-    place: the directory of the run, whose name is the run's name; config: the run's configuration, as in run.json.
-    Raises PacelineError for an unknown name or option, and if a package is not installed.
+    Args:
+        place: The directory of the run, whose name is the run's name.
+        config: The run's configuration, as in run.json.
+
+    Raises:
+        PacelineError: For an unknown name or option, and if a package is not installed.
     """
     return options.build(SINKS, text, "sink", place=place, config=dict(config))
 
@@ -277,7 +289,12 @@ def opened(runs: Sequence[Run], texts: Sequence[str]) -> list[tuple[Run, Sink]]:
 
 
 def write(run: Run, text: str) -> str:
-    """Send a whole record to a sink; returns the destination in words."""
+    """Send a whole record to a sink; returns the destination in words.
+
+    Args:
+        run: A run that was read.
+        text: The sink's name with options.
+    """
     return send(run, create(text, run.path, run.config))
 
 

@@ -122,6 +122,9 @@ def summarize(run: Run) -> dict[str, Any]:
     final_batches: the last full round's loads.
     train_loss: mean over the last epoch. test_accuracy: from the engine's summary.json.
     If work could move within the rounds, the figures of ``piece_figures`` are added.
+
+    Args:
+        run: A run that was read.
     """
     ideal = ideal_seconds(run)
     known = ~np.isnan(ideal)

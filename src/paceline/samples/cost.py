@@ -25,8 +25,11 @@ LARGEST = 1e100  # a length whose square is still a number
 class CostModel:
     """The cost of lengths, in mean samples.
 
-    linear: cost of a unit of length. quadratic: of a unit of its square. launch: of a micro-batch beyond its samples;
-    None while it is unknown. padded: a micro-batch costs its size times its longest sample.
+    Attributes:
+        linear: Cost of a unit of length.
+        quadratic: Of a unit of its square.
+        launch: Of a micro-batch beyond its samples; None while it is unknown.
+        padded: A micro-batch costs its size times its longest sample.
     """
 
     linear: float
@@ -35,7 +38,11 @@ class CostModel:
     padded: bool = False
 
     def of(self, lengths: Array) -> Array:
-        """Cost of each sample alone, without a launch; the shape of ``lengths``."""
+        """Cost of each sample alone, without a launch; the shape of ``lengths``.
+
+        Args:
+            lengths: Positive numbers of any shape.
+        """
         costs: Array = self.linear * lengths + self.quadratic * lengths**2
         return costs
 
@@ -44,14 +51,19 @@ class CostModel:
 class SampleCosts:
     """The lengths of all samples of a data set.
 
-    lengths: float64, shape (N,), positive and finite.
+    Attributes:
+        lengths: Float64, shape (N,), positive and finite.
     """
 
     lengths: Array
 
     @staticmethod
     def checked(values: ArrayLike, samples: int, named: str = "cost") -> SampleCosts:
-        """The lengths of a data set of this many ``samples``. Raises PacelineError, under this name, if invalid."""
+        """The lengths of a data set of this many ``samples``.
+
+        Raises:
+            PacelineError: Under this name, if invalid.
+        """
         try:
             lengths = np.array(values, dtype=float)
         except (TypeError, ValueError) as error:
@@ -97,7 +109,13 @@ class SampleCosts:
         return CostModel(linear, quadratic, launch, padded)
 
     def with_alpha(self, alpha: float, launch: float | None = None, padded: bool = False) -> CostModel:
-        """The model in which a sample costs in proportion to L + alpha L^2."""
+        """The model in which a sample costs in proportion to L + alpha L^2.
+
+        Args:
+            alpha: Weight of the square of a length.
+            launch: Cost of a micro-batch beyond its samples, in mean samples.
+            padded: Whether a micro-batch is padded to its longest sample.
+        """
         linear = 1.0 / (self.mean + alpha * self.mean_square)
         return CostModel(linear, alpha * linear, launch, padded)
 

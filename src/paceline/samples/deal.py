@@ -50,7 +50,8 @@ class Room(_Limits):
     micro_steps: every worker takes exactly this many micro-batches, some of them empty. in_step: all workers take
         the same number. floor: a worker with any samples has at least this many (batch norm needs 2).
 
-    Raises PacelineError for anything else; ``_replace``, with which engines make each round's, checks nothing.
+    Raises:
+        PacelineError: For anything else; ``_replace``, with which engines make each round's, checks nothing.
     """
 
     __slots__ = ()
@@ -75,7 +76,12 @@ class Room(_Limits):
         return super().__new__(cls, least, most, micro_batch, budget, micro_steps, in_step, floor)
 
     def counts(self, workers: int, batch: int) -> tuple[Counts, Counts, Counts]:
-        """(least, most, micro_batch) of each worker, (n,), cut to the batch."""
+        """(least, most, micro_batch) of each worker, (n,), cut to the batch.
+
+        Args:
+            workers: Number of workers, n.
+            batch: Samples of the round.
+        """
         given = (0 if self.least is None else self.least, self.most, self.micro_batch)
         limits = [np.asarray(batch if each is None else each) for each in given]
         try:
@@ -91,11 +97,15 @@ class Room(_Limits):
 class Deal:
     """The division of a round's B samples among the workers.
 
-    order: positions among the round's samples, worker after worker, each one's micro-batches one after the other,
-    (B,). loads: samples of each worker, (n,). sizes: samples of each micro-batch, for each worker; 0 for an empty
-    micro-step. parts: (n, 3): lengths, squared lengths (padded if the model is) and launches of each worker.
-    costs: of each worker, (n,), in mean samples, with padding and known launches. lengths: of the samples in
-    ``order``, (B,). model: the cost model of the division.
+    Attributes:
+        order: Positions among the round's samples, worker after worker, each one's micro-batches one after the
+            other, (B,).
+        loads: Samples of each worker, (n,).
+        sizes: Samples of each micro-batch, for each worker; 0 for an empty micro-step.
+        parts: (n, 3): lengths, squared lengths (padded if the model is) and launches of each worker.
+        costs: Of each worker, (n,), in mean samples, with padding and known launches.
+        lengths: Of the samples in ``order``, (B,).
+        model: The cost model of the division.
     """
 
     order: Counts
@@ -112,7 +122,11 @@ class Deal:
         return np.concatenate(([0], np.cumsum(self.loads)))
 
     def of(self, worker: int) -> Counts:
-        """Positions of this worker's samples among the round's, micro-batch after micro-batch."""
+        """Positions of this worker's samples among the round's, micro-batch after micro-batch.
+
+        Args:
+            worker: A worker's number, from 0.
+        """
         return self.order[self.starts[worker] : self.starts[worker + 1]]
 
 
@@ -125,9 +139,12 @@ def deal(
 ) -> Deal:
     """Deal samples of these lengths, (B,), so that all workers end together, as nearly as whole samples allow.
 
-    pace: seconds of each worker for a cost of 1, (n,), positive; infinite for a worker that gets nothing. Any unit is
-    possible if ``overhead``, the seconds before a worker's first sample, is None. Raises PacelineError if the limits
-    cannot hold the samples.
+    Args:
+        pace: Seconds of each worker for a cost of 1, (n,), positive; infinite for a worker that gets nothing. Any
+            unit is possible if ``overhead``, the seconds before a worker's first sample, is None.
+
+    Raises:
+        PacelineError: If the limits cannot hold the samples.
     """
     n, batch = len(pace), len(lengths)
     overhead = np.zeros(n) if overhead is None else overhead

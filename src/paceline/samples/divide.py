@@ -37,10 +37,14 @@ def longest_first(
 ) -> Counts:
     """The worker of each sample, int64 of shape (B,).
 
-    costs: of the samples, positive, shape (B,). pace: seconds of each worker for a cost of 1, shape (n,), positive;
-    infinite for a worker that gets nothing. overhead: seconds before a worker's first sample, (n,). least, most:
-    samples of each worker, (n,). Equal samples are dealt in their order, and ties go to the lowest worker. Raises
-    PacelineError if the limits cannot hold the samples.
+    Args:
+        costs: Of the samples, positive, shape (B,).
+        pace: Seconds of each worker for a cost of 1, shape (n,), positive; infinite for a worker that gets nothing.
+        overhead: Seconds before a worker's first sample, (n,). least, most: samples of each worker, (n,). Equal
+            samples are dealt in their order, and ties go to the lowest worker.
+
+    Raises:
+        PacelineError: If the limits cannot hold the samples.
     """
     batch, workers = len(costs), len(pace)
     least, most = limited(batch, pace, least, most)
@@ -78,7 +82,11 @@ def _placed(sizes: Array, pace: Array, overhead: Array, least: Counts, most: Cou
 
 
 def bound(workers: int) -> float:
-    """The largest ratio of the division's time to the best possible time, without overheads and limits."""
+    """The largest ratio of the division's time to the best possible time, without overheads and limits.
+
+    Args:
+        workers: Number of workers, n.
+    """
     return 2 * workers / (workers + 1)
 
 
@@ -86,6 +94,10 @@ def lower_bound(costs: Array, pace: Array) -> float:
     """Seconds below which no division of these samples ends, if no worker has an overhead.
 
     The k longest samples run on k workers at most, so they take as long as the k quickest need for them together.
+
+    Args:
+        costs: Of the samples, in mean samples.
+        pace: Seconds for a cost of 1, of each worker, (n,).
     """
     sizes, speeds = np.sort(costs)[::-1], np.sort(1.0 / pace)[::-1]
     alone = np.cumsum(sizes[: len(speeds)]) / np.cumsum(speeds)[: len(sizes)]

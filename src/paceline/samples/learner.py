@@ -189,7 +189,11 @@ class Seen(NamedTuple):
 class CostLearner:
     """Learns the cost model of one job from its rounds; the same on every rank that takes in the same rounds.
 
-    costs: of the data set. workers: n. batch: samples of a full round. padded: as of ``CostModel``.
+    Args:
+        costs: Of the data set.
+        workers: n.
+        batch: Samples of a full round.
+        padded: As of ``CostModel``.
     """
 
     def __init__(self, costs: SampleCosts, workers: int, batch: int, *, padded: bool = False) -> None:
@@ -220,8 +224,12 @@ class CostLearner:
     def take(self, parts: Array, seconds: Array, known: Array | float = 0.0) -> bool:
         """Take in a round: ``Deal.parts``, (n, 3), and each worker's seconds, (n,), NaN if absent.
 
-        known: the part of the seconds that was measured to be overhead. Returns whether the costs of earlier rounds
-        have changed so much that a policy should see these rounds again (``seen``).
+        Args:
+            known: The part of the seconds that was measured to be overhead.
+
+        Returns:
+            Whether the costs of earlier rounds have changed so much that a policy should see these rounds again
+            (``seen``).
         """
         scaled = parts / np.array([self.costs.mean, self.costs.mean_square, 1.0])
         before = self.fit
@@ -243,7 +251,11 @@ class CostLearner:
         return True
 
     def cost(self, parts: Array) -> Array:
-        """The cost of each worker's parts by the present model, (n,), in mean samples."""
+        """The cost of each worker's parts by the present model, (n,), in mean samples.
+
+        Args:
+            parts: Sums over each worker's parts, shape (n, 3), see ``Deal.parts``.
+        """
         return cost_of(self.costs.model(self.fit.part, self.fit.launch), parts)
 
     def state_dict(self, models: dict[int, CostModel]) -> dict[str, Any]:
@@ -257,8 +269,11 @@ class CostLearner:
         }
 
     def stored(self, state: Any, step: int) -> tuple[CostLearner, dict[int, CostModel]]:
-        """A learner that continues from a stored state, and its models, one of which holds for round ``step``. Raises
-        PacelineError if the state is not from ``state_dict``."""
+        """A learner that continues from a stored state, and its models, one of which holds for round ``step``.
+
+        Raises:
+            PacelineError: If the state is not from ``state_dict``.
+        """
         made, n = CostLearner(self.costs, self._workers, self._batch, padded=self.padded), self._workers
         try:
             fit = [np.array(leaf, dtype=float) for leaf in state["fit"][: len(CostFit._fields)]]

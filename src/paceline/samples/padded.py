@@ -28,8 +28,10 @@ CLOSE = 1e-3  # relative accuracy of the round's time
 class Limits(NamedTuple):
     """Limits of each worker: samples of a round, at least and at most, (n,), and of a micro-batch.
 
-    micro_batch: samples of a micro-batch at most, (n,). budget: its size times its longest sample's length at most.
-    one: each worker's whole run is one micro-batch.
+    Attributes:
+        micro_batch: Samples of a micro-batch at most, (n,).
+        budget: Its size times its longest sample's length at most.
+        one: Each worker's whole run is one micro-batch.
     """
 
     least: Counts
@@ -45,9 +47,15 @@ def sorted_runs(
     """The runs that end soonest, with the quickest workers first or last: (the order of the workers' runs, (n,),
     sizes of each worker's micro-batches).
 
-    costs, lengths: of the samples, the longest first, (B,). launch: cost of a micro-batch beyond its samples. pace:
-    seconds of each worker for a cost of 1, (n,), infinite for a worker that gets nothing; overhead: seconds before
-    its first sample, (n,). Raises PacelineError if the limits of a micro-batch cannot hold the samples.
+    Args:
+        costs: Of the samples, the longest first, (B,).
+        lengths: Of the samples, the longest first, (B,).
+        launch: Cost of a micro-batch beyond its samples. pace: seconds of each worker for a cost of 1, (n,),
+            infinite for a worker that gets nothing.
+        overhead: Seconds before its first sample, (n,).
+
+    Raises:
+        PacelineError: If the limits of a micro-batch cannot hold the samples.
     """
     quickest = np.argsort(pace, kind="stable")
     orders = [quickest] if pace.min() == pace.max() else [quickest, quickest[::-1]]

@@ -27,9 +27,12 @@ __all__ = ["InPieces", "Pool", "in_pieces", "sizes_of_micro_steps"]
 class Pool(NamedTuple):
     """The P samples that workers claim within a round, the longest first; all costs are in mean samples.
 
-    lengths: (P,). before: cost of the samples before each place, (P + 1,), padded as in the best micro-batches.
-    model: their cost model. floor: samples that a micro-batch needs; P is a multiple of it. budget: length of a
-    micro-batch at most, as ``Room.budget``.
+    Attributes:
+        lengths: (P,).
+        before: Cost of the samples before each place, (P + 1,), padded as in the best micro-batches.
+        model: Their cost model.
+        floor: Samples that a micro-batch needs; P is a multiple of it.
+        budget: Length of a micro-batch at most, as ``Room.budget``.
     """
 
     lengths: Array
@@ -68,9 +71,12 @@ class Pool(NamedTuple):
 class InPieces(NamedTuple):
     """The beginning of a round in which work moves; n workers.
 
-    own: each worker's micro-batches; the samples of the pool follow in ``own.order``. first: samples that it runs at
-    once, (n,). kept: samples of its last micro-batch, which it keeps for its end, (n,), and ``kept_costs`` their
-    cost. pool: the samples that are claimed. whole: cost of the round.
+    Attributes:
+        own: Each worker's micro-batches; the samples of the pool follow in ``own.order``.
+        first: Samples that it runs at once, (n,).
+        kept: Samples of its last micro-batch, which it keeps for its end, (n,), and ``kept_costs`` their cost.
+        pool: The samples that are claimed.
+        whole: Cost of the round.
     """
 
     own: Deal
@@ -116,8 +122,10 @@ def in_pieces(
 ) -> InPieces | None:
     """Samples of these lengths, (B,), for a round in pieces; None if there is nothing to claim, or no room for it.
 
-    shares: each worker's part of the round's cost, (n,). at_once: the portion of it that runs at once. least: cost
-    of the samples that each keeps for its end, (n,).
+    Args:
+        shares: Each worker's part of the round's cost, (n,).
+        at_once: The portion of it that runs at once.
+        least: Cost of the samples that each keeps for its end, (n,).
     """
     n, batch = len(shares), len(lengths)
     _, most, micro = room.counts(n, batch)

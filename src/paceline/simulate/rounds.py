@@ -140,8 +140,11 @@ def run(
 ) -> Outcome:
     """Simulate the scenario under each named policy (``name:key=value,...``): DOLBIE, eqs. (1) to (3).
 
-    progress: called after each round with the number of rounds done and of all rounds.
-    Raises PacelineError for a name or option that does not exist.
+    Args:
+        progress: Called after each round with the number of rounds done and of all rounds.
+
+    Raises:
+        PacelineError: For a name or option that does not exist.
     """
     if not names:
         raise PacelineError(f"no policy named; expected one or more of {', '.join(policies.names())}")

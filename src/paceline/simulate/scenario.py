@@ -55,8 +55,10 @@ class Change(Checked):
 class Link(Checked):
     """A worker's own link, whose time is added to its overhead.
 
-    megabytes: moved in each round, both ways together. mbps: megabits per second at the start.
-    changes: other bandwidths from given rounds on.
+    Attributes:
+        megabytes: Moved in each round, both ways together.
+        mbps: Megabits per second at the start.
+        changes: Other bandwidths from given rounds on.
     """
 
     megabytes: Annotated[float, 0, SIZES, f"0 to {SIZES:g}"]
@@ -64,7 +66,11 @@ class Link(Checked):
     changes: tuple[Change, ...] = ()
 
     def seconds(self, index: int) -> float:
-        """Seconds of the transfer in the round of this index, counted from 0."""
+        """Seconds of the transfer in the round of this index, counted from 0.
+
+        Args:
+            index: The round, from 0.
+        """
         changes = sorted(self.changes, key=lambda change: change.round)
         mbps = [self.mbps, *(change.mbps for change in changes if change.round <= index + 1)]
         return 8 * self.megabytes / mbps[-1]
@@ -74,15 +80,20 @@ class Link(Checked):
 class WorkerClass(Checked):
     """Workers of one kind.
 
-    seconds_per_sample: their pace: a number, or a table with the name of a timing model.
-    overhead: seconds per round that do not grow with the load, in the same form.
-    name: their name in reports. count: number of workers.
-    weight: if workers are drawn at random (the scenario's ``draw``), the relative frequency of this class.
-    noise: additional random variation of the pace in each round: standard deviation of its logarithm.
-    knee: samples below which a round takes as long as with that many (a GPU's saturation, x^s).
-    least, most: whole samples that each must and can take in a round; above ``most`` (x^o) memory is exceeded.
-    link: a link with its own bandwidth.
-    cpus, cores, memory: sizes of the machine, for policies that start from them (WLBS).
+    Attributes:
+        seconds_per_sample: Their pace: a number, or a table with the name of a timing model.
+        overhead: Seconds per round that do not grow with the load, in the same form.
+        name: Their name in reports.
+        count: Number of workers.
+        weight: If workers are drawn at random (the scenario's ``draw``), the relative frequency of this class.
+        noise: Additional random variation of the pace in each round: standard deviation of its logarithm.
+        knee: Samples below which a round takes as long as with that many (a GPU's saturation, x^s).
+        least: Whole samples that each must and can take in a round; above ``most`` (x^o) memory is exceeded.
+        most: Whole samples that each must and can take in a round; above ``most`` (x^o) memory is exceeded.
+        link: A link with its own bandwidth.
+        cpus: Sizes of the machine, for policies that start from them (WLBS).
+        cores: Sizes of the machine, for policies that start from them (WLBS).
+        memory: Sizes of the machine, for policies that start from them (WLBS).
     """
 
     seconds_per_sample: TimingModel
@@ -287,7 +298,11 @@ class Scenario(Checked):
                 )
 
     def batch(self, index: int) -> int:
-        """Samples in the round of this index, counted from 0."""
+        """Samples in the round of this index, counted from 0.
+
+        Args:
+            index: The round, from 0.
+        """
         return self.batches[index] if self.batches else self.global_batch
 
     @property
@@ -325,7 +340,11 @@ class Scenario(Checked):
         return rng.choice(len(weights), (self.realizations, self.draw), p=weights / weights.sum())
 
     def members(self, index: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Masks of the workers in the round of this index (from 0), and of those that stop without notice, (n,)."""
+        """Masks of the workers in the round of this index (from 0), and of those that stop without notice, (n,).
+
+        Args:
+            index: The round, from 0.
+        """
         here = np.ones(self.size, bool)
         stopped = np.zeros(self.size, bool)
         known: set[int] = set()  # workers with an earlier event
@@ -344,7 +363,12 @@ class Scenario(Checked):
 
 
 def from_trace(trace: Trace, **fields: object) -> Scenario:
-    """The scenario that plays a trace, with all its rounds unless ``rounds`` is given."""
+    """The scenario that plays a trace, with all its rounds unless ``rounds`` is given.
+
+    Args:
+        trace: Recorded speeds.
+        fields: Of ``Scenario``.
+    """
     rounds, workers = trace.seconds_per_sample.shape
     if workers < 2:
         raise PacelineError("the trace has only 1 worker; expected at least 2 to divide a batch between")

@@ -21,7 +21,14 @@ LARGEST = 2**63 - 1  # the largest whole number
 
 
 def read(path: str | os.PathLike[str]) -> Scenario:
-    """Read a scenario. Raises PacelineError, naming the file and the table, for any mistake in it."""
+    """Read a scenario.
+
+    Args:
+        path: A TOML file.
+
+    Raises:
+        PacelineError: Naming the file and the table, for any mistake in it.
+    """
     path = Path(path)
     with saying(f"cannot read the scenario {path}", "expected a TOML file"):
         written = files.read(path, files.SMALL)
@@ -38,7 +45,12 @@ def read(path: str | os.PathLike[str]) -> Scenario:
 
 
 def of_trace(path: str | os.PathLike[str], **fields: object) -> Scenario:
-    """The scenario that plays a trace file; gaps in it are absences."""
+    """The scenario that plays a trace file; gaps in it are absences.
+
+    Args:
+        path: A CSV file.
+        fields: Of ``Scenario``.
+    """
     try:
         return from_trace(traces.read(path, gaps="absent"), **{"name": Path(path).stem} | fields)
     except PacelineError as error:

@@ -22,10 +22,12 @@ MODES = Bsp.modes
 def create(text: str, workers: int, mode: str = "push-wait") -> Gate[Any]:
     """The gate named by ``text``: ``bsp``, ``asp``, ``ssp:10``, ``lsp:3:5``, or with ``key=value``.
 
-    mode: how parameters reach the workers: push-wait, push-interrupt or pull.
+    Args:
+        mode: How parameters reach the workers: push-wait, push-interrupt or pull.
 
-    Raises PacelineError for an unknown name, option or mode, a value out of range, or a gate and a mode that
-    exclude each other.
+    Raises:
+        PacelineError: For an unknown name, option or mode, a value out of range, or a gate and a mode that exclude
+            each other.
     """
     whole("workers", workers)
     if not isinstance(mode, str) or mode not in MODES:

@@ -48,7 +48,8 @@ class Interrupt(NamedTuple):
 class Release(NamedTuple):
     """Let these workers compute a gradient at the newest parameters, which are ``version``.
 
-    tag: the version for which their gradients will count (older than ``version`` only in pull mode).
+    Attributes:
+        tag: The version for which their gradients will count (older than ``version`` only in pull mode).
     """
 
     workers: tuple[int, ...]
@@ -75,19 +76,41 @@ class Gate(Protocol[S]):
         ...
 
     def arrive(self, state: S, worker: int, now: float) -> tuple[Effects, S]:
-        """The worker's gradient has arrived. now: seconds of the engine's clock."""
+        """The worker's gradient has arrived.
+
+        Args:
+            now: Seconds of the engine's clock.
+        """
         ...
 
     def leave(self, state: S, worker: int, now: float) -> tuple[Effects, S]:
-        """The worker died or left; no update waits for it any longer. Gradients that it has delivered count."""
+        """The worker died or left; no update waits for it any longer. Gradients that it has delivered count.
+
+        Args:
+            state: As the call before returned it.
+            worker: A worker's number, from 0.
+            now: Seconds on the engine's clock.
+        """
         ...
 
     def join(self, state: S, worker: int, now: float) -> tuple[Effects, S]:
-        """The worker joins, again or for the first time, and gets the newest parameters."""
+        """The worker joins, again or for the first time, and gets the newest parameters.
+
+        Args:
+            state: As the call before returned it.
+            worker: A worker's number, from 0.
+            now: Seconds on the engine's clock.
+        """
         ...
 
     def expect(self, state: S, quorum: int, now: float) -> tuple[Effects, S]:
-        """From now on an update waits for ``quorum`` gradients, 1 or more; only for gates with ``takes_quorum``."""
+        """From now on an update waits for ``quorum`` gradients, 1 or more; only for gates with ``takes_quorum``.
+
+        Args:
+            state: As the call before returned it.
+            quorum: Gradients of an update, 1 or more.
+            now: Seconds on the engine's clock.
+        """
         raise NotImplementedError
 
 
