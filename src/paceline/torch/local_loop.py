@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -105,7 +106,7 @@ class LocalLoop(Loop):
             super().stepped(0.0, learning_rate(optimizers))
         return many > 0
 
-    def stepped(self, seconds: float | None, rate: float = math.nan) -> None:
+    def stepped(self, seconds: float | None, rate: float = math.nan, by: Sequence[Any] = ()) -> None:
         raise PacelineError(
             "loop='local' is for your own loop, which calls pace.step(optimizer); a framework that steps the "
             "optimizer by itself needs another loop="

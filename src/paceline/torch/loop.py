@@ -27,14 +27,13 @@ from paceline.torch.liveness.monitor import Alone
 from paceline.torch.measuring.meter import Meter, Reports
 from paceline.torch.measuring.open_rounds import OpenRounds
 from paceline.torch.memory_limits import MemoryLimit, explain
-from paceline.torch.passes import Passes, weighing_of
+from paceline.torch.passes import LOST, Passes, weighing_of
 from paceline.torch.plan import Claim, Piece, Source
 from paceline.torch.progress import Progress
 from paceline.torch.round import COMPLETE, DUE, END, NEXT, Left, Round
 from paceline.torch.suspects import GatherSizes
 from paceline.torch.terms import Terms
 
-LOST = RuntimeError, WorkerError  # types of errors that may only mean that another rank is lost
 LAST_SECONDS = 1.0  # longest wait at the end for the other ranks' reports on the last rounds
 
 
@@ -101,12 +100,22 @@ class Loop:
         self.drops = None if terms.drop is None else Drops(terms.drop, self._meter)
         self._gradients = weighing_of(parameters, device, reducer, terms, self._meter.counted_by_all)
         self.passes = Passes(
-            device, reducer, terms, self._gradients, self.round, self._meter, self._halfway, self._commit
+            device,
+            reducer,
+            terms,
+            self._gradients,
+            self.round,
+            self._meter,
+            self._halfway,
+            self._commit,
+            self.name,
         )
         self.memory: Any = MemoryLimit(self.round, self.passes, terms, batches.part) if terms.memory else None
         if terms.memory:
             reducer.runs_again(self.round.prepared)
-        self.progress = Progress(terms.batch, terms.floor, terms.every.size)
+        self.progress = Progress(
+            terms.batch, terms.floor, terms.global_batch if terms.every.fixed else terms.every.size
+        )
         self.rounds = OpenRounds(
             terms.balancer,
             self._meter,
@@ -358,9 +367,8 @@ class Loop:
                 if not complete:
                     return False
             if self._reducer.late:
-                round.took(optimizers)
                 forget_unscaled(scaler)
-                self.stepped(0.0)  # this rank has received the state after the step
+                self.stepped(0.0, by=optimizers)  # this rank has received the state after the step
                 return True
             self._gradients.check_there(piece, optimizers)
         elif not round.taken:
@@ -371,22 +379,23 @@ class Loop:
             )
         # The checks before a step have been made above, and a plain host needs no notice of it.
         seconds = steps.take(optimizers, scaler, heard=self.host.__class__ is not Host)
-        round.took(optimizers)
         if round.piece is None:  # a host may have reported the step
+            round.took(optimizers)
             self._carry += seconds
             self._gradients.used()
             return bool(optimizers)
-        self.stepped(seconds, learning_rate(optimizers) if self.rounds.listeners else math.nan)
+        self.stepped(seconds, learning_rate(optimizers) if self.rounds.listeners else math.nan, optimizers)
         return True
 
-    def stepped(self, seconds: float | None, rate: float = math.nan) -> None:
+    def stepped(self, seconds: float | None, rate: float = math.nan, by: Sequence[Any] = ()) -> None:
         """The round's optimizer step has ended after ``seconds``, or was left out on purpose (None). rate: the
-        learning rate, if it is to be recorded."""
-        piece = self.round.stepped()
+        learning rate, if it is to be recorded. by: optimizers that have stepped, if they are not known yet."""
+        piece = self.round.stepped(by)
         self._meter.running.step_ended(seconds or 0.0, rate)
         if seconds is not None:
             self._carry = seconds
-            self._steps.happened()
+            if not self._steps.ever:
+                self._steps.happened()
         elif not self.changes:  # a rank that joins would not know the number of earlier ones
             self._meter.left_out()
         self._gradients.used()

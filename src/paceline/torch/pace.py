@@ -40,9 +40,8 @@ from paceline.torch.liveness.monitor import Alone, monitor
 from paceline.torch.liveness.shutdown import leave_in_time
 from paceline.torch.liveness.stall import SECONDS, OnMissed, answer, check
 from paceline.torch.local_loop import LocalLoop
-from paceline.torch.loop import LOST, Loop
+from paceline.torch.loop import Loop
 from paceline.torch.options import Limits, Options
-from paceline.torch.passes import check_loss
 from paceline.torch.terms import agree
 
 
@@ -293,17 +292,7 @@ class Pace:
             round's gradient is then that of the mean over all of them, on all ranks. A batch of 0 counts for nothing.
         scaler: a torch GradScaler, which scales the loss first; pass it to ``step``, too.
         """
-        passes = self.loop.passes
-        if not isinstance(loss, torch.Tensor):
-            check_loss(loss)
-        self.loop.round.passes()
-        loss = passes.weighted(loss, reduction, count)
-        try:
-            (loss if scaler is None else scaler.scale(loss)).backward()
-        except LOST as error:
-            self.loop.name(error)
-            raise
-        passes.ended()
+        self.loop.passes.backward(loss, reduction, scaler, count)
 
     def weighted(self, loss: torch.Tensor, reduction: str = "mean", count: Any = None) -> torch.Tensor:
         """``loss`` times its weight; zero if it counts for nothing, though a mean over nothing is NaN.
@@ -311,7 +300,6 @@ class Pace:
         After ``pace.step`` it weights the loss of a second model, on the same batch, whose gradients are averaged by
         its own DistributedDataParallel: ``pace.weighted(loss).backward()``, then its optimizer's step.
         """
-        check_loss(loss)
         return self.loop.passes.weighted(loss, reduction, count)
 
     def mean(self, value: Any) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from paceline.errors import PacelineError, short
+from paceline.errors import PacelineError, WorkerError, short
 from paceline.torch import peers
 from paceline.torch.batches import RowCheck, all_shapes
 from paceline.torch.gradients.reducers import Reducer, weigh_in_hook
@@ -27,6 +27,7 @@ from paceline.torch.round import ALONE, COMMIT, STEP, Round
 from paceline.torch.suspects import LossWatch
 from paceline.torch.terms import Terms
 
+LOST = RuntimeError, WorkerError  # types of errors that may only mean that another rank is lost
 MEAN, SUM, GLOBAL = KINDS = "mean", "sum", "global"
 
 
@@ -36,7 +37,8 @@ class Passes:
 
     gradients: weighs them. round: gets all events. meter: its ``stop`` is called when the last gradient of a round is
     there. halfway: called with the running piece when its backward pass begins. commit: called with the piece after
-    each backward pass if rows travel with the gradients; it returns whether the round is complete.
+    each backward pass if rows travel with the gradients; it returns whether the round is complete. name: called with
+    an error of a backward pass; it raises another if the error only means that another rank is lost.
     """
 
     def __init__(
@@ -49,9 +51,11 @@ class Passes:
         meter: Meter,
         halfway: Callable[[Piece], None],
         commit: Callable[[Piece], bool],
+        name: Callable[[BaseException], None],
     ) -> None:
         self.device, self.gradients, self._round = device, gradients, round
         self._meter, self._halfway, self._commit, self._reducer = meter, halfway, commit, reducer
+        self._name = name
         self._hook = gradients if isinstance(gradients, HookWeighing) else None
         self._fills = terms.fills
         # On a device a pass ends long before its gradients are there, and hooks show which stream computes them.
@@ -113,9 +117,21 @@ class Passes:
             running.add_count(-count)
             self.gradients.count_back(running.step, count)
 
+    def backward(self, loss: Any, reduction: str, scaler: Any, count: Any) -> None:
+        """See ``Pace.backward``."""
+        self._round.passes()
+        loss = self.weighted(loss, reduction, count)
+        try:
+            (loss if scaler is None else scaler.scale(loss)).backward()
+        except LOST as error:
+            self._name(error)
+            raise
+        self.ended()
+
     def weighted(self, loss: torch.Tensor, reduction: str, count: Any) -> torch.Tensor:
         """``loss`` times its weight; zero if it counts for nothing, though a mean over nothing is NaN. Its backward
         pass must follow at once, on this thread."""
+        check_loss(loss)
         weight = self.weight(loss, reduction, None if count is None else checked_count(count))
         if self._ends_with_gradient and (piece := self._round.piece) is not None and piece.last:
             self._last.begins(loss, self._gradients_ready)
@@ -155,7 +171,7 @@ class Passes:
         if not (piece.last or round.more):
             self._halfway(round.entire)
         if first:
-            gradients.weigh(piece, count)
+            gradients.begins(piece, count)
         if (by_hook := self._hook) is None:
             self._reducer.check_sync(piece.last and gradients.sums)
             return gradients.weight(piece, part)

@@ -28,11 +28,12 @@ def rounds(samples: int, done: int, batch: int, floor: int = 1) -> int:
 class Progress:
     """Counts rounds and epochs; the same on every rank, and for any number of ranks.
 
-    batch: B, samples of a step. floor: the least samples of a round. size: gives a round's samples by its number.
+    batch: B, samples of a step. floor: the least samples of a round. each: the samples of a round, or a function that
+    gives them by its number.
     """
 
-    def __init__(self, batch: int, floor: int, size: Callable[[int], int]) -> None:
-        self._batch, self._floor, self.size = batch, floor, size
+    def __init__(self, batch: int, floor: int, each: int | Callable[[int], int]) -> None:
+        self._batch, self._floor, self._each = batch, floor, each
         self.epoch = 0  # of the next or running iteration of the loader
         self.samples_done = 0  # of this epoch, over all ranks
         self.rounds = 0  # finished since the beginning, over all epochs
@@ -42,11 +43,17 @@ class Progress:
         self._chosen: int | None = None  # epoch of the next iteration, chosen while one is running
         self._of: tuple[int, int] | None = None  # number and samples of the loader whose epoch it is
 
+    def size(self, step: int) -> int:
+        """Samples of round ``step``."""
+        return self._each if isinstance(self._each, int) else self._each(step)
+
     def remaining(self) -> Iterator[tuple[int, int]]:
         """(first sample, size) of each round left in this epoch of the loader in use, as of the first ``next``."""
-        first, step, samples, size_of = self.samples_done, self.rounds, self.samples, self.size
+        first, step, samples, size = self.samples_done, self.rounds, self.samples, self.size(self.rounds)
+        varies = not isinstance(self._each, int)
         while (left := samples - first) > 0:
-            size = size_of(step)
+            if varies:
+                size = self.size(step)
             if (rest := left - size) < size and rest < self._floor:  # too little for a round joins this one
                 size = left
             yield first, size

@@ -314,10 +314,12 @@ class Round:
         """These optimizers have stepped for the newest round."""
         self.taken += optimizers
 
-    def stepped(self) -> Piece:
-        """The round's step has ended, or was left out on purpose. Returns the round's last piece."""
+    def stepped(self, by: Sequence[Any] = ()) -> Piece:
+        """The round's step has ended, or was left out on purpose. by: optimizers that have stepped, besides those
+        that are known. Returns the round's last piece."""
         if (piece := self.piece) is None:
             raise PacelineError(NO_ROUND)
+        self.taken += by
         self.phase, self.piece, self.whole, self.over = BETWEEN, None, None, piece
         return piece
 

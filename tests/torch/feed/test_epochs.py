@@ -51,7 +51,7 @@ def test_each_sample_once_an_epoch() -> None:
 def test_an_epoch_has_as_many_rounds_as_its_length_says(
     samples: int, size: int, floor: int, done: int
 ) -> None:
-    progress = Progress(size, floor, lambda _step: size)
+    progress = Progress(size, floor, size)
     progress.samples, progress.samples_done = samples, min(done, samples)
     rounds = list(progress.remaining())
     assert len(rounds) == progress.left

@@ -156,7 +156,7 @@ class GradientStash:
 
 
 class Weighing(GradientStash):
-    """Weighs the loss of each micro-step. For each ``begin``, then ``weigh`` before its backward pass and ``done``
+    """Weighs the loss of each micro-step. For each ``begin``, then ``begins`` before its backward pass and ``done``
     after it; ``used`` when a round is over, ``drop`` if it is left unfinished.
 
     varies: the number of samples run in a round is only known at its end. counted: gives the count over all ranks
@@ -202,7 +202,7 @@ class Weighing(GradientStash):
             self.entered = self._reducer.no_sync()
             self.entered.__enter__()
 
-    def weigh(self, piece: Piece, count: float | None) -> None:
+    def begins(self, piece: Piece, count: float | None) -> None:
         """The first backward pass of a micro-step begins. count: what its loss is a mean over, if not its samples."""
         self.bring_back(piece.plan.step, apart=self.apart and not (piece.last and self.sums))
         self._count_in(piece, count)
@@ -273,7 +273,7 @@ class HookWeighing(Weighing):
     _count: float | None = None
     _weighed = 0.0
 
-    def weigh(self, piece: Piece, count: float | None) -> None:
+    def begins(self, piece: Piece, count: float | None) -> None:
         self._count = count
         self._count_in(piece, count)
 
@@ -332,7 +332,7 @@ class LocalWeighing(Weighing):
             f"{alone}make a Pace for each model",
         )
 
-    def weigh(self, piece: Piece, count: float | None) -> None:
+    def begins(self, piece: Piece, count: float | None) -> None:
         self.bring_back(piece.step)
         if piece.first:
             self._counts.begin()
