@@ -42,6 +42,18 @@ def test_a_worker_that_is_gone_costs_its_overhead_only_without_load():
     np.testing.assert_array_equal(gone.load_at(np.array([4.0])), [0, 3.5])
 
 
+def test_flat_cost_fits_any_load_from_its_overhead_on():
+    slope, overhead = np.array([0.0, 0.0, 2.0]), np.full(N, 0.5)
+    most = np.finfo(float).max
+    flat, limited = Linear(slope, overhead), Saturating(slope, overhead, np.ones(N), np.full(N, 9.0))
+    for level in (0.5, np.nextafter(0.5, 1)):
+        np.testing.assert_array_equal(flat.load_at(np.array([level]))[:2], most)
+        np.testing.assert_array_equal(limited.load_at(np.array([level])), [9, 9, 0])
+        np.testing.assert_array_equal(flat.seconds(np.array([most, most, 0])), overhead)
+    for cost in (flat, limited):
+        np.testing.assert_array_equal(cost.load_at(np.array([np.nextafter(0.5, 0)])), 0)
+
+
 def test_only_leaves_the_others_out():
     part = Only(LINEAR, np.array([True, False, True]))
     np.testing.assert_array_equal(part.seconds(np.array([1.0, 1.0, 2.0])), [1, np.inf, 5])

@@ -61,7 +61,8 @@ class Cost(Protocol):
         ...
 
     def load_at(self, seconds: Array) -> Array:
-        """The largest load that takes at most the given seconds; 0 if every load takes longer.
+        """The largest load that takes at most the given seconds; 0 if every load takes longer, and the largest float
+        if none does and there is no ``most``.
 
         seconds broadcasts to (..., n), as a level of shape (..., 1) does.
 
@@ -88,8 +89,7 @@ class Linear:
             return self.overhead + np.where(load > 0, self.seconds_per_sample * load, 0.0)
 
     def load_at(self, seconds: Array) -> Array:
-        with np.errstate(over="ignore"):  # any load at all, for a level beyond all seconds
-            return np.maximum((seconds - self.overhead) / np.maximum(self.seconds_per_sample, QUICKEST), 0.0)
+        return np.maximum(_reach(self.seconds_per_sample, seconds - self.overhead), 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +109,19 @@ class Saturating:
         return np.where(load <= self.most, line, np.inf)
 
     def load_at(self, seconds: Array) -> Array:
-        reach = np.maximum(self.seconds_per_sample, QUICKEST)
-        with np.errstate(over="ignore"):
-            load = np.minimum((seconds - self.overhead) / reach, self.most)
+        load = np.minimum(_reach(self.seconds_per_sample, seconds - self.overhead), self.most)
         flat = self.overhead + self.seconds_per_sample * self.knee
         # At exactly the flat level a load up to the knee fits, even if the division above rounded down.
         return np.where(seconds >= flat, np.maximum(load, self.knee), 0.0)
+
+
+def _reach(slope: Array, spare: Array) -> Array:
+    """The load that takes ``spare`` seconds at this slope, negative if spare is; any load for a slope of 0."""
+    with np.errstate(over="ignore"):  # any load at all, for a level beyond all seconds
+        load: Array = spare / np.maximum(slope, QUICKEST)
+    if np.all(slope > 0):
+        return load
+    return np.where((slope <= 0) & (spare >= 0), np.finfo(float).max, load)
 
 
 @dataclass(frozen=True, slots=True)
