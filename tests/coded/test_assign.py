@@ -118,6 +118,7 @@ def test_uniform_splits_50_workers_13_13_12_12():
 
 
 def test_printed_rule_leaves_masters_empty_where_they_tie_and_the_tie_safe_rule_does_not():
+    """Sun et al., Alg. 1, lines 7 to 15."""
     # Equal across masters: all workers start at master 0, two masters tie at nothing.
     values = np.ones((3, 9))
     assert level(values, iterated(values, "printed")) == 0

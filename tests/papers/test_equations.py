@@ -604,7 +604,7 @@ def test_dbw_averages_the_last_five(seed: int) -> None:
     """DBW, eqs. (13) to (15)."""
     rng = np.random.default_rng(seed)
     happened = [each._replace(loss=each.loss + rng.normal(0, 4.0)) for each in quadratic_run(9, 0.3, seed)]
-    state = no_gain(5)
+    state = no_gain(Dbw(N).depth)
     variance, norm2, smooth = [], [], []
     for t, each in enumerate(happened):
         state = update_gain(state, each)
@@ -622,9 +622,10 @@ def test_dbw_averages_the_last_five(seed: int) -> None:
 
 
 def sampled(n: int, seed: int, per_cell: int = 3) -> tuple[Timings, dict[tuple[int, int], list[float]]]:
-    rng = np.random.default_rng(seed)
+    """Samples of each cell: as many on average as ``per_cell``, more of some than of others."""
+    rng, counts = np.random.default_rng(seed), np.random.default_rng((seed, 1))
     cells = {
-        (h, k): rng.uniform(0.5, 3.0, per_cell).tolist()
+        (h, k): rng.uniform(0.5, 3.0, counts.integers(1, 2 * per_cell)).tolist()
         for h, k in itertools.product(range(1, n + 1), range(1, n + 1))
     }
     rows = np.array([(h, k, y, 0, y) for (h, k), values in cells.items() for y in values])
@@ -1191,18 +1192,19 @@ def test_dolbie_theorem_1_with_its_constants_put_right(workers: int) -> None:
     assert 0 < total < bound
 
 
-def test_dbw_adasync_is_the_minimum_of_its_bound() -> None:
+@pytest.mark.parametrize("first", [1, 4])
+def test_dbw_adasync_is_the_minimum_of_its_bound(first: int) -> None:
     """DBW, baseline AdaSync."""
     workers, first_loss = 16, 2.3
-    policy = Adasync(workers)
-    policy.init()
+    assert Adasync(workers).init()[0] == 1  # K_0, which the paper does not print
+    policy = Adasync(workers, first=first)
     k, state = policy.init()
-    assert k == 1  # K_0, which the paper does not print
+    assert k == first
     _, state = policy.step(state, Iteration(1, workers, 0.0, first_loss, 1.0, 1.0, 0.1, NOTHING))
     for loss in (1.0, 0.3, 0.07, 0.01, 1e-4):
         # d/dK of 2 F E[T_K] / (eta t) + L eta sigma^2 / (m K) with E[T_K] = Delta + log(P / (P - K)) / mu is 0 where
         # K^2 / (P - K) is in proportion to 1 / F; K_0 and F(w_0) give the constant.
-        right = 1 / (workers - 1) * first_loss / loss
+        right = first**2 / (workers - first) * first_loss / loss
         wanted = optimize.brentq(lambda k, right=right: k**2 / (workers - k) - right, 0, workers - 1e-9)
         k, _ = policy.step(state, Iteration(1, workers, 0.0, loss, 1.0, 1.0, 0.1, NOTHING))
         assert k == min(max(round(wanted), 1), workers)

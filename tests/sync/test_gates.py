@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from paceline import sync
@@ -179,6 +179,9 @@ def test_ssp_never_lets_anybody_run_further_ahead(order, s):
     st.lists(
         st.tuples(st.sampled_from(["arrive", "arrive", "leave", "join"]), st.integers(0, 99)), max_size=60
     )
+)
+@example(  # the last worker joins again at clock 0; the first is at clock 2 and must wait for it
+    [("arrive", 0), ("arrive", 0), ("leave", 3), ("join", 0), ("leave", 1), ("leave", 1), ("arrive", 0)]
 )
 def test_ssp_worker_that_joins_has_the_clock_of_the_slowest(events):
     """LB-BSP, baseline SSP: whoever may run, by a plain model of clocks."""
