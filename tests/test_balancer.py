@@ -253,3 +253,12 @@ def test_auto_is_level_in_rounds_too_short_for_what_a_piece_costs_and_tries_piec
     other = Balancer(policies.create("auto", cluster))
     other.load_state_dict(json.loads(json.dumps(auto.state_dict())), 300)
     assert json.dumps(other.state_dict()) == json.dumps(auto.state_dict())
+
+
+def test_limits_without_room_for_whole_quanta_raise() -> None:
+    cluster = Cluster(2, 12, np.zeros(2), np.array([7.0, 7.0]))
+    with pytest.raises(
+        PacelineError, match="quantum=4: the most loads hold 8 samples in multiples of it; expected at"
+    ):
+        Balancer(policies.create("level", cluster), quantum=4)
+    assert Balancer(policies.create("level", cluster), quantum=2).loads(0, 12).tolist() == [6, 6]

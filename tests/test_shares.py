@@ -263,6 +263,10 @@ def test_a_hundred_thousand_workers_get_whole_samples():
         (lambda: water_level(Linear(np.ones(2), np.zeros(2)), 10, most=[3, 4]), "3 of 10 without a place"),
         (lambda: water_level(Linear(np.ones(2), np.zeros(2)), 10, least=[6, 7]), "3 more than the 10"),
         (lambda: whole_samples(Linear(np.ones(2), np.zeros(2)), 10, most=[3, 4]), "3 of 10 without a place"),
+        (
+            lambda: whole_samples(Linear(np.ones(2), np.zeros(2)), 14, most=[7, 7], unit=4),
+            "4 of 12 without a",
+        ),
     ],
 )
 def test_limits_that_cannot_hold_the_batch_raise_with_the_difference(call, words):
@@ -291,3 +295,132 @@ def test_limits_that_cannot_hold_the_batch_raise_with_the_difference(call, words
 def test_arguments_that_cannot_be_divided_raise(call, words):
     with pytest.raises(PacelineError, match=words):
         call()
+
+
+class Steps:
+    """A step up with every ``width`` samples, so that many samples end together."""
+
+    def __init__(self, slope, overhead, width):
+        self.slope, self.overhead, self.width = slope, overhead, width
+
+    def seconds(self, load):
+        return self.overhead + self.slope * np.ceil(load / self.width)
+
+    def load_at(self, seconds):
+        return np.maximum(self.width * np.floor((seconds - self.overhead) / self.slope), 0.0)
+
+
+class Counted:
+    """Another cost, whose evaluations are counted; the first beyond ``most`` raises."""
+
+    def __init__(self, cost, most):
+        self.cost, self.left = cost, most
+
+    def _evaluated(self):
+        self.left -= 1
+        assert self.left >= 0, "too many evaluations of a cost"
+
+    def seconds(self, load):
+        self._evaluated()
+        return self.cost.seconds(load)
+
+    def load_at(self, seconds):
+        self._evaluated()
+        return self.cost.load_at(seconds)
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 2**32 - 1), st.integers(2, 6), st.integers(2, 3))
+def test_rows_are_divided_each_by_itself(seed, n, rows):
+    rng = np.random.default_rng(seed)
+    shape = (rows, n)
+    slope, overhead = 10 ** rng.uniform(-2, 1, shape), rng.choice([0.0, 1.0, 30.0], shape)
+    batch = int(rng.integers(1, 400))
+    low = np.floor(rng.dirichlet(np.ones(n), rows) * batch * rng.choice([0.0, 0.9]))
+    high = low + rng.integers(0, 400, shape) + batch // n + 1
+    costs = [
+        (Linear(slope, overhead), [Linear(slope[row], overhead[row]) for row in range(rows)]),
+        (Steps(slope, overhead, 3), [Steps(slope[row], overhead[row], 3) for row in range(rows)]),
+        (Steps(slope, overhead, 90), [Steps(slope[row], overhead[row], 90) for row in range(rows)]),
+    ]
+    for together, alone in costs:
+        level, whole = water_level(together, batch, low, high), whole_samples(together, batch, low, high)
+        units = whole_samples(together, batch, unit=4)
+        for row, cost in enumerate(alone):
+            found = water_level(cost, batch, low[row], high[row])
+            np.testing.assert_allclose(level.loads[row], found.loads, rtol=1e-9, atol=1e-9)
+            assert level.seconds[row] == pytest.approx(found.seconds, rel=1e-9)
+            assert whole[row].tolist() == whole_samples(cost, batch, low[row], high[row]).tolist()
+            assert units[row].tolist() == whole_samples(cost, batch, unit=4).tolist()
+    weights = rng.integers(0, 3, shape)
+    part_low, part_high = rng.dirichlet(np.ones(n), rows) * 0.5, rng.uniform(0.6, 1, shape)
+    parts, near = proportional(weights, part_low, part_high), project(slope, part_low, part_high)
+    plan = whole_samples(Plan(parts), batch)
+    for row in range(rows):
+        alone = proportional(weights[row], part_low[row], part_high[row])
+        np.testing.assert_allclose(parts[row], alone, rtol=1e-9, atol=1e-12)
+        alone = project(slope[row], part_low[row], part_high[row])
+        np.testing.assert_allclose(near[row], alone, rtol=1e-9, atol=1e-12)
+        assert plan[row].tolist() == whole_samples(Plan(parts[row]), batch).tolist()
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 5), st.sampled_from([3, 40, 200]), st.booleans())
+def test_samples_that_end_together_go_to_the_lowest_ranks(seed, n, width, plain):
+    """Against the greedy rule, one sample at a time, with a thousand samples in few steps of the cost."""
+    rng = np.random.default_rng(seed)
+    cost = Steps(rng.choice([1.0, 2.0, 4.0], n), rng.choice([0.0, 1.0, 8.0], n), width)
+    batch = int(rng.integers(0, 1000))
+    low = np.zeros(n) if plain else np.floor(rng.dirichlet(np.ones(n)) * batch * 0.5)
+    high = (
+        np.full(n, float(batch)) if plain else np.minimum(low + rng.integers(0, 2 * batch // n + 2, n), batch)
+    )
+    assume(high.sum() >= batch)
+    found = whole_samples(cost, batch, low, high)
+    assert found.tolist() == one_by_one(cost, batch, low, high).tolist()
+
+
+@pytest.mark.parametrize(
+    "cost",
+    [
+        Linear(np.array([1.0, 2.0, 3.0, 5.0]), np.array([0.0, 4.0, 0.0, 1e5])),
+        Linear(np.array([0.0, 0.0, 1.0, 1.0]), np.zeros(4)),
+        Steps(np.array([1.0, 2.0, 3.0, 5.0]), np.zeros(4), 3),
+        Steps(np.array([1.0, 2.0, 3.0, 5.0]), np.zeros(4), 50_000),
+        Steps(np.ones(4), np.zeros(4), 10**7),
+        Steps(np.ones((3, 4)), np.array([[0.0], [1.0], [2.0]]), np.array([[3], [1000], [10**7]])),
+    ],
+)
+def test_a_million_samples_need_few_evaluations_of_the_cost(cost):
+    loads = whole_samples(Counted(cost, 700), 10**6)
+    assert (loads.sum(-1) == 10**6).all()
+    low, high = np.array([0.0, 5e5, 0.0, 0.0]), np.array([3e5, 6e5, 2e5, 1e6])
+    loads = whole_samples(Counted(cost, 700), 10**6, low, high)
+    assert ((loads >= low) & (loads <= high)).all()
+    end = cost.seconds(loads.astype(float)).max(-1, keepdims=True)
+    ends_with = np.where(loads < high, cost.seconds(loads + 1.0), np.inf)
+    assert ((ends_with >= end) | (loads == 0)).all() or cost.seconds(low).max() >= end.min()
+
+
+@pytest.mark.parametrize(
+    ("loads", "floor", "moved"),
+    [
+        ([1, 5, 2], 1, [1, 5, 2]),
+        ([0, 0, 0], 2, [0, 0, 0]),
+        ([1, 5, 2], 2, [0, 6, 2]),
+        ([2, 5, 2], 2, [2, 5, 2]),
+        ([1, 5, 2], 3, [0, 8, 0]),
+        ([5, 1, 5], 2, [6, 0, 5]),
+        ([0, 1, 1], 2, [0, 2, 0]),
+        ([0, 1, 0], 2, [0, 1, 0]),
+    ],
+)
+def test_loads_below_the_floor_go_to_the_largest_load(loads, floor, moved):
+    given = np.array(loads)
+    assert at_least(given, floor).tolist() == moved
+    assert given.tolist() == loads
+
+
+def test_least_loads_that_exceed_a_batch_of_one_sample_shrink():
+    assert whole_samples(Plan(np.array([0.5, 0.5])), 1, least=[1, 1]).tolist() == [1, 0]
+    assert whole_samples(Plan(np.array([0.4, 0.6])), 3, least=[2, 2]).tolist() == [1, 2]

@@ -58,6 +58,11 @@ class Balancer:
             raise PacelineError(
                 f"quantum={quantum}: expected a positive divisor of the global batch of {cluster.global_batch}"
             )
+        if (held := (cluster.most // quantum * quantum).sum()) < cluster.global_batch:
+            raise PacelineError(
+                f"quantum={quantum}: the most loads hold {held:g} samples in multiples of it; expected at least "
+                f"{cluster.global_batch}, the global batch: raise the limits, or set a smaller quantum"
+            )
         if policy.needs_upcoming:
             raise PacelineError(
                 f"{type(policy).__name__.lower()} needs the next round's costs and only runs in simulations; "

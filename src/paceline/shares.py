@@ -289,6 +289,7 @@ def whole_samples(
         cost = expected
     if unit > 1:
         low, high = np.ceil(low / unit), np.floor(high / unit)
+        _limits(total // unit * unit, 0.0, high * unit)  # here, so that the message counts samples, not units
         units = whole_samples(_Units(cost, float(unit)), batch // unit, low, high) * unit
         rest = batch % unit
         if rest:

@@ -86,10 +86,11 @@ def test_every_sample_is_dealt_once_within_all_limits(given: tuple) -> None:
 
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("micro_steps", [1, 2, 5])
-def test_all_ranks_take_a_fixed_number_of_turns(padded: bool, micro_steps: int) -> None:
+@pytest.mark.parametrize("in_step", [False, True])
+def test_fixed_micro_steps_are_taken_by_every_worker(padded: bool, micro_steps: int, in_step: bool) -> None:
     lengths = lengths_of(1, 60)
     model = SampleCosts.checked(lengths, 60).with_alpha(0.001, launch=0.1, padded=padded)
-    dealt = deal(lengths, model, np.array([1.0, 1, 4]), room=Room(micro_steps=micro_steps))
+    dealt = deal(lengths, model, np.array([1.0, 1, 4]), room=Room(micro_steps=micro_steps, in_step=in_step))
     assert [len(sizes) for sizes in dealt.sizes] == [micro_steps] * 3
     check(dealt, lengths, model, Room(0, 60))
 

@@ -187,7 +187,7 @@ def deal(
             break
     sizes = [at_least(each, room.floor) for each in sizes]
     micro_steps = room.micro_steps
-    if room.in_step:
+    if room.in_step and micro_steps is None:
         micro_steps = max(len(each) for each in sizes)
     if micro_steps is not None:
         sizes = [_split(each, micro_steps, room.floor) for each in sizes]
