@@ -137,6 +137,17 @@ def test_samples_too_few_for_batch_norm_join_others_in_their_turn(
     assert set(dealt.loads.tolist()) <= {0, 2, 4}
 
 
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("batch", range(1, 12))
+def test_short_round_with_least_loads_of_the_floor_is_dealt_once(padded: bool, batch: int) -> None:
+    lengths = np.random.default_rng(batch).integers(1, 20, batch).astype(float)
+    room = Room(least=np.full(5, 2), most=27, floor=2)
+    dealt = deal(lengths, CostModel(0.1, padded=padded), np.ones(5), room=room)
+    assert sorted(dealt.order.tolist()) == list(range(batch))
+    assert dealt.loads.sum() == batch
+    assert batch == 1 or 1 not in dealt.loads
+
+
 def test_batch_norm_gets_two_samples_or_none() -> None:
     lengths = np.array([100.0, 1, 1, 1])
     dealt = deal(lengths, CostModel(1.0), np.ones(3), room=Room(floor=2))

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
-from paceline.samples import CostModel, InPieces, Room, in_pieces
+from paceline.samples import CostModel, InPieces, Pool, Room, in_pieces
 from paceline.samples.cost import batch_parts
+from paceline.samples.pool import sizes_of_micro_steps
 
 GUARANTEES = (
     "Every sample is dealt once within all limits, with the same deal on every rank, in pieces, in the "
@@ -54,6 +55,8 @@ def test_every_sample_is_run_once_within_all_limits(given: tuple, wanted: list[f
     np.testing.assert_array_equal(lengths[own.order], own.lengths)
     np.testing.assert_array_equal(own.loads, found.first + found.kept)
     assert own.loads.sum() + len(pool.lengths) == len(lengths)
+    assert len(pool.lengths) % room.floor == 0
+    assert not found.kept[shares == 0].any()
     micro = len(lengths) if room.micro_batch is None else int(room.micro_batch)  # type: ignore[arg-type]
     for worker, sizes in enumerate(own.sizes):
         assert sizes.sum() == own.loads[worker]
@@ -125,3 +128,98 @@ def test_padded_samples_are_claimed_in_the_best_cuts() -> None:
     assert cut[0] * pool.model.linear + launch * len(sizes) < alone[0] * pool.model.linear + launch
     # What the rule reckons with is what these cuts cost, but for the place where one begins.
     assert pool.left(0) == pytest.approx(cut[0] * pool.model.linear, rel=0.05)
+
+
+EQUAL = CostModel(1.0)  # a sample of length 1 costs 1
+
+
+def kept(lengths: list[float], least: list[float], room: Room, padded: bool = False) -> list[int] | None:
+    shares = np.full(len(least), 1 / len(least))
+    model = CostModel(1.0, padded=padded)
+    found = in_pieces(np.array(lengths), model, shares, 0.0, np.array(least), room)
+    return None if found is None else found.kept.tolist()
+
+
+@pytest.mark.parametrize(
+    ("lengths", "least", "room", "expected"),
+    [
+        ([1.0] * 12, [3.0, 2.0], Room(), [3, 2]),
+        ([1.0] * 12, [2.5, 0.0], Room(), [2, 1]),  # at least a sample, even if it costs more
+        ([1.0] * 12, [9.0, 3.0], Room(), [6, 3]),  # at most its share of the round
+        ([1.0] * 12, [3.0, 3.0], Room(micro_batch=2), [2, 2]),
+        ([1.0] * 12, [3.0, 3.0], Room(floor=2), [3, 3]),
+        ([1.0] * 12, [1.0, 1.0], Room(floor=2), [2, 2]),
+        ([4.0] * 12, [20.0, 20.0], Room(budget=8), [2, 2]),
+        ([4.0] * 8 + [1.0] * 4, [20.0, 20.0], Room(budget=8), [5, 2]),
+        ([1.0] * 2, [1.0, 1.0], Room(), None),  # nothing is left to claim
+    ],
+)
+def test_each_worker_keeps_the_shortest_samples_of_its_least_cost(
+    lengths: list[float], least: list[float], room: Room, expected: list[int] | None
+) -> None:
+    assert kept(lengths, least, room) == expected or (
+        expected == [6, 5] and kept(lengths, least, room) is None
+    )
+
+
+def test_padded_samples_that_a_worker_keeps_fit_into_one_micro_batch() -> None:
+    assert kept([4.0] * 8 + [1.0] * 4, [30.0, 30.0], Room(budget=8), padded=True) == [4, 2]
+    assert kept([4.0] * 8 + [1.0] * 4, [30.0, 30.0], Room(budget=20), padded=True) == [5, 4]
+
+
+def test_worker_without_share_keeps_and_runs_nothing() -> None:
+    found = in_pieces(np.ones(12), EQUAL, np.array([0.0, 1.0]), 0.5, np.ones(2), Room())
+    assert found is not None
+    assert found.first.tolist() == [0, 6]
+    assert found.kept.tolist() == [0, 1]
+
+
+def test_worker_that_runs_nothing_at_once_takes_part() -> None:
+    found = in_pieces(np.ones(20), EQUAL, np.array([0.95, 0.05]), 0.1, np.ones(2), Room())
+    assert found is not None
+    assert found.first.tolist() == [2, 0]
+
+
+@pytest.mark.parametrize(("most", "pool"), [(4, 4), (3, None)])
+def test_limits_leave_just_enough_room_for_the_pool(most: int, pool: int | None) -> None:
+    found = in_pieces(np.ones(8), EQUAL, np.array([0.5, 0.5]), 0.25, np.ones(2), Room(most=most))
+    assert (None if found is None else len(found.pool.lengths)) == pool
+
+
+@pytest.mark.parametrize(
+    ("cost", "place", "room", "floor", "samples"),
+    [
+        (3.0, 0, 9, 1, 3),
+        (2.4, 0, 9, 1, 2),
+        (2.5, 0, 9, 1, 3),  # of two equally near numbers the larger one
+        (0.0, 4, 9, 1, 1),
+        (99.0, 4, 99, 1, 8),
+        (99.0, 4, 5, 1, 5),
+        (99.0, 12, 5, 1, 0),
+        (3.0, 0, 0, 1, 0),
+        (3.0, 0, 9, 2, 4),
+        (3.0, 0, 3, 2, 2),
+        (3.0, 0, 1, 2, 0),
+    ],
+)
+def test_claimed_samples_are_those_of_nearest_cost(
+    cost: float, place: int, room: int, floor: int, samples: int
+) -> None:
+    pool = Pool(np.ones(12), np.arange(13.0), EQUAL, floor, np.inf)
+    assert pool.samples(place, cost, room) == samples
+    assert pool.left(place) == 12 - place
+    assert pool.left(99) == 0
+
+
+def test_micro_batches_are_the_fewest_within_the_limits() -> None:
+    lengths = np.array([40.0, 30, 20, 10])
+    plain, padded = CostModel(1.0), CostModel(1.0, padded=True)
+    assert sizes_of_micro_steps(lengths, plain, 10, np.inf) == [4]
+    assert sizes_of_micro_steps(lengths, plain, 1, np.inf) == [1, 1, 1, 1]
+    assert sizes_of_micro_steps(lengths, plain, 3, np.inf) == [3, 1]
+    assert sizes_of_micro_steps(lengths, plain, 3, np.inf, floor=2) == [2, 2]
+    assert sizes_of_micro_steps(lengths, plain, 10, 70.0) == [2, 2]
+    assert sizes_of_micro_steps(lengths, plain, 10, 69.0) == [1, 3]
+    assert sizes_of_micro_steps(lengths, padded, 10, 80.0) == [2, 2]
+    assert sizes_of_micro_steps(lengths, padded, 10, 79.0) == [1, 2, 1]
+    assert sizes_of_micro_steps(lengths[:0], plain, 10, 70.0) == []

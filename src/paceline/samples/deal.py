@@ -158,7 +158,9 @@ def deal(
             f"a sample of length {lengths.max():g} is longer than a micro-batch may be, "
             f"micro_batch_cost={budget:g}; raise it, or cut the sample"
         )
-    least = np.where(least > 0, np.maximum(least, room.floor), 0)
+    enough = np.where(least > 0, np.minimum(np.maximum(least, room.floor), most), 0)
+    # In a short round, whose least loads have shrunk, not every worker can have the floor.
+    least = enough if enough.sum() <= batch else np.where(least >= room.floor, least, 0)
     limits = Limits(least, most, micro, budget, room.micro_steps == 1)
     allowed, pace = pace, pace.copy()
 

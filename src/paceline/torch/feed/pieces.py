@@ -123,8 +123,8 @@ def cut(load: int, most: int | None, unit: int = 1) -> list[int]:
 
 def spread(load: int, micro_steps: int, floor: int = 1, unit: int = 1) -> list[int]:
     """Sizes of ``micro_steps`` micro-batches, as even as possible in multiples of ``unit``, with at least ``floor``
-    samples or none in each."""
-    count = min(micro_steps, load // max(floor, unit))
+    samples or none in each; a load below the floor is one micro-batch."""
+    count = min(micro_steps, max(load // max(floor, unit), 0 < load < floor))
     return (_even(load, count, unit) if count else []) + [0] * (micro_steps - count)
 
 
