@@ -6,11 +6,12 @@ A shell or a runner may have started the tests with SIGINT ignored, and what the
 import os
 import signal
 import sys
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
 
-from support import ray_forks
+from support import forks, ray_forks
 from support.skips import listed
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -39,6 +40,13 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 
 settings.register_profile("paceline", deadline=None)
 settings.load_profile("paceline")
+
+
+@pytest.fixture
+def warm() -> Iterator[None]:
+    """The Python programs that a test starts are forks of the server, which has PyTorch loaded."""
+    with forks.warm():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -18,12 +18,11 @@ import torch
 from paceline.runs import read
 from paceline.train import checkpoint
 from paceline.train.checkpoint import seal
-from support.begun import Program
 from support.commands import assert_refused, paceline
+from support.forks import Program, below, run_script
 from support.guarantees import guarantee
-from support.launched import run_script
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("cli")]
+pytestmark = pytest.mark.processes
 
 SECONDS = 300.0  # only a hang takes as long, however busy the machine is
 LONG = ["--workers", "3", "--slowdown-ms", "1,1,2", "--epochs", "40", "--checkpoint-every", "5"]
@@ -58,8 +57,9 @@ def wait_for_rounds(run_dir: Path, count: int, process: Program) -> None:
 
 def workers_of(process: Program) -> list[psutil.Process]:
     """The training processes below the command, in the order of their start."""
-    below = psutil.Process(process.pid).children(recursive=True)
-    busy = [p for p in below if p.num_threads() > 2 and "forkserver" not in " ".join(p.cmdline()[:2])]
+    busy = [
+        p for p in below(process.pid) if p.num_threads() > 2 and "forkserver" not in " ".join(p.cmdline()[:2])
+    ]
     return sorted(busy, key=lambda p: p.create_time())
 
 
@@ -157,7 +157,7 @@ def test_signals_end_all_workers_and_leave_a_readable_record(
 def test_a_launcher_killed_while_workers_start_leaves_none(tmp_path: Path) -> None:
     process = start([*LONG, "--workers", "6", "--slowdown-ms", "1,1,1,1,1,1", "--out", "run"], tmp_path)
     # Two serve the workers, some of whom have come so far that they wait for the others.
-    until(lambda: len(psutil.Process(process.pid).children(recursive=True)) >= 6)
+    until(lambda: len(below(process.pid)) >= 6)
     process.kill()
     process.wait(SECONDS)
     until(lambda: not session_of(process))
@@ -291,7 +291,7 @@ def test_ranks_that_a_launcher_started_train_together(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text("from paceline.cli import main\n\nmain()\n")
     with contextlib.chdir(tmp_path):
-        out, _ = run_script(2, program, arguments=["train", "--slowdown-ms", "1,1", *TOGETHER])
+        out, _ = run_script(2, program, "train", "--slowdown-ms", "1,1", *TOGETHER)
     assert_one_whole_run(tmp_path, 2, out)
 
 

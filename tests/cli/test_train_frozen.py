@@ -14,10 +14,10 @@ import pytest
 from paceline.errors import WorkerError
 from paceline.torch.liveness.detector import FailureDetector
 from paceline.train.launch import check_stopped
-from support.begun import Program
 from support.commands import assert_refused, paceline
+from support.forks import Program, below
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("cli")]
+pytestmark = pytest.mark.processes
 
 GUARANTEES = (
     "`paceline train --no-elastic` ends with status 1 and names a worker that stopped or was killed, also "
@@ -36,9 +36,9 @@ def test_a_rank_0_that_is_stopped_while_it_starts_ends_the_run(tmp_path: Path) -
     workers: list[psutil.Process] = []
     while len(workers) < 2:
         assert process.poll() is None, process.communicate()[1]
-        below = psutil.Process(process.pid).children(recursive=True)
-        server = [p.pid for p in below if p.ppid() == process.pid and "forkserver" in " ".join(p.cmdline())]
-        workers = sorted((p for p in below if p.ppid() in server), key=lambda p: p.pid)
+        there = [(each, each.ppid()) for each in below(process.pid)]
+        server = [each.pid for each, parent in there if parent == process.pid]
+        workers = sorted((each for each, parent in there if parent in server), key=lambda each: each.pid)
         time.sleep(0.02)
     workers[0].send_signal(signal.SIGSTOP)
     _, err = process.communicate(timeout=60)
@@ -68,8 +68,9 @@ def test_killed_fork_server_has_a_separate_message(begun: bool, tmp_path: Path) 
     server: psutil.Process | None = None
     while server is None or (begun and not (tmp_path / "run" / "rounds.jsonl").exists()):
         assert process.poll() is None, process.communicate()[1]
-        below = psutil.Process(process.pid).children(recursive=True)
-        parents = [each.ppid() for each in below if each.ppid() != process.pid]  # of the first worker
+        parents = [
+            each.ppid() for each in below(process.pid) if each.ppid() != process.pid
+        ]  # of the first worker
         server = psutil.Process(parents[0]) if parents else None
         time.sleep(0.02)
     server.kill()

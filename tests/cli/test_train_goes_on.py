@@ -13,10 +13,10 @@ import psutil
 import pytest
 
 from paceline.runs import read
-from support.begun import Program
+from support.forks import Program, below
 from support.guarantees import guarantee
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("cli")]
+pytestmark = pytest.mark.processes
 
 SECONDS = 300.0  # only a hang takes as long, however busy the machine is
 # Each worker writes down its number, and one of them fails as soon as there is a checkpoint.
@@ -75,9 +75,9 @@ def session_of(process: Program) -> list[psutil.Process]:
 
 def workers_of(process: Program) -> list[psutil.Process]:
     """The training processes below the command, by the time of their start: those that the server has forked."""
-    below = psutil.Process(process.pid).children()
-    servers = [each for each in below if "forkserver" in " ".join(each.cmdline())]
-    return sorted((w for server in servers for w in server.children()), key=lambda each: each.create_time())
+    there = [(each, each.ppid()) for each in below(process.pid)]
+    servers = [each.pid for each, parent in there if parent == process.pid]
+    return sorted((each for each, parent in there if parent in servers), key=lambda each: each.create_time())
 
 
 @guarantee(

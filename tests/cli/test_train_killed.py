@@ -13,9 +13,9 @@ import torch
 
 from paceline.files import part_of
 from paceline.runs import read
-from support.begun import Program
+from support.forks import Program
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("cli")]
+pytestmark = pytest.mark.processes
 
 GUARANTEES = (
     "After a kill or a full disk at any moment, `--resume` continues with no round missing and nothing "
@@ -46,10 +46,10 @@ def kill_after(process: Program, checkpoint: Path, many: int) -> None:
         if (now := written(checkpoint)) != before:
             before, many = now, many - 1
         time.sleep(0.0005)
-    below = psutil.Process(process.pid).children(recursive=True)
+    started = psutil.Process(process.pid).children(recursive=True)
     process.kill()
     process.communicate()
-    psutil.wait_procs(below, timeout=SECONDS)
+    psutil.wait_procs(started, timeout=SECONDS)
 
 
 def kept_rounds(run_dir: Path) -> int:

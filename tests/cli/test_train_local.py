@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from support.begun import Program
 from support.commands import assert_refused, paceline
+from support.forks import Program
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("cli")]
+pytestmark = pytest.mark.processes
 
 GUARANTEES = (
     "A left interval restores parameters, buffers, optimizers and scaler, and its samples run again, also "

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from paceline.runs import read
-from support.begun import Program
+from support.forks import Program
 from support.guarantees import guarantee
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("cli")]
+pytestmark = pytest.mark.processes
 
 SECONDS = 300.0  # only a hang takes as long, however busy the machine is
 OPTIONS = ["train", "--workers", "2", "--steps", "3", "--policy", "equal", "--out", "run"]

@@ -13,8 +13,6 @@ from support import diff_jobs
 from support.blocks import ROOT
 from support.ranks import run_ranks
 
-pytestmark = pytest.mark.xdist_group("torch")
-
 
 def block(page: str) -> list[str]:
     found = re.search(r"```diff\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from support import forks
 from support.blocks import PAGES, ROOT, complaints, document, name
-from support.launched import run_forked
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
@@ -39,4 +39,4 @@ def test_page(page: Path, tmp_path: Path) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     path = os.pathsep.join([str(ROOT / "tests"), str(ROOT / "src")])
     with contextlib.chdir(tmp_path):
-        run_forked([{"PYTHONPATH": path}], "support.pages", (), [name(page)])
+        forks.all_well([{"PYTHONPATH": path}], ["-m", "support.pages", name(page)])

@@ -12,8 +12,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from support.blocks import ROOT
 from support.launched import as_torchrun, run_forked
+
+from support.blocks import ROOT
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("torch")]
 

@@ -2,7 +2,8 @@
 
 plain.py STEPS [KIND]: with "frozen", the optimizer's first parameter is a frozen one, and the
 wrapper is in evaluation's mode, in which Lightning leaves it after a validation; with "another", it trains
-another module than the first that it wraps; with "quiet", it says nothing behind its first step.
+another module than the first that it wraps; with "quiet", it says nothing behind its first step; with "until14", it
+stays in step 14.
 """
 
 import gc
@@ -43,6 +44,8 @@ def main() -> None:
         optimizer.step()
         if dist.get_rank() == 0 and (kind != "quiet" or step == 0):
             print("trained step", step)
+            if kind == f"until{step}":
+                time.sleep(600)
     del ddp.reducer, ddp
     gc.collect()
     dist.destroy_process_group()

@@ -13,13 +13,12 @@ import pytest
 
 from paceline import PacelineError, runs
 from paceline.doctor.command import check_ranks
-from support import forks
 from support.commands import Said, assert_refused, paceline
+from support.forks import as_torchrun
 from support.guarantees import guarantee
 
 SCRIPT = Path(__file__).with_name("plain.py")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
-FORKS = (sys.executable, forks.__file__)  # for what does not depend on who starts the ranks
 
 
 @pytest.fixture
@@ -34,8 +33,7 @@ def one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     "training."
 )
 @pytest.mark.processes
-@pytest.mark.usefixtures("one_machine")
-@pytest.mark.xdist_group("doctor")
+@pytest.mark.usefixtures("one_machine", "warm")
 def test_a_script_under_torchrun_is_watched_and_ended(tmp_path: Path) -> None:
     """Also one whose first parameter is frozen, and whose wrapper is in evaluation's mode."""
     kept = tmp_path / "kept"
@@ -61,8 +59,7 @@ def test_a_script_under_torchrun_is_watched_and_ended(tmp_path: Path) -> None:
     "steps, with the reason."
 )
 @pytest.mark.processes
-@pytest.mark.usefixtures("one_machine")
-@pytest.mark.xdist_group("doctor")
+@pytest.mark.usefixtures("one_machine", "warm")
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -72,7 +69,7 @@ def test_a_script_under_torchrun_is_watched_and_ended(tmp_path: Path) -> None:
     ],
 )
 def test_reason_why_nothing_was_seen_is_reported(arguments: tuple[object, ...], words: str) -> None:
-    said = paceline("doctor", "--steps", 20, "--", *FORKS, 2, SCRIPT, *arguments)
+    said = paceline("doctor", "--steps", 20, "--", *TORCHRUN, 2, SCRIPT, *arguments)
     assert_refused_at_last(said, words)
     assert ("train for longer" in said.stderr) != (len(arguments) > 1), "it trains for long already"
 
@@ -82,10 +79,12 @@ def test_reason_why_nothing_was_seen_is_reported(arguments: tuple[object, ...], 
     "steps, with the reason."
 )
 @pytest.mark.processes
-@pytest.mark.xdist_group("doctor")
+@pytest.mark.usefixtures("warm")
 def test_one_process_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    said = paceline("doctor", "--", *FORKS, 1, SCRIPT, 100_000)
+    for name, value in as_torchrun(1)[0].items():
+        monkeypatch.setenv(name, value)
+    said = paceline("doctor", "--", sys.executable, SCRIPT, 100_000)
     assert_refused_at_last(said, "1 rank: expected at least 2")
     assert said.stderr.count("trained step") < 100, "it ended before the training did"
 
@@ -119,15 +118,19 @@ def test_launchers_of_several_or_unknown_ranks_are_accepted() -> None:
 
 @guarantee("Ctrl-C in `paceline doctor` reports the steps on record; killed with SIGKILL, it leaves no rank.")
 @pytest.mark.processes
-@pytest.mark.usefixtures("one_machine")
-@pytest.mark.xdist_group("doctor")
+@pytest.mark.usefixtures("one_machine", "warm")
 @pytest.mark.parametrize("steps", [0, 14])
 def test_ctrl_c_reports_what_was_watched(steps: int, tmp_path: Path) -> None:
     """The first report of the ranks is on record after 10 steps; without one there is nothing to report."""
     doctor = subprocess.Popen(
         [
             *(sys.executable, "-m", "paceline", "doctor", "--steps", "10000", "--policy", "level"),
-            *("--out", str(tmp_path / "kept"), "--", *map(str, (*FORKS, 2, SCRIPT, 100_000))),
+            *(
+                "--out",
+                str(tmp_path / "kept"),
+                "--",
+                *map(str, (*TORCHRUN, 2, SCRIPT, 100_000, f"until{steps}")),
+            ),
         ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -157,8 +160,7 @@ def test_ctrl_c_reports_what_was_watched(steps: int, tmp_path: Path) -> None:
 
 @guarantee("Ctrl-C in `paceline doctor` reports the steps on record; killed with SIGKILL, it leaves no rank.")
 @pytest.mark.processes
-@pytest.mark.usefixtures("one_machine")
-@pytest.mark.xdist_group("doctor")
+@pytest.mark.usefixtures("one_machine", "warm")
 def test_a_killed_doctor_leaves_no_ranks() -> None:
     """With SIGKILL, so that it can end nobody itself."""
     doctor = subprocess.Popen(
@@ -219,12 +221,11 @@ def assert_refused_at_last(said: Said, words: str) -> None:
     "samples, if it can be known."
 )
 @pytest.mark.processes
-@pytest.mark.usefixtures("one_machine")
-@pytest.mark.xdist_group("doctor")
+@pytest.mark.usefixtures("one_machine", "warm")
 def test_waiting_for_long_samples_is_distinguished_from_waiting_for_a_slow_rank(tmp_path: Path) -> None:
     """Rank 1 is a sixth slower, and the lengths of the texts make much larger differences, in each step others."""
     script = SCRIPT.with_name("texts.py")
-    said = paceline("doctor", "--steps", 26, "--json", tmp_path / "d.json", "--", *FORKS, 2, script, 1000)
+    said = paceline("doctor", "--steps", 26, "--json", tmp_path / "d.json", "--", *TORCHRUN, 2, script, 1000)
     assert said.status == 0, said.stderr
     found = json.loads((tmp_path / "d.json").read_text())["answer"]["causes"]
     assert found["data"] > 0.6

@@ -71,7 +71,6 @@ def test_second_derivative_shows_a_loss_that_compares_samples(name: str) -> None
 
 
 @pytest.mark.processes
-@pytest.mark.xdist_group("doctor")
 def test_the_watch_looks_once_and_leaves_the_training_as_it_is() -> None:
     for found in run_ranks(2, watched.comparing):
         assert found == [(False, True), (True, True)]

@@ -57,7 +57,6 @@ def test_a_jagged_tensor_has_a_sample_for_each_part() -> None:
     "count."
 )
 @pytest.mark.processes
-@pytest.mark.xdist_group("doctor")
 def test_what_a_loader_draws_is_the_number_of_samples() -> None:
     """Graphs, pairs, texts that are packed into one row, batches of unlike sizes, an evaluation in between."""
     for found in run_ranks(2, watched.counts):

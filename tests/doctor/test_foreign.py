@@ -17,16 +17,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support import forks
 from support.commands import paceline
+from support.forks import all_well, as_torchrun
 from support.guarantees import guarantee
-from support.launched import as_torchrun, run_forked
 from support.verified import verified
 
 LOOPS = Path(__file__).with_name("foreign")
 RANKS = 3
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
-FORKS = (sys.executable, forks.__file__)  # for what does not depend on who starts the ranks
 APPLIED = (
     "mnist", "siamese", "dit", "accelerated", "imagenet", "tutorial", "graphs", "text", "scaled",
     "peft_loop", "fabric_loop", "lightning_fit", "hf_trainer",
@@ -45,7 +43,7 @@ BY_HAND = {
     "dqn": "The change below is for a loop that draws them at random",
 }
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("doctor")]
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("warm")]
 
 
 def most_at_night(scripts: Iterable[str]) -> list[Any]:
@@ -73,12 +71,12 @@ def diagnosed(script: str, place: Path, *launcher: object) -> str:
 
 
 def run(place: Path, script: str, ranks: int) -> list[dict[str, Any]]:
-    """What each rank left. torchrun is in what the doctor watches; here, PyTorch need not be loaded again."""
+    """What each rank left."""
     out = place / f"out{ranks}"
     out.mkdir()
     own = {name: os.environ[name] for name in os.environ if name.startswith("FOREIGN_")}
     environments = [each | own | {"FOREIGN_OUT": str(out)} for each in as_torchrun(ranks)]
-    run_forked(environments, place / f"{script}.py", (), ())
+    all_well(environments, [place / f"{script}.py"])
     return [json.loads((out / f"{rank}.json").read_text()) for rank in range(ranks)]
 
 
@@ -111,6 +109,6 @@ def test_its_change_is_applied_as_printed_and_trains_the_same_model(script: str,
 @guarantee("For a script that the doctor does not recognize, it prints no diff and says what to do.")
 @pytest.mark.parametrize("script", most_at_night(BY_HAND))
 def test_loop_that_cannot_be_changed_is_reported(script: str, tmp_path: Path) -> None:
-    said = " ".join(diagnosed(script, tmp_path, *FORKS).split())
+    said = " ".join(diagnosed(script, tmp_path, *TORCHRUN).split())
     assert BY_HAND[script] in said
     assert "to be made by hand" in said

@@ -16,7 +16,7 @@ from support.commands import installs
 from support.guarantees import guarantee
 from support.ranks import run_ranks
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("doctor")]
+pytestmark = pytest.mark.processes
 
 
 def phase(run: runs.Run, name: str) -> np.ndarray:

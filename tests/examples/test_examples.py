@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from support.launched import run_script
+from support.forks import run_script
 from support.ranks import HOSTS
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -17,7 +17,6 @@ EXAMPLES = TESTS.parent / "examples"
 
 
 @pytest.mark.processes
-@pytest.mark.xdist_group("examples")
 def test_train_ddp() -> None:
     out, err = run_script(3, EXAMPLES / "train_ddp.py")
     assert "terminate called" not in err
@@ -30,9 +29,8 @@ def test_train_ddp() -> None:
 
 @pytest.mark.nightly  # torch/feed/test_costs.py trains with such lengths, and docs/samples.md has such a loader
 @pytest.mark.processes
-@pytest.mark.xdist_group("examples")
 def test_text_lengths() -> None:
-    out, err = run_script(3, EXAMPLES / "text_lengths.py", arguments=["--epochs", "2"])
+    out, err = run_script(3, EXAMPLES / "text_lengths.py", "--epochs", 2)
     assert "terminate called" not in err
     lines = [line for line in out.splitlines() if line.startswith("epoch")]
     assert len(lines) == 2
@@ -57,7 +55,7 @@ def test_text_lengths() -> None:
 )
 def test_hosts(name: str, needs: str) -> None:
     pytest.importorskip(needs)
-    out, err = run_script(3, EXAMPLES / f"{name}.py", *HOSTS)
+    out, err = run_script(3, EXAMPLES / f"{name}.py", loaded=HOSTS)
     assert "terminate called" not in err
     (line,) = (line for line in out.splitlines() if line.startswith("loss"))
     loads = [int(load) for load in line.split("[")[1].split("]")[0].split(", ")]
@@ -67,7 +65,6 @@ def test_hosts(name: str, needs: str) -> None:
 
 @pytest.mark.nightly  # docs/service.md asks a service in the same order, and serve/test_process.py has such workers
 @pytest.mark.processes
-@pytest.mark.xdist_group("examples")
 def test_jax_service() -> None:
     pytest.importorskip("jax")
     pytest.importorskip("fastapi")

@@ -6,11 +6,10 @@ import shutil
 import subprocess
 import sys
 
-import psutil
 import pytest
 
 from support import browsers
-from support.begun import Program
+from support.forks import Program, below
 from support.growing import go_on, server_rounds, start
 from support.guarantees import guarantee
 
@@ -101,8 +100,9 @@ def test_a_real_training_run_in_which_a_worker_is_killed(tmp_path, watched, tab)
 
 def worker_processes(training):
     """Those of the workers: forked by a process that the command started."""
-    below = psutil.Process(training.pid).children()
-    return sorted((worker for each in below for worker in each.children()), key=lambda worker: worker.pid)
+    return sorted(
+        (each for each in below(training.pid) if each.ppid() != training.pid), key=lambda each: each.pid
+    )
 
 
 def test_a_worker_is_lost_and_another_takes_its_place(recorder, watched, tab):

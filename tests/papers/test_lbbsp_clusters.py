@@ -74,7 +74,6 @@ def test_cluster_c_has_the_papers_batches(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.processes
-@pytest.mark.xdist_group("doctor")
 def test_three_workers_on_real_links() -> None:
     """LB-BSP, Figs. 12, 13."""
     command = [

@@ -21,6 +21,7 @@ def cells(row: str, steps: int) -> list[str]:
 
 
 @pytest.mark.processes
+@pytest.mark.usefixtures("warm")
 def test_peers_without_a_master_play_dolbies_algorithm_2_on_real_processes() -> None:
     """DOLBIE, Algorithm 2."""
     found = cells("dolbie-peers", 6)

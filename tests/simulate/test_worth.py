@@ -148,6 +148,7 @@ def test_updates_without_rounds_report_nothing(tmp_path) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.usefixtures("warm")
 def test_the_benchmark_runs_all_and_then_the_fastest_alone() -> None:
     command = "benchmarks/worth.py --only 1/3 --rounds 8 --round-ms 40"
     done = subprocess.run(

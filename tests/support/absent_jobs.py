@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
 import time
 
 import numpy as np
@@ -18,47 +15,57 @@ from paceline.torch import Pace
 from paceline.torch.exchange import GroupExchange, MemoryExchange
 from paceline.torch.liveness import stall
 from paceline.torch.liveness.stall import Missing
+from support.events import Events
 from support.torch_jobs import Samples, fresh, optimizer_of
 
 ROW = np.dtype([("told", "f8"), ("more", "f8")])
 
 
-def stop(seconds: float) -> None:
-    """Stop this process as SIGSTOP does; it goes on after so many seconds."""
-    me = os.getpid()
-    with subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -CONT {me}"]):
-        os.kill(me, signal.SIGSTOP)
+def stopped(rank: int, ranks: int, cases: list[tuple[int, int, str]], folder: str) -> list[list[Missing]]:
+    """For each case (who, when, policy): whom this rank misses while rank ``who`` is stopped in round ``when``, until
+    all others have missed it."""
+    events = Events(folder)
+    return [_stopped(rank, ranks, events, number, *case) for number, case in enumerate(cases)]
 
 
-def stopped(rank: int, ranks: int, cases: list[tuple[int, int, str]]) -> list[list[Missing]]:
-    """For each case (who, when, policy): whom this rank misses while rank ``who`` is stopped in round ``when``."""
-    return [_stopped(rank, *case) for case in cases]
-
-
-def _stopped(rank: int, who: int, when: int, policy: str) -> list[Missing]:
+def _stopped(
+    rank: int, ranks: int, events: Events, number: int, who: int, when: int, policy: str
+) -> list[Missing]:
     ddp = DistributedDataParallel(fresh(torch.float64))
     optimizer, loss_of = optimizer_of(ddp), nn.CrossEntropyLoss()
     seen: list[Missing] = []
-    pace = Pace(ddp, 60, policy, loop="pieces", on_missed=seen.append, patience=0.8)
+
+    def missed(missing: Missing) -> None:
+        seen.append(missing)
+        if (missing.round, missing.ranks, missing.lives) == (when, [who], False):
+            events.tell(f"{number} {rank}")
+
+    pace = Pace(ddp, 60, policy, loop="pieces", on_missed=missed, patience=0.8)
     for x, y, _ in pace.loader(Samples(60 * 4), seed=5):
         if rank == who and pace.rounds == when and pace.host.first:
-            stop(2.0)
+            events.stop(*(f"{number} {other}" for other in range(ranks) if other != who))
         pace.backward(loss_of(ddp(x), y))
         pace.step(optimizer)
     pace.detach()
     return seen
 
 
-def late(rank: int, ranks: int) -> list[Missing]:
-    """Whom this rank misses while rank 1 sleeps before its first backward pass."""
+def late(rank: int, ranks: int, folder: str) -> list[Missing]:
+    """Whom this rank misses while rank 1 is before its first backward pass, until the others have missed it."""
     stall.LIVING = 1.5
     ddp = DistributedDataParallel(fresh(torch.float64))
     optimizer, loss_of = optimizer_of(ddp), nn.CrossEntropyLoss()
-    seen: list[Missing] = []
-    with Pace(ddp, 60, "equal", on_missed=seen.append, patience=1.0) as pace:
+    events, seen = Events(folder), list[Missing]()
+
+    def missed(missing: Missing) -> None:
+        seen.append(missing)
+        if (missing.round, missing.ranks, missing.lives) == (0, [1], True):
+            events.tell(str(rank))
+
+    with Pace(ddp, 60, "equal", on_missed=missed, patience=1.0) as pace:
         for x, y, _ in pace.loader(Samples(60 * 2), seed=5):
             if rank == 1 and pace.rounds == 0:
-                time.sleep(3.0)
+                events.wait("0", "2")
             pace.backward(loss_of(ddp(x), y))
             pace.step(optimizer)
     return seen
@@ -98,29 +105,30 @@ def failing(rank: int, ranks: int, who: int, policy: str, ahead: bool = False) -
     return "nothing"
 
 
-def limits_of_waiting(rank: int, ranks: int) -> tuple[float, list[str]]:
+def limits_of_waiting(rank: int, ranks: int, folder: str) -> tuple[float, list[str]]:
     """For how long the process group waits, and the sentences of rank 1 where rank 0 is late, and where it is stopped
     for longer than that."""
-    sentences = []
+    sentences, events = [], Events(folder)
     for kind in (MemoryExchange.of_all, GroupExchange):
-        for seconds, hindrance in ((0.5, time.sleep), (0.5, stop)):
-            exchange = kind(ROW, timeout=seconds)
+        for hindrance in (events.wait, events.stop):
+            exchange = kind(ROW)
             assert exchange is not None
             exchange.send(7, np.ones((), ROW))
             exchange.receive(7)
+            over = f"{kind.__name__} {hindrance.__name__}"
             dist.barrier()
             if rank == 0:
-                hindrance(1.5)
+                hindrance(over)
+                exchange.send(8, np.ones((), ROW))
             else:
-                time.sleep(0.2)
+                exchange._timeout = 0.5
                 exchange.send(8, np.ones((), ROW))
                 try:
                     exchange.receive(8)
                 except WorkerError as error:
                     sentences.append(str(error))
+                events.tell(over)
             dist.barrier()
-            if rank == 0:
-                exchange.send(8, np.ones((), ROW))
             exchange.close()
     exchange = MemoryExchange.of_all(ROW)
     assert exchange is not None

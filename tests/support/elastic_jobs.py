@@ -31,7 +31,7 @@ from paceline.torch.elastic.rendezvous import Rendezvous
 from paceline.torch.elastic.supervisor import Loss, Supervisor
 from paceline.torch.feed.prefetch import Prefetch
 from paceline.torch.liveness.shutdown import end_with, end_with_parent
-from support.ranks import load
+from support.forks import Fork, load
 
 WIDTH, SAMPLES, BATCH = 8, 1200, 48
 
@@ -335,22 +335,6 @@ def first_ends(*given: Any) -> None:
     os._exit(0)
 
 
-class Forked:
-    """A worker in a forked process."""
-
-    def __init__(self, process: Any) -> None:
-        self.process, self.pid = process, process.pid
-
-    def poll(self) -> int | None:
-        return None if self.process.is_alive() else int(self.process.exitcode)
-
-    def kill(self) -> None:
-        self.process.kill()
-
-    def terminate(self) -> None:
-        self.process.terminate()
-
-
 @dataclass
 class Fault:
     """What was done to the run. at: as ``time.time`` tells it; who: the worker it was done to."""
@@ -401,15 +385,11 @@ def run(
     **options: Any,
 ) -> Told:
     """Train for so many rounds while ``plan`` does what it likes to the workers."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     load("support.elastic_jobs")
-    context, job = multiprocessing.get_context("forkserver"), options.pop("job", train)
+    job = options.pop("job", train)
 
-    def start(where: Where) -> Forked:
-        process = context.Process(target=job, args=(where, out, rounds, options), daemon=True)
-        process.start()
-        return Forked(process)
+    def start(where: Where) -> Fork:
+        return Fork(job, where, out, rounds, options)
 
     keeper, told = Supervisor(ranks, start, restarts, dead), Told()
     files: dict[int, Any] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from itertools import chain
 from typing import Any
 
@@ -33,8 +32,6 @@ def own_start(worker: int) -> None:
 
 def differences(rank: int, ranks: int, cases: list[dict[str, Any]]) -> list[float]:
     """For each case of options of a loader: the largest difference of a parameter from one process."""
-    # Else each process of a loader that this rank's own server of forks starts would load PyTorch once more.
-    multiprocessing.set_forkserver_preload(["torch", "support.torch_jobs"])
     return [_difference(**case) for case in cases]
 
 

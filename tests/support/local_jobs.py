@@ -25,6 +25,7 @@ from paceline.torch.feed.pieces import Order
 from paceline.torch.local import Merging
 from support import elastic_jobs
 from support.elastic_jobs import Told
+from support.events import Events
 from support.scripted import Script
 from support.torch_jobs import CLASSES, UNEVEN, Samples, fresh
 
@@ -378,20 +379,19 @@ def drawn(rank: int, ranks: int) -> list[Any]:
     return found
 
 
-def late(rank: int, ranks: int) -> float:
-    """When rank 1 wakes up, which sleeps in the second of four intervals, and when rank 0 is through the third."""
-    model, at = fresh(torch.float64), 0.0
+def late(rank: int, ranks: int, folder: str) -> int:
+    """The rounds of a run in which rank 1 stays in the second of four intervals until rank 0 is through the third."""
+    model, events = fresh(torch.float64), Events(folder)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with Pace(model, BATCH, "equal", loop="local", every=2, merge=Merge(delay=1)) as pace:
         for x, y, _ in pace.loader(Samples(8 * BATCH), seed=5):
-            if (pace.rounds, rank, at) == (1, 1, 0.0):
-                time.sleep(1.0)
-                at = time.time()
+            if (pace.rounds, rank) == (1, 1):
+                events.wait("through")
             pace.backward(nn.functional.cross_entropy(model(x), y))
             if (pace.rounds, rank) == (2, 0):
-                at = time.time()
+                events.tell("through")
             pace.step(optimizer)
-    return at
+    return pace.rounds
 
 
 def patient(rank: int, ranks: int) -> float:

@@ -14,11 +14,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from support import ray_forks
+from support import forks, ray_forks
 from support.blocks import ROOT, SHELL, document, name
+from support.forks import free_port
 from support.given import beside_a_service, own_script, paced, wrapped
-from support.launched import run_script
-from support.shell import free_port
 
 # Around whose fragments a user's script is taken for granted, and which.
 GIVEN: dict[str, Callable[[], dict[str, Any]]] = {
@@ -50,7 +49,7 @@ def in_two_ranks(source: str) -> None:
     """Run fragments in two ranks, with a model wrapped and a group joined before them."""
     script = Path("fragments.py")
     script.write_text(f"from support.given import wrapped\n\nglobals().update(wrapped())\n{source}\n")
-    run_script(2, script.absolute())
+    forks.run_script(2, script.absolute())
 
 
 def run(page: Path) -> None:

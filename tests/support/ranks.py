@@ -8,12 +8,12 @@ import tempfile
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
-from multiprocessing import forkserver
 from typing import Any
 
+from support import forks
+
 SECONDS = 900  # only a hang lasts so long: two cores may be busy with other tests
-# What the server of forks has loaded: a host framework takes seconds of processor time to import, in each rank.
-LOADED = ("torch", "torch.distributed", "torch._dynamo", "numpy", "paceline.torch")
+WAITS = 300.0  # seconds that the process group waits for a rank
 # A server that has them all serves the tests of every host: each start of another one would load PyTorch once more.
 HOSTS = (
     "lightning", "accelerate", "transformers.trainer", "transformers.models.llama", "transformers.models.bert",
@@ -22,43 +22,34 @@ JOBS_OF_HOSTS = {
     "lightning_jobs", "fabric_jobs", "accelerate_jobs", "accelerate_loops", "trainer_jobs", "trainer_evaluates",
     "ported",
 }  # fmt: skip
-FROZEN = "paceline.train.forked"
-
-
-def load(*modules: str) -> None:
-    """Have these modules loaded in the server of forks, which starts once more where it has others."""
-    wanted = {*LOADED, *modules}
-    if not wanted <= _loaded:
-        _loaded.update(wanted)
-        forkserver._forkserver._stop()  # type: ignore[attr-defined]
-        forkserver.set_forkserver_preload([*sorted(_loaded), FROZEN])
-
-
-_loaded: set[str] = set()
 
 
 def run_ranks(
-    ranks: int, job: Callable[..., Any], *arguments: Any, seconds: float | None = SECONDS
+    ranks: int,
+    job: Callable[..., Any],
+    *arguments: Any,
+    seconds: float | None = SECONDS,
+    starts: bool = False,
 ) -> list[Any]:
     """``job(rank, ranks, *arguments)`` on every rank; what each returned, by rank.
 
-    seconds: within which a rank is to answer; None for no limit.
+    seconds: within which a rank is to answer; None for no limit. starts: the ranks start processes by forkserver or
+    spawn, which then load nothing once more.
 
     A rank's exception is raised here with its traceback; a rank that aborts at its end fails the call too.
     """
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    load(*(HOSTS if job.__module__.rpartition(".")[2] in JOBS_OF_HOSTS else ()))
-    context = multiprocessing.get_context("forkserver")
+    forks.load(*(HOSTS if job.__module__.rpartition(".")[2] in JOBS_OF_HOSTS else ()))
     with tempfile.TemporaryDirectory() as directory:
         pipes, workers = [], []
         for rank in range(ranks):
-            ours, theirs = context.Pipe(duplex=False)
-            worker = context.Process(target=_life, args=(rank, ranks, directory, theirs, job, arguments))
-            worker.start()
+            ours, theirs = multiprocessing.Pipe(duplex=False)
+            workers.append(
+                forks.Fork(
+                    _life, rank, ranks, directory, theirs, starts, job, arguments, daemon=False
+                ).process
+            )
             theirs.close()
             pipes.append(ours)
-            workers.append(worker)
         results: list[Any] = []
         failures: list[str] = []
         try:
@@ -89,17 +80,25 @@ def run_ranks(
 
 
 def _life(
-    rank: int, ranks: int, directory: str, pipe: Any, job: Callable[..., Any], arguments: tuple[Any, ...]
+    rank: int,
+    ranks: int,
+    directory: str,
+    pipe: Any,
+    starts: bool,
+    job: Callable[..., Any],
+    arguments: tuple[Any, ...],
 ) -> None:
     import torch
     import torch.distributed as dist
 
+    if starts:
+        forks.start_warm()
     torch.set_num_threads(1)
     multiprocessing.set_start_method("fork", force=True)  # of loaders' processes, as in a program of its own
     try:
         store = dist.FileStore(os.path.join(directory, "store"), ranks)
         dist.init_process_group(
-            "gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=60)
+            "gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=WAITS)
         )
         pipe.send(("done", job(rank, ranks, *arguments)))
     except BaseException:

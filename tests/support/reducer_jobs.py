@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import time
 from pathlib import Path
@@ -19,8 +18,8 @@ from paceline.torch import Pace
 from paceline.torch.callbacks import OnRound
 from paceline.torch.elastic.membership import Where
 from paceline.torch.elastic.supervisor import Supervisor
-from support.elastic_jobs import BATCH, Forked, Oops, Rows, network, optimizers, squares
-from support.ranks import load
+from support.elastic_jobs import BATCH, Oops, Rows, network, optimizers, squares
+from support.forks import Fork
 
 SAMPLES, ROUNDS, LEFT = 240, 12, 7  # 5 rounds an epoch; one of them is left in its middle
 
@@ -98,16 +97,10 @@ def _member(where: Where, out: Path) -> None:
 
 def members(out: Path, ranks: int) -> list[dict[str, Any]]:
     """The same of the members of a run that may lose ranks."""
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    load("support.reducer_jobs")
-    context = multiprocessing.get_context("forkserver")
-
-    def start(where: Where) -> Forked:
-        process = context.Process(target=_member, args=(where, out), daemon=True)
-        process.start()
-        return Forked(process)
-
-    keeper, until = Supervisor(ranks, start, 0, 30.0), time.monotonic() + 240
+    keeper, until = (
+        Supervisor(ranks, lambda where: Fork(_member, where, out), 0, 30.0),
+        time.monotonic() + 240,
+    )
     try:
         while keeper.workers and time.monotonic() < until:
             keeper.look()

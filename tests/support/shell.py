@@ -21,7 +21,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import socket
 import subprocess
 import tomllib
 from collections.abc import Iterator
@@ -31,9 +30,8 @@ import typer
 
 from paceline import cli
 from support import served
-from support.begun import Program
 from support.commands import paceline
-from support.launched import as_torchrun, run_forked
+from support.forks import Program, all_well, as_torchrun, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -127,7 +125,7 @@ class Shell:
         else:
             assert int(parsed.nproc_per_node) == 1, "several ranks a node: run them by torchrun"
             variables = zip(as_torchrun(nodes), started, strict=True)
-            run_forked([told | own for told, (_, own) in variables], Path(behind[0]), (), behind[1:])
+            all_well([told | own for told, (_, own) in variables], behind)
 
 
 def by_torchrun(nodes: list[tuple[list[str], dict[str, str]]]) -> None:
@@ -141,12 +139,6 @@ def by_torchrun(nodes: list[tuple[list[str], dict[str, str]]]) -> None:
     for node in running:
         said = node.communicate(timeout=300)
         assert node.returncode == 0, said
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def commands(block: str) -> Iterator[list[str]]:

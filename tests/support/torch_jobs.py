@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import io
 import multiprocessing
-import os
 import random
-import signal
-import subprocess
 import time
 from contextlib import nullcontext
 from functools import partial
@@ -23,6 +20,7 @@ from paceline.torch.callbacks import OnRound, Record
 from paceline.torch.feed.pieces import Order
 from paceline.torch.measuring import measure
 from paceline.torch.measuring.measure import CpuStopwatch
+from support.events import Events
 from support.scripted import Script
 
 FEATURES, CLASSES = 6, 3
@@ -415,18 +413,21 @@ def samples_and_ahead(rank: int, ranks: int, loader_workers: int) -> tuple[list[
     return used, ahead
 
 
-def frozen(rank: int, ranks: int, steps: int, seconds: float) -> tuple[float, list[RoundResult]]:
-    """Rank 1 is stopped in its first piece of round 5: the difference from one process, and the rounds."""
+def frozen(rank: int, ranks: int, steps: int, folder: str) -> tuple[float, list[RoundResult]]:
+    """Rank 1 is stopped in its first piece of round 5 until the others are at their last: the difference from one
+    process, and the rounds."""
+    events = Events(folder)
     model = fresh(torch.float64)
     ddp = DistributedDataParallel(model)
     optimizer, loss_of = optimizer_of(ddp), nn.CrossEntropyLoss()
     results: list[RoundResult] = []
-    count, me = 60 * steps, os.getpid()
+    count = 60 * steps
     with Pace(ddp, 60, "factoring:portion=0.3", loop="pieces", callbacks=[OnRound(results.append)]) as pace:
         for x, y, _ in pace.loader(Samples(count), seed=5):
             if rank == 1 and pace.rounds == 5 and pace.host.first:
-                with subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -CONT {me}"]):
-                    os.kill(me, signal.SIGSTOP)
+                events.stop("0", "2")
+            if rank != 1 and pace.rounds == 5 and pace.host.last:
+                events.tell(str(rank))
             time.sleep(1e-3 * len(x))
             pace.backward(loss_of(ddp(x), y))
             pace.step(optimizer)

@@ -14,7 +14,7 @@ from paceline.verify.command import in_turn, plans, recorded
 from paceline.verify.compare import Run
 from paceline.verify.record import PLAN
 from paceline.verify.verdict import Verdict, judged
-from support.launched import as_torchrun, run_forked
+from support import forks
 
 
 def verified(
@@ -31,8 +31,8 @@ def verified(
         every = plans(Path(place), steps, loads, batch_norm)
 
         def run(number: int) -> Run:
-            told = [each | {PLAN: json.dumps(every[number])} for each in as_torchrun(ranks)]
-            run_forked(told, Path(__file__), ["paceline.verify.inside", *loaded], [str(program), *arguments])
+            told = [each | {PLAN: json.dumps(every[number])} for each in forks.as_torchrun(ranks)]
+            forks.all_well(told, [__file__, program, *arguments], ["paceline.verify.inside", *loaded])
             return recorded(every[number])
 
         return judged(in_turn(every, run))

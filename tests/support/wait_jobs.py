@@ -19,7 +19,7 @@ from paceline.torch import Pace
 from paceline.torch.callbacks import OnRound
 
 SAMPLES = 4  # of each rank in a step
-SECONDS = (0.01, 0.01, 0.04)  # that a rank sleeps for a sample
+SECONDS = (0.01, 0.01, 0.04)  # that a rank sleeps for a sample, times what an attempt gives
 PLACES = ("fetch", "before", "forward", "between", "backward", "after", "step")
 
 
@@ -66,15 +66,15 @@ SOME: list[Case] = [(way, PLACES[number % len(PLACES)]) for number, way in enume
 class Step:
     """One step of a loop: where this rank sleeps, and waits."""
 
-    def __init__(self, rank: int, ranks: int) -> None:
-        self.rank, self.ranks = rank, ranks
+    def __init__(self, rank: int, ranks: int, times: float) -> None:
+        self.rank, self.ranks, self._nap = rank, ranks, times * SECONDS[rank] * SAMPLES / 3
         self.case, self.slept = CASES[0], 0.0
 
     def at(self, place: str) -> None:
         """Sleep where a rank works, then wait if this is the place for it."""
         if place in ("fetch", "forward", "backward"):
             began = time.perf_counter()
-            time.sleep(SECONDS[self.rank] * SAMPLES / 3)
+            time.sleep(self._nap)
             self.slept += time.perf_counter() - began
         if place == self.case[1]:
             WAYS[self.case[0]](self.rank, self.ranks)
@@ -94,8 +94,8 @@ class Sleeps(torch.nn.Module):
         return found
 
 
-def _made(rank: int, ranks: int) -> tuple[Step, Any, torch.optim.Optimizer, TensorDataset, Any]:
-    step = Step(rank, ranks)
+def _made(rank: int, ranks: int, times: float) -> tuple[Step, Any, torch.optim.Optimizer, TensorDataset, Any]:
+    step = Step(rank, ranks, times)
     ddp = DistributedDataParallel(Sleeps(step))
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
     optimizer.register_step_pre_hook(lambda *_: step.at("step"))
@@ -108,9 +108,9 @@ def _made(rank: int, ranks: int) -> tuple[Step, Any, torch.optim.Optimizer, Tens
     return step, ddp, optimizer, data, collate
 
 
-def paced(rank: int, ranks: int, cases: list[Case]) -> tuple[list[float], list[list[float]]]:
+def paced(rank: int, ranks: int, cases: list[Case], times: float) -> tuple[list[float], list[list[float]]]:
     """What this rank slept in each round, these cases last; what each rank's seconds are said to be."""
-    step, ddp, optimizer, data, collate = _made(rank, ranks)
+    step, ddp, optimizer, data, collate = _made(rank, ranks, times)
     results: list[Any] = []
     pace = Pace(ddp, SAMPLES * ranks, "equal", callbacks=[OnRound(results.append)])
     slept = []
@@ -142,11 +142,11 @@ def _plain(step: Step, ddp: Any, optimizer: torch.optim.Optimizer, x: torch.Tens
     return step.slept
 
 
-def watched(rank: int, ranks: int, directory: str, cases: list[Case]) -> list[float]:
+def watched(rank: int, ranks: int, directory: str, cases: list[Case], times: float) -> list[float]:
     """The same in a plain loop that the doctor watches; rank 0 leaves the record in ``directory``."""
     from paceline import doctor
 
-    step, ddp, optimizer, data, collate = _made(rank, ranks)
+    step, ddp, optimizer, data, collate = _made(rank, ranks, times)
     warm = max(WARM, 12 - len(cases))  # it takes some steps to tell anything
     doctor.watch(ddp, steps=warm + len(cases), run_dir=directory)
     loader = iter(DataLoader(data, SAMPLES, collate_fn=collate))

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import time
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ from support.torch_jobs import (
     samples_and_ahead,
 )
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("torch")]
+pytestmark = pytest.mark.processes
 
 PULLED = {"policy": "factoring", "batch": 48, "count": 230, "jitter": 4e-4, "limits": None}
 EXACT = {
@@ -287,11 +288,10 @@ def test_a_rank_that_has_no_room_for_a_claim_reports_its_speed_all_the_same() ->
     assert -SPEED_UNITS / 2 <= speed < -SPEED_UNITS / 8  # 500 a second at most, instead of 1,000 of 2,000
 
 
-def test_what_a_frozen_rank_has_not_begun_the_others_run() -> None:
-    (difference, rounds), *others = run_ranks(3, frozen, 8, 1.5)
+def test_what_a_frozen_rank_has_not_begun_the_others_run(tmp_path: Path) -> None:
+    (difference, rounds), *others = run_ranks(3, frozen, 8, str(tmp_path))
     assert max(difference, *(other for other, _ in others)) < 1e-12
     stuck = rounds[5]
-    assert stuck.seconds > 1.5
     assert stuck.loads.sum() == 60
     assert stuck.within is not None
     plan = stuck.within.at_once * 20  # of an even plan, as rank 1's was to be

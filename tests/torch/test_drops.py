@@ -20,7 +20,7 @@ from support.guarantees import guarantee
 from support.ranks import run_ranks
 from support.torch_jobs import Samples, fresh
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("loops")]
+pytestmark = pytest.mark.processes
 
 CASES: dict[str, dict[str, Any]] = {
     "samples": {"drop": "0.1 s"},

@@ -7,7 +7,7 @@ import pytest
 from support.feature_jobs import features
 from support.ranks import run_ranks
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("loops")]
+pytestmark = pytest.mark.processes
 
 GUARANTEES = (
     "Autocast, `torch.compile`, activation checkpointing, averaged parameters and mixup give one "

@@ -18,7 +18,7 @@ from paceline.torch.liveness.detector import Threads
 from support.guarantees import guarantee
 from support.stands import Stands
 
-pytestmark = pytest.mark.xdist_group("elastic")
+pytestmark = [pytest.mark.usefixtures("warm")]
 
 SCRIPT = """
 import os, signal, sys, threading, time

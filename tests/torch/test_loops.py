@@ -13,7 +13,7 @@ from support.loop_jobs import COUNT, loops, mutilated, mutilations
 from support.ranks import run_ranks
 from support.torch_jobs import UNEVEN
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("loops")]
+pytestmark = pytest.mark.processes
 
 LOOSE = ((1, None),) * 3
 FORMS = ("whole", "round", "pieces", "own whole", "own round", "own pieces")

@@ -33,7 +33,7 @@ from support.memory_jobs import (
 )  # fmt: skip
 from support.ranks import run_ranks
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("memory")]
+pytestmark = pytest.mark.processes
 
 TWO: dict[str, Any] = {"fits": [9, 4], "where": "backward"}
 

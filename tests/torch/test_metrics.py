@@ -15,7 +15,7 @@ from paceline.torch import Pace, metrics
 from support.guarantees import guarantee
 from support.ranks import run_ranks
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("torch")]
+pytestmark = pytest.mark.processes
 
 LIMITS = [(24, 24), (8, 8), (0, 0)]
 SAMPLES = 83  # the last round is short

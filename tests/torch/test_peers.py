@@ -14,7 +14,7 @@ from support.guarantees import guarantee
 from support.peers_jobs import counted, hindered, left_early, out_of_reach
 from support.ranks import run_ranks
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("torch")]
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("warm")]
 
 
 def test_rank_0_may_leave_at_once_and_the_others_are_connected_all_the_same() -> None:

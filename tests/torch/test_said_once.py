@@ -20,6 +20,7 @@ paceline.torch.Pace(DistributedDataParallel(torch.nn.Linear(2, 2)), global_batch
 
 
 @pytest.mark.processes
+@pytest.mark.usefixtures("warm")
 def test_error_of_a_record_is_printed_by_one_rank(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "file").touch()

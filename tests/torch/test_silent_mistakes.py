@@ -65,7 +65,6 @@ def test_what_to_do_about_a_loss_that_is_no_number() -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.xdist_group("torch")
 def test_every_rank_hears_whose_loss_was_no_number_and_rank_0_warns_once() -> None:
     words = "the loss of rank 1 was not finite in round 2"
     for rank, (sentence, heard, warned) in enumerate(run_ranks(3, no_number)):
@@ -79,7 +78,6 @@ def test_every_rank_hears_whose_loss_was_no_number_and_rank_0_warns_once() -> No
     "at the next report."
 )
 @pytest.mark.processes
-@pytest.mark.xdist_group("torch")
 def test_learning_rates_that_go_by_a_ranks_own_samples_are_told_on_all_ranks() -> None:
     """Ranks that have run 2, 5 and 5 samples, and those that count the samples of all."""
     words = "the learning rate of rank 1 is 0.0166667 in round 1 and that of rank 0 0.0333333; expected"
@@ -92,7 +90,6 @@ def test_learning_rates_that_go_by_a_ranks_own_samples_are_told_on_all_ranks() -
     "at the next report."
 )
 @pytest.mark.processes
-@pytest.mark.xdist_group("torch")
 @pytest.mark.parametrize(
     ("name", "group", "by", "words"),
     [
@@ -225,7 +222,6 @@ def same(found: list[Any], expected: list[torch.Tensor]) -> bool:
     "gradients."
 )
 @pytest.mark.processes
-@pytest.mark.xdist_group("torch")
 @pytest.mark.parametrize("how", ["break", "exception"])
 @pytest.mark.parametrize(("policy", "at"), [("level", 2), ("level", 30), ("equal", 30), ("auto", 39)])
 def test_a_complete_round_that_all_ranks_leave_before_its_step_is_dropped(
@@ -242,7 +238,6 @@ def test_a_complete_round_that_all_ranks_leave_before_its_step_is_dropped(
     "at most 64 short rounds."
 )
 @pytest.mark.processes
-@pytest.mark.xdist_group("torch")
 @pytest.mark.parametrize(("who", "policy", "at"), [(1, "level", 2), (0, "level", 30), (2, "equal", 39)])
 def test_a_complete_round_that_one_rank_leaves_alone_ends_the_run_before_another_step(
     who: int, policy: str, at: int
@@ -260,7 +255,6 @@ def test_a_complete_round_that_one_rank_leaves_alone_ends_the_run_before_another
     "at most 64 short rounds."
 )
 @pytest.mark.processes
-@pytest.mark.xdist_group("torch")
 def test_ranks_that_are_not_in_one_epoch_are_named() -> None:
     for words in run_ranks(3, other_epochs):
         assert "rank 1 is in another epoch than the other ranks" in words

@@ -12,7 +12,7 @@ from support.guarantees import guarantee
 from support.ranks import run_ranks
 from support.suspect_jobs import averaged, told
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("loops")]
+pytestmark = pytest.mark.processes
 
 WRONG = {
     "injected": "suspect_jobs.Inject adds a gradient that does not come from the loss",

@@ -15,12 +15,12 @@ from torch import nn
 from paceline.errors import PacelineError
 from paceline.torch import Pace
 from support import trained_jobs
-from support.forked import ended
+from support.forks import as_torchrun, ended
 from support.guarantees import guarantee
 from support.ranks import run_ranks
 from support.torch_jobs import Samples, fresh, optimizer_of
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("torch")]
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("warm")]
 
 
 def check(told: dict[int, str]) -> None:
@@ -164,4 +164,4 @@ with Pace(torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1)), 8) a
 if which == "1":
     dist.destroy_process_group()
 """)
-    assert ended(2, script, tmp_path) == [(0, ""), (0, "")]
+    assert ended(as_torchrun(2), [script], whole=True) == [(0, "", "")] * 2

@@ -30,7 +30,6 @@ from paceline.train.journal import Journal
 from support import elastic_jobs
 from support.guarantees import guarantee
 
-pytestmark = pytest.mark.xdist_group("elastic")
 STEPS = 90
 
 

@@ -11,17 +11,15 @@ import psutil
 import pytest
 
 from paceline.verify.command import failure
-from support import forks
 from support.commands import Said, assert_refused, paceline
 
 PROGRAM = Path(__file__).with_name("program.py")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
-FORKS = (sys.executable, forks.__file__)  # for what does not depend on who starts the ranks
 
 
 @pytest.mark.nightly  # the commands below and test_programs.py go through all its parts
 @pytest.mark.processes
-@pytest.mark.xdist_group("verify")
+@pytest.mark.usefixtures("warm")
 def test_a_script_under_torchrun_is_verified(tmp_path: Path) -> None:
     given = ("--steps", 2, "--json", tmp_path / "v.json", "--", *TORCHRUN, 2, PROGRAM, "draws")
     said = paceline("verify", *given)
@@ -35,15 +33,15 @@ def test_a_script_under_torchrun_is_verified(tmp_path: Path) -> None:
 
 @pytest.mark.nightly  # test_programs.py finds this program, too
 @pytest.mark.processes
-@pytest.mark.xdist_group("verify")
+@pytest.mark.usefixtures("warm")
 def test_loads_of_the_command_line_are_run_and_the_status_is_1_for_another_model() -> None:
-    said = paceline("verify", "--steps", 2, "--loads", "4/20", "--", *FORKS, 2, PROGRAM, "center")
+    said = paceline("verify", "--steps", 2, "--loads", "4/20", "--", *TORCHRUN, 2, PROGRAM, "center")
     assert said.status == 1, said.stderr
     assert said.stdout.startswith("not exact with loads 4/20: from step ")
 
 
 @pytest.mark.processes
-@pytest.mark.xdist_group("verify")
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize(
     ("ranks", "form", "words"),
     [
@@ -52,7 +50,7 @@ def test_loads_of_the_command_line_are_run_and_the_status_is_1_for_another_model
     ],
 )
 def test_program_that_cannot_be_verified_gets_the_reason(ranks: int, form: str, words: str) -> None:
-    assert_refused_at_last(paceline("verify", "--", *FORKS, ranks, PROGRAM, form), words)
+    assert_refused_at_last(paceline("verify", "--", *TORCHRUN, ranks, PROGRAM, form), words)
 
 
 def test_wrong_commands_get_one_error(tmp_path: Path) -> None:
@@ -74,10 +72,10 @@ def test_wrong_commands_get_one_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.xdist_group("verify")
+@pytest.mark.usefixtures("warm")
 def test_a_schedule_that_is_not_the_unported_programs_is_found() -> None:
-    before = f"{sys.executable} {forks.__file__} 2 {PROGRAM} unported"
-    said = paceline("verify", "--steps", 2, "--against", before, "--", *FORKS, 2, PROGRAM, "hurried")
+    before = " ".join(map(str, (*TORCHRUN, 2, PROGRAM, "unported")))
+    said = paceline("verify", "--steps", 2, "--against", before, "--", *TORCHRUN, 2, PROGRAM, "hurried")
     assert said.status == 1, said.stderr
     assert said.stdout.startswith(
         "another schedule than the unported program's: lr of parameter group 0 at step 2 is 0.00333333, and 0.005 in"
@@ -86,10 +84,18 @@ def test_a_schedule_that_is_not_the_unported_programs_is_found() -> None:
 
 @pytest.mark.nightly
 @pytest.mark.processes
-@pytest.mark.xdist_group("verify")
+@pytest.mark.usefixtures("warm")
 def test_a_killed_command_leaves_no_ranks() -> None:
     """With SIGKILL, so that it can end nobody itself."""
-    command = ("-m", "paceline", "verify", "--steps", "10000", "--", *map(str, (*FORKS, 2, PROGRAM, "draws")))
+    command = (
+        "-m",
+        "paceline",
+        "verify",
+        "--steps",
+        "10000",
+        "--",
+        *map(str, (*TORCHRUN, 2, PROGRAM, "draws")),
+    )
     verify = subprocess.Popen(
         [sys.executable, *command],
         stdout=subprocess.DEVNULL,

@@ -10,7 +10,7 @@ from support.verified import verified
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("verify")]
+pytestmark = pytest.mark.processes
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,6 @@ def form(name: str, *often: str) -> object:
     "a GradScaler."
 )
 @pytest.mark.processes
-@pytest.mark.xdist_group("verify")
 @pytest.mark.parametrize("name", [form(name, OFTEN) for name in EXACT])
 def test_a_program_that_is_exact_is_called_exact(name: str) -> None:
     verdict = verified(PROGRAM, name, ranks=2)
@@ -54,7 +53,6 @@ def test_a_program_that_is_exact_is_called_exact(name: str) -> None:
     "`paceline verify` finds a port that trains another model, and names the likely cause by file and line."
 )
 @pytest.mark.processes
-@pytest.mark.xdist_group("verify")
 @pytest.mark.parametrize("name", [form(name, "center", "injected") for name in WRONG])
 def test_a_program_that_trains_another_model_is_found_with_its_line(name: str) -> None:
     verdict = verified(PROGRAM, name, ranks=2)
@@ -66,7 +64,6 @@ def test_a_program_that_trains_another_model_is_found_with_its_line(name: str) -
 
 @pytest.mark.nightly
 @pytest.mark.processes
-@pytest.mark.xdist_group("verify")
 def test_batch_norm_in_training_mode_is_measured_if_asked_for() -> None:
     verdict = verified(PROGRAM, "norm", ranks=2, batch_norm=True)
     assert verdict.exact is False
@@ -75,7 +72,6 @@ def test_batch_norm_in_training_mode_is_measured_if_asked_for() -> None:
 
 @pytest.mark.nightly
 @pytest.mark.processes
-@pytest.mark.xdist_group("verify")
 def test_draw_for_the_whole_batch_is_reported() -> None:
     verdict = verified(PROGRAM, "coin", ranks=2)
     assert verdict.exact, "all ranks toss alike"

@@ -35,8 +35,6 @@ from paceline.torch.elastic.supervisor import Supervisor, _store
 from support.guarantees import guarantee
 from support.stands import Stands
 
-pytestmark = pytest.mark.xdist_group("elastic")
-
 
 def descriptors() -> list[str]:
     """What this process has open."""

@@ -10,7 +10,7 @@ import torch
 from support.elastic_jobs import FOR_EVER, alone, run
 from support.elastic_phases import phased
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("elastic")]
+pytestmark = pytest.mark.processes
 
 GUARANTEES = (
     "After kills, freezes, departures and joins at any instant, each sample of a round counts once, with "

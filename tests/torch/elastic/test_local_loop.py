@@ -12,8 +12,6 @@ from support import elastic_jobs, local_jobs
 from support.elastic_jobs import FOR_EVER, SAMPLES, Told, faults, run
 from support.elastic_phases import phased
 
-pytestmark = pytest.mark.xdist_group("elastic")
-
 GUARANTEES = (
     "After a lost rank, the others run its samples since the last merge, with the parameters of a replay.",
 )

@@ -29,8 +29,6 @@ from support.elastic_jobs import FOR_EVER, Told, alone, exactly, faults, hit, ru
 from support.elastic_phases import Plan, phased, write
 from support.guarantees import guarantee
 
-pytestmark = pytest.mark.xdist_group("elastic")
-
 
 def check(told: Told, rounds: int | None = None, whole: bool = True, **options: Any) -> None:
     """Every round was run once, with the whole batch, and the parameters are those of one process.

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,10 +26,9 @@ from paceline.torch.elastic.nodes import Machines as Known
 from paceline.torch.elastic.supervisor import _store
 from support import own_script
 from support.elastic_jobs import alone, network
+from support.forks import Program, below, free_port
 from support.guarantees import guarantee
 from support.stands import Stands
-
-pytestmark = pytest.mark.xdist_group("elastic")
 
 GUARANTEES = (
     "Under the launcher, a script continues at once after killed workers or a lost machine, which may "
@@ -38,7 +36,6 @@ GUARANTEES = (
     "If all ranks with the model or the machine with the store are lost, the run ends with an error; a "
     "checkpoint resumes it exactly.",
 )
-PORT = 29417
 
 
 def ip(*words: str) -> bool:
@@ -52,7 +49,8 @@ class Machines:
     """Two of them, "a" and "b", each with an address, and commands that run there."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.launchers = folder, dict[str, subprocess.Popen[str]]()
+        self.folder, self.launchers = folder, dict[str, Program]()
+        self.port = free_port()
         self.names = {which: f"pace{os.getpid()}{which}" for which in "ab"}
         self.apart = all(ip("netns", "add", name) for name in self.names.values())
         a, b = self.names.values()
@@ -67,15 +65,11 @@ class Machines:
 
     def start(self, which: str, *words: str, rounds: int = 10**6, **told: str) -> None:
         """A launcher on this machine. told: variables of a launcher, such as torchrun."""
-        inside = ["ip", "netns", "exec", self.names[which]] if self.apart else []
-        command = [*inside, sys.executable, "-m", "paceline.torch.launcher", *words]
-        path = os.pathsep.join(sys.path)
-        # Other tests set an interface for this process, which the machines do not share.
-        theirs = {name: value for name, value in os.environ.items() if name != "GLOO_SOCKET_IFNAME"}
-        self.launchers[which] = subprocess.Popen(
-            [*command, own_script.__file__, str(self.folder), str(rounds)],
-            env=theirs | {"PYTHONPATH": path} | told,
-            stderr=(self.folder / f"{which}.err").open("a"),
+        program = ["-m", "paceline.torch.launcher", *words, own_script.__file__, self.folder, rounds]
+        network = self.names[which] if self.apart else ""
+        # This process has an interface of its own, which the machines do not share.
+        self.launchers[which] = Program(
+            program, self.folder, {"GLOO_SOCKET_IFNAME": None} | told, network=network
         )
 
     def cut(self, which: str) -> None:
@@ -93,13 +87,13 @@ class Machines:
 
     def signal(self, which: str, number: int) -> None:
         """To the launcher there and all of its workers."""
-        launcher = psutil.Process(self.launchers[which].pid)
-        for process in [launcher, *launcher.children(recursive=True)]:
+        launcher = self.launchers[which]
+        for process in [psutil.Process(launcher.pid), *below(launcher.pid)]:
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(number)
 
     def said(self, which: str) -> str:
-        return (self.folder / f"{which}.err").read_text()
+        return self.launchers[which].said()[1]
 
     def until(self, true: Callable[[], bool], seconds: float = 240.0) -> None:
         end = time.monotonic() + seconds
@@ -139,9 +133,9 @@ def machines(tmp_path: Path) -> Iterator[Machines]:
 
 def test_a_machine_disappears_and_comes_back_and_the_one_with_the_store_is_lost(machines: Machines) -> None:
     address = machines.address["a"]
-    torchrun = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": address, "MASTER_PORT": str(PORT - 1)}
+    torchrun = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": address, "MASTER_PORT": str(machines.port - 1)}
     token = f"--token-file={machines.folder / 'token'}"  # made by the first
-    join = [f"--join={address}:{PORT}", token, "--workers=1", "--dead-after=2", "--patience=3"]
+    join = [f"--join={address}:{machines.port}", token, "--workers=1", "--dead-after=2", "--patience=3"]
     machines.start("b", *join)
     machines.start("a", token, "--workers=1", "--dead-after=2", **torchrun)
     machines.until(lambda: machines.newest() > 10)
@@ -160,9 +154,12 @@ def test_a_machine_disappears_and_comes_back_and_the_one_with_the_store_is_lost(
     assert every == list(range(1, every[-1] + 1))  # the worker of the first machine was never started again
 
     machines.signal("a", signal.SIGKILL)
-    assert machines.launchers.pop("b").wait(120) == 1
+    assert machines.launchers["b"].wait(120) == 1
     last = machines.said("b").strip().split("\n")[-1]
-    assert last.startswith(f"paceline: the machine at {address}:{PORT}, which keeps the run together, has")
+    del machines.launchers["b"]
+    assert last.startswith(
+        f"paceline: the machine at {address}:{machines.port}, which keeps the run together, has"
+    )
     assert last.endswith("start the script again from its checkpoint")
     done = torch.load(machines.folder / "checkpoint.pt", weights_only=False)["pace"]["rounds"]
     machines.start("a", "--workers=1")
@@ -184,13 +181,11 @@ def test_a_machine_disappears_and_comes_back_and_the_one_with_the_store_is_lost(
 def test_ctrl_c_ends_all_machines(which: str, machines: Machines) -> None:
     """At the first of them, and at the other before. Each launcher says so, and no worker is left."""
     address, token = machines.address["a"], f"--token-file={machines.folder / 'token'}"
-    join = f"--join={address}:{PORT}"
+    join = f"--join={address}:{machines.port}"
     machines.start("b", join, token, "--workers=1")
-    machines.start("a", token, "--workers=1", "--elsewhere=1", f"--host={address}", f"--port={PORT}")
+    machines.start("a", token, "--workers=1", "--elsewhere=1", f"--host={address}", f"--port={machines.port}")
     machines.until(lambda: machines.newest() > 3)
-    workers = [
-        worker for each in machines.launchers.values() for worker in psutil.Process(each.pid).children(True)
-    ]
+    workers = [worker for each in machines.launchers.values() for worker in below(each.pid)]
     for each in which:
         machines.launchers[each].send_signal(signal.SIGINT)
     assert {each: launcher.wait(60) for each, launcher in machines.launchers.items()} == {"a": 130, "b": 130}

@@ -82,7 +82,6 @@ def test_merged_samples_are_merged_in_every_batch() -> None:
     "Paceline raises or warns once."
 )
 @pytest.mark.processes
-@pytest.mark.xdist_group("torch")
 @pytest.mark.parametrize(
     ("weigh", "loop"), [("loss", "whole"), ("loss", "pieces"), ("loss", "round"), ("hook", "pieces")]
 )

@@ -16,7 +16,7 @@ from support.ranks import run_ranks
 from support.scripted import Script
 from support.torch_jobs import indices_used, part_of_an_epoch
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("torch")]
+pytestmark = pytest.mark.processes
 
 CASES = {
     "uneven": {},

@@ -48,11 +48,10 @@ def test_the_table_has_every_option_of_the_installed_version() -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.xdist_group("torch")
 @pytest.mark.parametrize("loop", ["whole", pytest.param("pieces", marks=pytest.mark.nightly)])
 def test_what_is_handed_on_leaves_the_model_of_one_process(loop: str) -> None:
     cases = [{"loop": loop, **options} for each in HANDED_ON.values() for options in each]
-    for found in run_ranks(2, differences, cases):
+    for found in run_ranks(2, differences, cases, starts=True):
         for case, difference in zip(cases, found, strict=True):
             assert difference < 1e-12, case
 

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from paceline.torch import Pace
 from support.ranks import run_ranks
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("torch")]
+pytestmark = pytest.mark.processes
 
 GUARANTEES = (
     "Each epoch has its own order, and loader processes draw no random number twice; both repeat with the "

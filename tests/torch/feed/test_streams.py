@@ -22,7 +22,7 @@ from support.ranks import run_ranks
 from support.stream_jobs import Stream, fails_while_drawing, streams
 from support.torch_jobs import UNEVEN, fresh
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("loops")]
+pytestmark = pytest.mark.processes
 
 GUARANTEES = (
     "Streams of different lengths use every sample once per epoch and train the model of one process.",

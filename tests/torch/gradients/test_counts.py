@@ -15,7 +15,7 @@ from support.sharding import possible
 from support.token_jobs import collectives, counts_on_some, tokens
 from support.torch_jobs import UNEVEN, Samples, fresh
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("loops")]
+pytestmark = pytest.mark.processes
 
 LOOSE = ((0, None),) * 3
 CASES: dict[str, dict[str, Any]] = {

@@ -8,7 +8,7 @@ from support.guarantees import guarantee
 from support.ranks import run_ranks
 from support.torch_jobs import differences_from_one_process
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("torch")]
+pytestmark = pytest.mark.processes
 
 GUARANTEES = ("Results agree within rounding for all kernels of torch and MKL and all orders of DDP's sums.",)
 

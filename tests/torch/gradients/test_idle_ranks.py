@@ -15,7 +15,7 @@ from paceline.torch import Pace
 from support.guarantees import guarantee
 from support.ranks import run_ranks
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("torch")]
+pytestmark = pytest.mark.processes
 
 BATCH, COUNT = 32, 128
 

@@ -37,7 +37,6 @@ def test_what_a_step_has_used_is_not_counted_again(name: str, options: dict[str,
 
 
 @pytest.mark.processes
-@pytest.mark.xdist_group("torch")
 def test_nor_under_the_hook() -> None:
     for found in run_ranks(2, under_the_hook):
         for name, (rounds, sentence) in found.items():

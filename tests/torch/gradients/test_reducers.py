@@ -13,7 +13,7 @@ from support.elastic_jobs import BATCH, Rows, alone
 from support.ranks import run_ranks
 from support.reducer_jobs import ROUNDS, SAMPLES, members, ranked
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("torch")]
+pytestmark = pytest.mark.processes
 
 GUARANTEES = (
     "Ranks with different numbers of samples train the model of one process, under DDP, FSDP2, "

@@ -23,7 +23,7 @@ from support.guarantees import guarantee
 from support.ranks import run_ranks
 from support.torch_jobs import with_as_many_threads
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("torch")]
+pytestmark = pytest.mark.processes
 
 COMMAND = Path(__file__).parents[3] / "benchmarks" / "determinism.py"
 

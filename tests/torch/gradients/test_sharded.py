@@ -27,7 +27,7 @@ from support.hosts import (
 from support.ranks import run_ranks
 from support.sharding import BALANCED
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("torch")]
+pytestmark = pytest.mark.processes
 
 balanced = pytest.mark.skipif(not BALANCED, reason="PyTorch before 2.9: pip install 'torch>=2.9'")
 

@@ -29,7 +29,7 @@ from support.slow_jobs import (
 )
 from support.torch_jobs import Samples, fresh
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("torch")]
+pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("slow links")]
 
 GUARANTEES = (
     "`fp16_compress_hook`, PowerSGD and `PostLocalSGDOptimizer` give what they give on the whole batch.",

@@ -12,7 +12,7 @@ from support.ranks import run_ranks
 from support.sharding import possible
 from support.torch_jobs import UNEVEN
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("loops")]
+pytestmark = pytest.mark.processes
 
 LOOSE = {"policy": UNEVEN, "limits": ((0, None),) * 3}
 CASES: dict[str, dict[str, Any]] = {

@@ -7,7 +7,7 @@ import pytest
 from support.last_jobs import QUICK, WAYS, told_in_time, wrong_rounds
 from support.ranks import run_ranks
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("loops")]
+pytestmark = pytest.mark.processes
 
 GUARANTEES = (
     "Waits for other ranks, in any collective of torch or in a communication hook, do not count as a "

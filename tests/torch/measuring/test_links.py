@@ -8,7 +8,7 @@ from support.guarantees import guarantee
 from support.link_jobs import asked, slow_link
 from support.ranks import run_ranks
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("loops")]
+pytestmark = pytest.mark.processes
 
 
 @guarantee("A rank with a slow link is named; links are measured once, and only if sums take long.")

@@ -6,7 +6,7 @@ from paceline.machines import measure
 from support.machine_jobs import machines
 from support.ranks import run_ranks
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("torch")]
+pytestmark = pytest.mark.processes
 
 
 def test_ranks_of_one_machine_share_it():

@@ -27,7 +27,7 @@ from support.torch_jobs import (
     own_and_waiting,
 )
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("torch")]
+pytestmark = pytest.mark.processes
 
 
 def test_seconds_are_the_same_on_all_ranks_and_shape_the_next_round() -> None:

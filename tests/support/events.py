@@ -1,0 +1,48 @@
+"""The order of what happens in several processes: each waits for what another has done, never for a time."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+SECONDS = 300.0  # only a hang takes as long, however busy the machine is
+
+
+def until(true: Callable[[], object]) -> None:
+    """Wait. Raises AssertionError after five minutes."""
+    end = time.monotonic() + SECONDS
+    while not true():
+        assert time.monotonic() < end, f"not within {SECONDS:g} s"
+        time.sleep(0.005)
+
+
+class Events:
+    """What has happened, by its name, in a folder that the processes share."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder)
+
+    def tell(self, name: str) -> None:
+        """It has happened."""
+        (self._folder / name).touch()
+
+    def wait(self, *names: str) -> None:
+        """Until all of these have happened."""
+        for name in names:
+            until((self._folder / name).exists)
+
+    def stop(self, *names: str) -> None:
+        """Stop this process as SIGSTOP does; it goes on when all of these have happened, also if they have before."""
+        me, there = (
+            os.getpid(),
+            " && ".join(f"[ -e {shlex.quote(str(self._folder / name))} ]" for name in names),
+        )
+        stopped = f"grep -q '^State:.T' /proc/{me}/status"
+        shell = f"for n in $(seq {SECONDS:.0f}0); do {stopped} && {there} && break; sleep 0.1; done; kill -CONT {me}"
+        with subprocess.Popen(["sh", "-c", shell]):
+            os.kill(me, signal.SIGSTOP)
