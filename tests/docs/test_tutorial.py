@@ -12,11 +12,10 @@ import pytest
 
 pytest.importorskip("torch")
 
-from support.launched import as_torchrun, run_forked
-
 from support.blocks import ROOT
+from support.forks import all_well, as_torchrun
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("torch")]
+pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("tutorial")]
 
 PAGE = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
 SLEEPS = ("1", "4")  # ms per sample of the two machines
@@ -44,7 +43,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def run(script: Path, *own: dict[str, str], **given: str) -> str:
     """What two workers print; own: the variables of each, given: those of both."""
     ranks = as_torchrun(2)
-    return run_forked([a | b | given for a, b in zip(ranks, own or ({}, {}), strict=True)], script, (), ())[0]
+    return all_well([a | b | given for a, b in zip(ranks, own or ({}, {}), strict=True)], [script])[0]
 
 
 def losses(text: str) -> list[tuple[str, float]]:
