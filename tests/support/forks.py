@@ -519,12 +519,12 @@ def _run(words: list[str]) -> int:
             runpy.run_path(kind, run_name="__main__")
         else:
             sys.argv, sys.path[0] = words, os.path.dirname(os.path.abspath(kind))
-            main.__file__, main.__spec__ = kind, None
+            main.__file__, main.__spec__ = os.path.abspath(kind), None
             try:
                 source = Path(kind).read_bytes()
             except OSError as error:
                 sys.exit(_no_file(kind, error))
-            exec(compile(source, kind, "exec"), main.__dict__)
+            exec(compile(source, main.__file__, "exec"), main.__dict__)
     except SystemExit as ended:
         status = _status(ended)
     except BaseException as error:
