@@ -46,7 +46,6 @@ LOADED = (
 SECONDS = 900.0  # only a hang takes as long, however busy the machine is
 FROZEN = "paceline.train.forked"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-HIGH = 300  # the number from which files are put out of the way, see ``_files``
 LENGTH = 1 << 17  # bytes of the longest request: arguments and an environment
 PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 15, 36  # of <sys/prctl.h>
 TEMPLATE = "template"  # the name of processes that only fork others
@@ -412,7 +411,8 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
 
 def _files(wanted: dict[int, int]) -> None:
     """Have these files under these numbers, and no others."""
-    high = {number: fcntl.fcntl(file, fcntl.F_DUPFD, HIGH) for number, file in wanted.items()}
+    above = max(wanted) + 1
+    high = {number: fcntl.fcntl(file, fcntl.F_DUPFD, above) for number, file in wanted.items()}
     for number in map(int, os.listdir("/proc/self/fd")):
         if number not in high.values():
             with contextlib.suppress(OSError):  # the one that lists them
