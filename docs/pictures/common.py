@@ -128,7 +128,7 @@ def table_after(page: str, text: str) -> tuple[list[str], list[list[str]]]:
     found = re.search(r"^(\| .*)\n\|-.*\n((?:\| .*\n)+)", rest, re.MULTILINE)
     assert found is not None, f"{page}.md has no table after {text!r}"
     head, *rows = (
-        [cell.strip() for cell in re.sub("[`*]", "", line)[2:-2].split(" | ")]
+        [cell.strip() for cell in re.sub("[`*]", "", line).split("|")[1:-1]]
         for line in (found[1], *found[2].splitlines())
     )
     return head, rows

@@ -1,11 +1,13 @@
 """The client of ``paceline serve`` for a worker; it only needs the standard library.
 
+```python
 with Worker("http://127.0.0.1:7070", token="...", name="gpu-0") as worker:
     for part in worker.rounds(1000):
         began = time.perf_counter()
         gradient = ...  # of samples part.offset to part.offset + part.samples of round part.round
         worker.report(time.perf_counter() - began)
         ...  # sum part.weight * gradient over the workers, and step
+```
 """
 
 from __future__ import annotations

@@ -238,7 +238,7 @@ def test_code_beside_the_update_of_a_scaler_stays(tmp_path: Path, monkeypatch: p
     scaled = SCRIPT.replace(", *, epochs", ", epochs").replace("loss.back", "scaler.scale(loss).back")
     for update, known in (("scaler.update()", True), ("scale = scaler.get_scale(); scaler.update()", False)):
         script = scaled.replace("optimizer.step()", f"scaler.step(optimizer)\n        {update}")
-        with contextlib.nullcontext() if known else pytest.raises(UnknownForm, match="on a line of its own"):
+        with contextlib.nullcontext() if known else pytest.raises(UnknownForm, match="on a separate line"):
             changed(script, tmp_path)
 
 

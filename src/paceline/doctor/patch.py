@@ -419,7 +419,7 @@ class _Script:
                 if self._code(node) == f"{scaler}.update()":
                     start, end = self.starts[node.lineno - 1], self.starts[node.end_lineno]
                     if self.text[start:end].strip() != self._code(node).encode():
-                        raise UnknownForm(f"{scaler}.update() on a line of its own, and found more there")
+                        raise UnknownForm(f"{scaler}.update() on a separate line, and found more there")
                     self.edits.append((start, end, ""))
         elif steps:
             self._replace(step, f"{self.pace}.step({self._of(step)})")

@@ -1,7 +1,7 @@
 """The time of a step: on one rank, the phases into which the hooks divide it without a gap; for a watched run, each
 rank's typical step, the slow ranks and since when they are slow, and the form of the loop.
 
-Times are those of the host, or of a GPU's stream, which runs behind the host (written for GPUs, not yet run on one).
+Times are those of the host, or of a GPU's stream, which runs after the host.
 """
 
 from __future__ import annotations

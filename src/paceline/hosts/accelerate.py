@@ -128,8 +128,7 @@ class AcceleratePace(Windows):
         if self.terms.loop != "round" and accelerator.sync_gradients != self.host.last:
             raise PacelineError(
                 f"accelerator.sync_gradients was changed to {accelerator.sync_gradients} in round {self.rounds}; "
-                "expected the value that the balancing sets: leave accelerator.no_sync, and an "
-                "accelerator.accumulate with another count, out of this loop"
+                "leave no_sync, and accumulate with another count, out of this loop"
             )
         accelerator.backward(weighted)
         self.host.backward_done()
