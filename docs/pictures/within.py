@@ -30,12 +30,12 @@ def shares_of_bound(scatter: float) -> list[float]:
 
 def main() -> None:
     values = np.array([shares_of_bound(float(scatter)) for scatter in SCATTERS])
-    made, axes = figure(width=6.5)
+    made, axes = figure(width=4.6)
     for name, colour, column in zip(POLICIES, COLOURS, values.T, strict=False):
         axes.plot(SCATTERS, 100 * column, color=colour, linestyle="--" if name == "auto" else "-", label=name)
-    axes.set(xlabel="scatter of each worker's pace in every round (sd of its logarithm)", ylim=(0, 100))
+    axes.set(xlabel="scatter of the paces (sd of the logarithm)", ylim=(0, 100))
     axes.set(ylabel="% of the best division")
-    axes.set_title("3 workers at 1, 1 and 4 ms a sample, batch 768, virtual clock", loc="left", fontsize=10)
+    axes.set_title("3 workers, 1, 1 and 4 ms a sample, batch 768", loc="left", fontsize=10)
     axes.legend(frameon=False, fontsize=9)
     save(made, __file__)
 
