@@ -424,3 +424,31 @@ def test_loads_below_the_floor_go_to_the_largest_load(loads, floor, moved):
 def test_least_loads_that_exceed_a_batch_of_one_sample_shrink():
     assert whole_samples(Plan(np.array([0.5, 0.5])), 1, least=[1, 1]).tolist() == [1, 0]
     assert whole_samples(Plan(np.array([0.4, 0.6])), 3, least=[2, 2]).tolist() == [1, 2]
+
+
+def test_level_is_the_earliest_at_which_the_batch_is_done():
+    assert water_level(Steps(np.ones(2), np.zeros(2), 3), 6).seconds == 1
+    assert water_level(Steps(np.ones(2), np.zeros(2), 3), 7).seconds == 2
+    assert water_level(Steps(np.array([1.0, 2.0]), np.zeros(2), 3), 9).seconds == 2
+
+
+def test_portion_of_a_worker_without_weight_is_exactly_its_least():
+    assert proportional([1, 0]).tolist() == [1, 0]
+    assert proportional([0, 3, 0], least=[0.1, 0, 0.2]).tolist() == pytest.approx([0.1, 0.7, 0.2])
+    assert proportional([1, 1, 0], most=[0.5, 0.5, 1]).tolist() == [0.5, 0.5, 0]
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.booleans())
+def test_speeds_far_apart_divide_the_whole_batch(seed, n, limited):
+    rng = np.random.default_rng(seed)
+    slopes = 10 ** rng.uniform(-14, 9, n) * rng.choice([1.0, np.inf], n, p=[0.9, 0.1])
+    cost = Linear(slopes, rng.choice([0.0, 1.0], n) * 10 ** rng.uniform(-9, 9, n))
+    total = float(10 ** rng.uniform(0, 6))
+    low = rng.dirichlet(np.ones(n)) * total * rng.choice([0.0, 0.5]) * limited
+    high = np.minimum(low + rng.dirichlet(np.ones(n)) * total * 2, total) if limited else np.full(n, total)
+    assume(high.sum() >= total)
+    found = water_level(cost, total, low, high)
+    assert found.loads.sum() == pytest.approx(total, rel=1e-9)
+    assert ((found.loads >= low * (1 - 1e-12)) & (found.loads <= high * (1 + 1e-12))).all()
+    whole = whole_samples(cost, int(total))
+    assert whole.sum() == int(total)

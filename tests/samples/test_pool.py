@@ -137,6 +137,7 @@ def kept(lengths: list[float], least: list[float], room: Room, padded: bool = Fa
     shares = np.full(len(least), 1 / len(least))
     model = CostModel(1.0, padded=padded)
     found = in_pieces(np.array(lengths), model, shares, 0.0, np.array(least), room)
+    assert found is None or not found.first.any()
     return None if found is None else found.kept.tolist()
 
 
@@ -151,6 +152,7 @@ def kept(lengths: list[float], least: list[float], room: Room, padded: bool = Fa
         ([1.0] * 12, [1.0, 1.0], Room(floor=2), [2, 2]),
         ([4.0] * 12, [20.0, 20.0], Room(budget=8), [2, 2]),
         ([4.0] * 8 + [1.0] * 4, [20.0, 20.0], Room(budget=8), [5, 2]),
+        ([4.0] * 2, [20.0], Room(budget=8), None),
         ([1.0] * 2, [1.0, 1.0], Room(), None),  # nothing is left to claim
     ],
 )
@@ -165,6 +167,12 @@ def test_each_worker_keeps_the_shortest_samples_of_its_least_cost(
 def test_padded_samples_that_a_worker_keeps_fit_into_one_micro_batch() -> None:
     assert kept([4.0] * 8 + [1.0] * 4, [30.0, 30.0], Room(budget=8), padded=True) == [4, 2]
     assert kept([4.0] * 8 + [1.0] * 4, [30.0, 30.0], Room(budget=20), padded=True) == [5, 4]
+
+
+def test_samples_that_run_at_once_are_as_many_as_batch_norm_needs() -> None:
+    found = in_pieces(np.ones(10), EQUAL, np.ones(1), 0.1, np.ones(1), Room(floor=3))
+    assert found is not None
+    assert (found.first.tolist(), found.kept.tolist(), len(found.pool.lengths)) == ([4], [3], 3)
 
 
 def test_worker_without_share_keeps_and_runs_nothing() -> None:
