@@ -1,31 +1,30 @@
 """The commands of a page's ``bash`` blocks: run where that takes seconds, else held against the real options.
 
-==================  ====================================================================================
-``paceline ...``    run, with ``SHORTER``'s options added; those that ``READ_ONLY`` names are parsed by
-                    the real command and not run
-``torchrun``        parsed by torchrun's own parser, and the ``paceline`` command behind it by its own. A
-                    program that the page itself made is run where there are several nodes: all on
-                    this machine, at once, sleeping a tenth of what is said; for the first time by
-                    torchrun itself, and then in processes that have PyTorch loaded
-``python FILE``     the program exists and knows each ``--option`` (tests/examples/test_examples.py runs the examples)
-``curl``            a block that has any is run by bash, as it is, against a ``paceline serve`` of its own
-``make TARGET``     the target exists
-``pip install``     the extras exist
-==================  ====================================================================================
-
-Any other command fails: nobody would notice when it stopped being true.
+``paceline ...`` is run with ``SHORTER``'s options added, ``curl`` by bash against a ``paceline serve`` of its own.
+A ``torchrun`` of several nodes starts all of them on this machine if the page made the program: sleeping a tenth of
+what is said, for the first time by torchrun itself, and then in processes that have PyTorch loaded. ``NOT_RUN`` names
+the commands that are only checked, and why: their options are parsed by the program's own parser; the files, extras
+and targets that they name exist. Any other command fails.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import importlib.util
+import io
 import os
 import re
+import runpy
 import shlex
 import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import pytest
 import typer
 
 from paceline import cli
@@ -41,19 +40,29 @@ SHORTER = {
     "simulate": ["--rounds", "12", "--realizations", "2"],
     "reproduce": ["--quick"],
 }
-# Commands that need another machine, minutes, or a terminal: parsed only. The first words decide.
-READ_ONLY = (
-    "paceline reproduce",  # each is run by tests/papers; `--list` below is not affected
-    "paceline train --data mnist",  # files that users bring
-    "paceline train --data cifar10",
-    "paceline watch",  # servers, which end when they are told to
-    "paceline serve",
-    "paceline doctor",  # watches a script of the user's; tests/doctor runs it
-    "paceline verify",  # runs a script of the user's; tests/verify does
-    "paceline report runs/mine",  # the record of a run of the user's
-    "paceline whatif runs/mine",
-)
-SILENT = ("cd", "source")  # of the shell itself: nothing to check
+# Commands that are checked and not run, by their first words, and the reason.
+NOT_RUN = {
+    "paceline reproduce": "takes minutes; tests/papers runs each experiment",  # `--list` is run
+    "paceline train --data mnist": "needs files that users bring",
+    "paceline watch": "serves until it is ended; tests/test_printed.py runs it",
+    "paceline serve": "serves until it is ended; tests/test_printed.py runs it",
+    "paceline doctor": "watches a script of the reader's; tests/doctor and tests/test_printed.py run it",
+    "paceline verify": "runs a script of the reader's; tests/verify and tests/test_printed.py run it",
+    "paceline report runs/mine": "reads a run of the reader's",
+    "paceline whatif runs/mine": "reads a run of the reader's",
+    "python benchmarks/": "takes minutes",
+    "python docs/pictures/": "takes minutes",
+    "python examples/": "tests/examples runs the examples",
+    "python tests/": "takes minutes",
+    "torchrun": "tests/examples runs the examples; programs that a page made are run on several nodes",
+    "make": "installs packages; .ci/run runs its targets",
+    "pip install": "fetches packages; tests/test_wheel.py installs the wheel with each extra",
+    "git clone": "fetches a program of others",
+    "git checkout": "is of a program of others",
+    "sed": "edits a program of others",
+    "patch": "edits a program of others; tests/test_printed.py applies the doctor's change",
+    "cd": "changes the reader's shell",
+}
 
 
 class Shell:
@@ -63,6 +72,7 @@ class Shell:
         self._exported: dict[str, str] = {}
         self._nodes: list[tuple[list[str], dict[str, str]]] = []
         self._launched = False
+        self._fetched = False  # whether the page fetches programs of others, which are not there
 
     def run(self, block: str) -> None:
         """Run or check each command of a block, in the working directory; AssertionError says what is wrong."""
@@ -80,6 +90,7 @@ class Shell:
             if words[0] == "torchrun":
                 self._torchrun(words[1:], given)
             else:
+                self._fetched |= words[:2] == ["git", "clone"]
                 check(words)
 
     def _curl(self, block: str) -> None:
@@ -101,17 +112,10 @@ class Shell:
         )
 
     def _torchrun(self, arguments: list[str], given: dict[str, str]) -> None:
-        from torch.distributed.run import get_args_parser
-
-        parsed = get_args_parser().parse_args(arguments)
-        behind = [parsed.training_script, *parsed.training_script_args]
-        if parsed.module:
-            assert behind[0] == "paceline", f"torchrun -m {behind[0]}: expected paceline"
-            parse_paceline(behind[1:])
-            return
-        _program(behind[0], behind[1:])
+        parsed = torchrun(arguments, self._fetched)
+        program, behind = parsed.training_script, parsed.training_script_args
         nodes = int(parsed.nnodes.split(":")[0])
-        if nodes == 1 or not Path(behind[0]).is_file():
+        if parsed.module or nodes == 1 or not Path(program).is_file():
             return
         given["GLOO_SOCKET_IFNAME"] = "lo"
         given["SLEEP_MS"] = str(float(given.get("SLEEP_MS", 0)) / 10)
@@ -125,7 +129,7 @@ class Shell:
         else:
             assert int(parsed.nproc_per_node) == 1, "several ranks a node: run them by torchrun"
             variables = zip(as_torchrun(nodes), started, strict=True)
-            all_well([told | own for told, (_, own) in variables], behind)
+            all_well([told | own for told, (_, own) in variables], [program, *behind])
 
 
 def by_torchrun(nodes: list[tuple[list[str], dict[str, str]]]) -> None:
@@ -158,33 +162,52 @@ def commands(block: str) -> Iterator[list[str]]:
             yield part
 
 
-def check(words: list[str]) -> None:
-    """Run or check one command; AssertionError says what is wrong with it."""
+def reason(words: list[str]) -> str | None:
+    """The entry of ``NOT_RUN`` for a command; None if it is run."""
+    line = shlex.join(words).replace("python3 ", "python ", 1)
+    found = next((each for each in NOT_RUN if line.startswith(each)), None)
+    return None if "--list" in words else found
+
+
+def check(words: list[str], run: bool = True) -> None:
+    """Run or check one command; AssertionError says what is wrong with it. run: else it is only checked."""
     line = shlex.join(words)
     match words:
         case ["paceline", *arguments]:
-            _paceline(arguments, line)
-        case ["python" | "python3", "-m", "paceline", *arguments]:
-            _paceline(arguments, line)
-        case ["python" | "python3", "-m", "venv", _]:
-            pass
+            parse_paceline(arguments)
+            if run and reason(words) is None:
+                _run_paceline(arguments, line)
+        case ["python" | "python3", "-m", module, *_]:
+            assert importlib.util.find_spec(module), f"{line}: no such module"
         case ["python" | "python3", program, *options]:
             _program(program, options)
+        case ["torchrun", *arguments]:
+            torchrun(arguments)
         case ["make", *targets]:
             rules = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
             assert set(targets) <= set(rules), f"{line}: the Makefile has {', '.join(rules)}"
-        case ["pip", "install", *packages] | [".venv/bin/pip", "install", *packages]:
+        case ["pip", "install", *packages]:
             _extras(packages)
-        case [first, *_] if first in SILENT:
-            pass
         case _:
-            raise AssertionError(f"{line}: no test knows how to check this command")
+            assert reason(words) is not None, f"{line}: no test knows how to check this command"
 
 
-def _paceline(arguments: list[str], line: str) -> None:
-    parse_paceline(arguments)
-    if line.startswith(READ_ONLY) and "--list" not in arguments:
-        return
+def torchrun(arguments: list[str], fetched: bool = False) -> Any:
+    """Torchrun's own arguments, parsed, with those of the program checked. fetched: the program is not there."""
+    from torch.distributed.run import get_args_parser
+
+    parsed = get_args_parser().parse_args(arguments)
+    if parsed.module:
+        assert parsed.training_script == "paceline", (
+            f"torchrun -m {parsed.training_script}: expected paceline"
+        )
+        parse_paceline(parsed.training_script_args)
+    elif not fetched:
+        _program(parsed.training_script, parsed.training_script_args)
+    return parsed
+
+
+def _run_paceline(arguments: list[str], line: str) -> None:
     whole = {"--list", "--trace", "--resume"} & set(arguments)
     shorter = [] if whole else list(SHORTER.get(arguments[0], []))
     if (
@@ -213,13 +236,45 @@ def parse_paceline(arguments: list[str]) -> None:
         raise AssertionError(f"paceline {shlex.join(arguments)}: {error.format_message()}") from error
 
 
+class Begun(Exception):
+    """A program is about to parse its options, by ``parser``."""
+
+    def __init__(self, parser: argparse.ArgumentParser) -> None:
+        self.parser = parser
+
+
 def _program(program: str, options: list[str]) -> None:
+    """Have a benchmark's parser take these options; of other programs, the file exists and names them."""
     path = ROOT / program if (ROOT / program).exists() else Path(program)
     assert path.is_file(), f"python {program}: no such file"
     source = path.read_text(encoding="utf-8")
+    if program.startswith("benchmarks/") and "command_line(__doc__)" in source:
+        said = io.StringIO()
+        try:
+            with contextlib.redirect_stderr(said):
+                parser_of(path).parse_args(options)
+        except SystemExit as error:
+            raise AssertionError(f"{program} {shlex.join(options)}: {said.getvalue()}") from error
+        return
     for option in options:
         if option.startswith("--"):
             assert f'"{option.split("=")[0]}"' in source, f"python {program}: knows no {option}"
+
+
+def parser_of(path: Path) -> argparse.ArgumentParser:
+    """The parser of a program's options, which is started in this process up to where it would parse them."""
+
+    def begin(parser: argparse.ArgumentParser, *_: Any) -> None:
+        raise Begun(parser)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(argparse.ArgumentParser, "parse_known_args", begin)
+        patch.setattr(sys, "path", [str(path.parent), *sys.path])
+        try:
+            runpy.run_path(str(path), run_name="__main__")
+        except Begun as found:
+            return found.parser
+    raise AssertionError(f"{path.name} ended without a look at its options")
 
 
 def _extras(packages: list[str]) -> None:

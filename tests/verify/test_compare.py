@@ -118,6 +118,15 @@ def test_a_program_that_does_not_repeat_itself_is_not_judged() -> None:
     assert verdict.sentence.startswith("cannot tell: two runs with equal loads differ already: from step 1")
 
 
+def test_a_program_whose_gradients_are_all_zero_is_not_judged() -> None:
+    zero = {"a": sketch("a", torch.zeros(40)), "b": []}
+    runs = [run(name, *[[step(gradients=zero)]] * 2) for name in ("equal", "equal again", "uneven")]
+    verdict = judged(runs)
+    assert verdict.exact is None
+    assert verdict.sentence.startswith("cannot tell: all gradients are zero")
+    assert verdict.suspects == []
+
+
 def test_numbers_of_steps_that_differ_are_named() -> None:
     short = run("uneven", [step()], [step()], loads=(2, 6))
     assert judged([EQUAL, AGAIN, short]).sentence == (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 from typer import Argument, Option
@@ -30,7 +31,7 @@ def command(
     ),
     out: Path | None = Option(None, help="A new directory to keep the record in, for whatif and report."),
     patch: Path | None = Option(
-        None, help="Write the change to this file, and print the command that applies it.", metavar="FILE"
+        None, help="Write the change to this file instead of a temporary one.", metavar="FILE"
     ),
     json_: Json = None,
 ) -> None:
@@ -46,11 +47,12 @@ def command(
     if patch is not None:
         check_place(patch)
     console = console_for(json_)
-    with Counter("watching") as progress:
+    with Counter("watching", unit="step") as progress:
         run = observe(training, steps, keep_going, progress, out)
     found = diagnose(run, chosen)
-    kept = patch is not None and bool(found.lines) and found.lines[0].startswith("---")
-    if patch is not None and kept:
-        write_whole(patch, "\n".join([*found.lines, ""]))
-    show(found, console, training, patch if kept else None)
+    kept = None
+    if found.is_diff:
+        kept = patch or Path(tempfile.mkdtemp(prefix="paceline-doctor-"), "change.diff")
+        write_whole(kept, "\n".join([*found.lines, ""]))
+    show(found, console, training, kept)
     write_json(json_, to_json(found))

@@ -48,6 +48,11 @@ class Diagnosis(NamedTuple):
     answer: Answer
     lines: list[str]
 
+    @property
+    def is_diff(self) -> bool:
+        """Whether ``lines`` is a diff of the script; else it is lines to be written by hand, or none."""
+        return bool(self.lines) and self.lines[0].startswith("---")
+
 
 def diagnose(run: Run, policies: Sequence[str] = POLICIES) -> Diagnosis:
     """The diagnosis of a record (see ``probe``). Raises PacelineError if it has no rounds or is not the doctor's."""
@@ -128,12 +133,12 @@ def show(
     tables.print_whole(console, compared.table(found.answer, "loads" if found.loop.sure else "rows"))
     if found.lines:
         how = "to be made by hand, with the script's own names"
-        if found.lines[0].startswith("---"):
+        if found.is_diff:
             how = "for `patch -p0`"
         tables.say(console, f"The change that balances it, {how} (docs/training.md explains it):")
         tables.show_lines(found.lines, console)
         if patch is not None:
-            tables.say(console, "It is in a file, too; this applies it:")
+            tables.say(console, "This applies it:")
             tables.show_lines([f"patch -p0 < {shlex.quote(str(patch))}"], console)
         tables.say(
             console, "Then check that the changed script trains the same model whatever the loads are:"

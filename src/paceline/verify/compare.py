@@ -112,6 +112,13 @@ def unowned(runs: list[Run]) -> list[Line]:
     return [lines[place] for place, found in sizes.items() if len(found) > 1]
 
 
+def still(runs: list[Run]) -> bool:
+    """Whether every gradient is zero or absent, at every step of every run."""
+    return not any(
+        any(sketch) for run in runs for line in run.lines("step") for sketch in line["gradients"].values()
+    )
+
+
 def tolerance(runs: list[Run]) -> float:
     """The largest relative difference that rounding explains, by the coarsest floating type in any step."""
     eps = max((line["eps"] for run in runs for line in run.lines("step")), default=0.0)

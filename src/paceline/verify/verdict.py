@@ -18,11 +18,15 @@ from paceline.verify.compare import (
     schedule,
     settled,
     site,
+    still,
     tolerance,
     unowned,
 )
 
 AGAIN = "again"
+STILL = (
+    "cannot tell: all gradients are zero, so nothing can be compared; let the loss depend on the parameters"
+)
 NOT_SAMPLES = "and belongs to no sample, so all ranks drew alike here"
 
 
@@ -62,6 +66,8 @@ def judged(runs: list[Run], allowed: float | None = None, unported: Run | None =
         sentence = f"not exact with loads {_loads(other.loads)}: {_between_runs(other, limit)}"
     elif not found:
         exact, sentence = None, "cannot tell: the limits of Pace leave no room for other loads; give --loads"
+    elif still(runs):
+        exact, sentence = None, STILL
     elif unlike:
         sentence = f"another schedule than the unported program's: {unlike[0]}"
     else:
