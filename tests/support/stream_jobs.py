@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.errors import WorkerError
+from paceline.errors import PacelineError, WorkerError
 from paceline.torch import Pace
 from support.loop_jobs import gathered
 from support.torch_jobs import Samples, fresh, optimizer_of
@@ -58,9 +58,10 @@ def streams(rank: int, ranks: int, cases: list[dict[str, Any]]) -> list[tuple[fl
 
 def _case(
     rank: int, ends: tuple[int, ...] = (100, 110, 150), batches: bool = False, workers: int = 0,
-    drop_last: bool = False, loop: str = "whole", stop: int | None = None, leave: int | None = None, **options: Any,
+    drop_last: bool = False, loop: str = "whole", stop: int | None = None, leave: int | None = None,
+    shared: bool = False, **options: Any,
 ) -> tuple[float, list[int], list[int]]:  # fmt: skip
-    start = (0, *ends)[rank]
+    start, end = (0, ends[-1]) if shared else ((0, *ends)[rank], ends[rank])
     kind = InBatches if batches else Stream
     model = fresh(torch.float64)
     ddp = DistributedDataParallel(model)
@@ -87,14 +88,14 @@ def _case(
                 return
 
     pace = Pace(ddp, BATCH, loop=loop, **options)
-    own, processes = kind(start, ends[rank]), {"num_workers": workers} if workers else {}
-    loader = pace.stream(own, batches=batches, drop_last=drop_last, **processes)
+    own, processes = kind(start, end), {"num_workers": workers} if workers else {}
+    loader = pace.stream(own, batches=batches, drop_last=drop_last, shared=shared, **processes)
     if stop is not None:
         run(stop)
         kept, held = loader.state_dict(), pace.state_dict()
         pace.detach()
         pace = Pace(ddp, BATCH, loop=loop, **options)
-        loader = pace.stream(Stream(start, ends[rank]))
+        loader = pace.stream(Stream(start, end), shared=shared)
         pace.load_state_dict(held)
         loader.load_state_dict(kept)
     if leave is not None:
@@ -114,6 +115,17 @@ def _case(
         for p, q in zip(model.parameters(), plain.parameters(), strict=True)
     )
     return difference, [i for part in used for i in part], [len(indices) for indices in rounds]
+
+
+def shares_unlike(rank: int, ranks: int) -> str:
+    """A shared stream that is longer on each rank: what each rank is told."""
+    pace = Pace(DistributedDataParallel(fresh(torch.float64)), BATCH)
+    try:
+        for _ in pace.stream(Stream(0, 20 + rank), shared=True):
+            pass
+    except PacelineError as error:
+        return str(error)
+    return ""
 
 
 def fails_while_drawing(rank: int, ranks: int) -> str:

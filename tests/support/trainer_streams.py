@@ -90,7 +90,25 @@ def plain(rank: int, ranks: int, folder: str) -> dict[str, Any]:
     hosts.as_torchrun(rank, ranks)
     model, batches, _ = streamed(folder, ranks=ranks)
     expected = one_process(Classifier(), batches, Named())
-    return {"plain": (hosts.difference(model.parameters(), expected), batches)}
+    after = {"resume": f"{folder}/stopped-6/checkpoint-6", "balance": {"policy": "level"}}
+    return {
+        "plain": (hosts.difference(model.parameters(), expected), batches),
+        "continued": streamed(folder, ranks=ranks, save_steps=99, **after)[1],
+        "whole": in_order(batches),
+    }
+
+
+def in_order(batches: list[list[int]]) -> list[list[int]]:
+    """The batches of these sizes that one reader of the stream would have."""
+    sizes = iter(map(len, batches))
+    stream, found = Stream(Named()), []
+    for epoch in range(3):
+        stream.set_epoch(epoch)
+        order = [int(sample["index"]) for sample in stream]
+        while order and (size := next(sizes, 0)):
+            found.append(order[:size])
+            del order[:size]
+    return found
 
 
 def cases(rank: int, ranks: int, folder: str) -> dict[str, Any]:
@@ -106,6 +124,8 @@ def cases(rank: int, ranks: int, folder: str) -> dict[str, Any]:
         return batches
 
     trained("plain")
+    found["whole"] = in_order(found["plain"][1])
+    trained("parts", balance={"policy": UNEVEN, "limits": FREE[:ranks], "shared": False})
     trained("generator", kind=Drawn)
     trained("processes", dataloader_num_workers=2)
     trained("accumulated", per_device_train_batch_size=4, gradient_accumulation_steps=2)
@@ -121,6 +141,10 @@ def cases(rank: int, ranks: int, folder: str) -> dict[str, Any]:
         batches = trained(f"until {stop}", saved, save_steps=stop, steps=stop, **level)
         again = level | {"resume": f"{saved}/checkpoint-{stop}", "save_steps": 99}
         trained(f"after {stop}", saved, before=batches, **again)
+    parts = level | {"balance": {"policy": "level", "shared": False}}
+    saved = f"{folder}/parts-6"
+    batches = trained("parts until 6", saved, save_steps=6, steps=6, **parts)
+    trained("parts after 6", saved, before=batches, resume=f"{saved}/checkpoint-6", save_steps=99, **parts)
     _, begun, _ = streamed(folder, ranks=ranks, ignore_data_skip=True, **again)
     found["begun again"] = begun
 
@@ -148,5 +172,6 @@ def refusals(folder: str, ranks: int, saved: str) -> dict[str, str]:
     attempt("dispatched", accelerator_config={"dispatch_batches": True})
     attempt("cost", balance={"cost": "labels"})
     attempt("other processes", resume=saved, dataloader_num_workers=1)
+    attempt("other parts", resume=saved, balance={"shared": False})
     attempt("endless", kind=Sized, steps=-1)
     return says

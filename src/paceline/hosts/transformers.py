@@ -18,10 +18,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import time
-import warnings
 from collections.abc import Iterator
-from functools import cached_property
-from itertools import chain, islice
+from itertools import islice
 from typing import Any
 
 import torch
@@ -29,14 +27,13 @@ import torch.distributed as dist
 from torch.utils.data import IterableDataset
 
 from paceline.commands import installation
-from paceline.errors import PacelineError, refuse
+from paceline.errors import PacelineError, refuse, switches
+from paceline.hosts.trainer_rounds import SHUFFLES, Round, Rounds
+from paceline.hosts.trainer_streams import StreamedRounds
 from paceline.torch import peers
-from paceline.torch.feed.costs import read
 from paceline.torch.feed.loader import check_indexed
 from paceline.torch.feed.pieces import order_of
-from paceline.torch.options import has_batch_norm
 from paceline.torch.pace import Pace
-from paceline.torch.progress import rounds
 
 try:
     from accelerate.utils.operations import recursively_apply
@@ -47,20 +44,7 @@ except ModuleNotFoundError as error:  # pragma: no cover - if the extra is not i
 
 __all__ = ["BalancedTrainer"]
 
-# Whether samples are shuffled, by train_sampling_strategy. With the last two, Paceline also divides by length.
-SHUFFLES = {"random": True, "sequential": False, "group_by_length": True, "batch_rebalance": True}
-BY_LENGTH = ("group_by_length", "batch_rebalance")
 OF_COST = ("cost", "padded", "micro_batch_cost")  # those keys of balance= that are options of the loader
-OF_WORKERS = ("persistent_workers", "prefetch_factor", "worker_init_fn")
-# Parts of the names of sentence-transformers' losses that compare a sample with others of the batch.
-IN_BATCH = (
-    "NegativesRanking", "GISTEmbed", "BatchAll", "BatchHard", "BatchSemiHard", "MegaBatch", "CoSENT", "AnglE",
-    "OnlineContrastive", "ContrastiveTension", "GlobalOrthogonal", "DistillKLDiv",
-)  # fmt: skip
-# Losses of trl that compare the samples of a batch: of trainers that estimate a divergence or a mean reward from
-# the batch, and those of any trainer that sort the batch.
-TRL_ESTIMATES, TRL_SORTS = ("KTOTrainer", "BCOTrainer"), ("aot", "aot_pair", "aot_unpaired")
-LOADING = ("collate_fn", "num_workers", "pin_memory")
 
 
 class BalancedTrainer(Trainer):
@@ -74,7 +58,10 @@ class BalancedTrainer(Trainer):
         cost, padded and micro_batch_cost are those of ``Pace.loader``; cost is by default the column
         args.length_column_name, or the number of tokens, if train_sampling_strategy is in BY_LENGTH.
 
-    A stream as train_dataset needs args.max_steps; each rank reads the part of it that ``part_of`` gives it.
+        shared: whether all ranks read the whole of a stream and divide each round; by default they do, unless it is
+        one of Hugging Face's datasets that was split by rank or has a multiple of the ranks' number of shards.
+
+    A stream as train_dataset needs args.max_steps.
 
     ``pace`` is the Pace of the newest ``train()``. A training that cannot be balanced (DeepSpeed, FSDP, several GPUs
     in one process) is refused with a PacelineError.
@@ -95,6 +82,8 @@ class BalancedTrainer(Trainer):
             self.balance.setdefault("micro_steps", steps)
         else:
             raise PacelineError(f"balance={{'loop': {loop!r}}}: expected 'whole' or 'round'")
+        self.shared: bool | None = self.balance.pop("shared", None)
+        switches(**{"balance={'shared'}": self.shared})
         self.loading = {name: self.balance.pop(name) for name in OF_COST if name in self.balance}
         # The loop must see a whole round as one batch, and leave it to Paceline to continue within an epoch after a
         # checkpoint. The user's own args are not changed.
@@ -118,6 +107,10 @@ class BalancedTrainer(Trainer):
     def get_train_dataloader(self) -> Any:
         if isinstance(self.train_dataset, IterableDataset):
             return StreamedRounds(self, super().get_train_dataloader())
+        if self.shared is not None:
+            raise PacelineError(
+                f"balance={{'shared': {self.shared}}} is for a stream, and train_dataset has a length; leave it out"
+            )
         check_indexed(self.train_dataset)
         plain = super().get_train_dataloader()
         sampler, known = order_of(plain.batch_sampler)
@@ -194,247 +187,6 @@ class BalancedTrainer(Trainer):
             self.args.average_tokens_across_devices = kept
 
 
-class Rounds:
-    """The iterable for the Trainer's loop: one ``Round`` for each optimizer step.
-
-    plain: the loader that the Trainer would have used; its data set, columns and collator are kept.
-    """
-
-    def __init__(self, trainer: BalancedTrainer, plain: Any) -> None:
-        self.trainer, self.dataset = trainer, plain.dataset
-        names = (*LOADING, *OF_WORKERS) if plain.num_workers else LOADING
-        self._options = {name: getattr(plain, name) for name in names}
-        self._options["drop_last"] = trainer.args.dataloader_drop_last
-        self._loader: Any = None
-
-    @property
-    def pace(self) -> Pace:
-        """The Trainer's Pace."""
-        assert self.trainer.pace is not None
-        return self.trainer.pace
-
-    def start(self, saved: dict[str, Any] | None, steps: int) -> None:
-        """Begin when the model is wrapped. saved: the state after ``steps`` optimizer steps. Collective."""
-        trainer = self.trainer
-        first = trainer.pace is None
-        if trainer.pace is not None:
-            trainer.pace.detach()
-        trainer.pace = pace = Pace(trainer.model_wrapped, **trainer.balance)
-        if first:
-            _warn_of_comparisons(trainer)
-        self._loader = self._made(pace)
-        self._resume(saved, steps)
-
-    def state(self) -> dict[str, Any]:
-        """The state for ``start``."""
-        return self.pace.state_dict()
-
-    def epoch_after(self) -> float:
-        """Epochs done so far, including the done part of the current one."""
-        return self.pace.epoch + 1 - self.pace.host.progress.left / len(self)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Use the order of this epoch; within an epoch, continue at the current position."""
-        self._loader.set_epoch(epoch)
-
-    def __len__(self) -> int:
-        return self._rounds
-
-    def __iter__(self) -> Iterator[Round]:
-        pace, micro_steps = self.pace, iter(self._loader)
-        for _, size in list(pace.host.progress.remaining()):
-            yield Round(pace, micro_steps, size)
-
-    @cached_property
-    def _rounds(self) -> int:
-        """The rounds of an epoch."""
-        trainer = self.trainer
-        floor = 2 if has_batch_norm(trainer.model_wrapped) else 1
-        samples, batch = len(self.dataset), trainer.balance["global_batch"]
-        if trainer.args.dataloader_drop_last:
-            samples -= samples % batch
-        return rounds(samples, 0, batch, floor)
-
-    def _made(self, pace: Pace) -> Any:
-        """The loader of the training samples."""
-        trainer, args = self.trainer, self.trainer.args
-        seed = args.seed if args.data_seed is None else args.data_seed
-        shuffle = SHUFFLES[getattr(args, "train_sampling_strategy", "random")]
-        cost = _cost_of(trainer) | trainer.loading
-        return pace.loader(self.dataset, seed=seed, shuffle=shuffle, **(cost | self._options))
-
-    def _resume(self, saved: dict[str, Any] | None, steps: int) -> None:
-        """Continue from this state, made after ``steps`` optimizer steps."""
-        if saved is not None:
-            self.pace.load_state_dict(saved)
-        elif steps % len(self):
-            raise PacelineError(
-                f"the checkpoint after step {steps} was made within an epoch by a Trainer that did not balance, with "
-                "its own order of samples; continue from one made at the end of an epoch"
-            )
-
-
-class StreamedRounds(Rounds):
-    """``Rounds`` of a stream, of which each rank takes its own part (see ``part_of``)."""
-
-    def __init__(self, trainer: BalancedTrainer, plain: Any) -> None:
-        args = trainer.args
-        reasons = {
-            f"max_steps={args.max_steps} with a stream, whose samples are not counted; set max_steps to the number "
-            "of optimizer steps": args.max_steps <= 0,
-            "dispatch_batches=True lets rank 0 read for all ranks, and with Paceline each rank reads its own part of "
-            "the stream; leave it out": trainer.accelerator.dispatch_batches,
-            f"balance={{{', '.join(map(repr, trainer.loading))}}} needs samples that are known ahead, and a stream's "
-            "are not; leave it out": trainer.loading,
-        }
-        refuse("BalancedTrainer", reasons)
-        super().__init__(trainer, plain)
-        self.dataset = part_of(trainer.train_dataset, args.process_index, args.world_size)
-        self._drawn = [0] * args.world_size  # samples of this epoch that each rank has run
-        self._resumed = False
-        self._first = 0  # epoch of the stream in the Trainer's first epoch
-
-    def state(self) -> dict[str, Any]:
-        return super().state() | {"stream": {"drawn": list(self._drawn), "workers": self._workers}}
-
-    def epoch_after(self) -> float:
-        # As the Trainer counts if the length is unknown: a whole epoch is max_steps rounds, or the stream's end.
-        done = -(-sum(self._drawn) // self.trainer.balance["global_batch"])
-        return self.pace.epoch + done / self.trainer.args.max_steps
-
-    def set_epoch(self, epoch: int) -> None:
-        """Use the stream's order of this epoch, counted from the checkpoint."""
-        self._choose(self._first + epoch)
-
-    def __len__(self) -> int:
-        raise TypeError("a stream has no length")
-
-    def __iter__(self) -> Iterator[Round]:
-        resumed, self._resumed = self._resumed, False
-        if not resumed:
-            self._drawn = [0] * self.pace.ranks
-        ran = False
-        for each in self._epoch():
-            ran = True
-            yield each
-        if resumed and not ran:  # the checkpoint was made at the end of the stream
-            self._first += 1
-            self._choose(self.pace.epoch)
-            self._drawn = [0] * self.pace.ranks
-            yield from self._epoch()
-
-    @property
-    def _workers(self) -> int:
-        return int(self._options["num_workers"])
-
-    def _choose(self, epoch: int) -> None:
-        """Take this epoch next, also within the stream."""
-        self.pace.host.progress.choose(epoch)
-        data, args = self.trainer.train_dataset, self.trainer.args
-        if hasattr(self.dataset, "set_epoch"):
-            self.dataset.set_epoch(epoch)
-        elif isinstance(generator := getattr(data, "generator", None), torch.Generator):
-            generator.manual_seed((args.seed if args.data_seed is None else args.data_seed) + epoch)
-
-    def _epoch(self) -> Iterator[Round]:
-        """The rounds until the stream ends."""
-        pace, micro_steps = self.pace, iter(self._loader)
-        for first in micro_steps:
-            plan = pace.host.piece.plan
-            self._drawn = [before + int(load) for before, load in zip(self._drawn, plan.loads, strict=True)]
-            yield Round(pace, chain([first], micro_steps), plan.batch)
-
-    def _made(self, pace: Pace) -> Any:
-        return pace.stream(self.dataset, **self._options)
-
-    def _resume(self, saved: dict[str, Any] | None, steps: int) -> None:
-        pace = self.pace
-        if saved is not None:
-            pace.load_state_dict(saved)
-        self._first = pace.epoch
-        if not self.trainer.reads_over:
-            pace.host.progress.begin(pace.epoch)
-            return
-        stream = (saved or {}).get("stream")
-        if stream is None and (pace.samples_done or (saved is None and steps)):
-            raise PacelineError(
-                f"the checkpoint after step {steps} does not say how far each rank has read the stream; expected one "
-                "of BalancedTrainer with a stream, or ignore_data_skip=True to begin the stream again"
-            )
-        if stream is None or not pace.samples_done:
-            return
-        made, now = (len(stream["drawn"]), stream["workers"]), (pace.ranks, self._workers)
-        if made != now:
-            raise PacelineError(
-                f"the checkpoint was made within a stream by {made[0]} ranks with {made[1]} loading processes, and "
-                f"this run has {now[0]} with {now[1]}; use the same, or ignore_data_skip=True to begin it again"
-            )
-        self._drawn, self._resumed = list(stream["drawn"]), True
-        self._loader.skip(self._drawn[pace.rank])
-
-
-class Part(IterableDataset[Any]):
-    """This rank's samples of a stream that every rank reads in the same order: every n-th of n ranks'."""
-
-    def __init__(self, stream: Any, rank: int, ranks: int) -> None:
-        self._stream, self._rank, self._ranks = stream, rank, ranks
-        if hasattr(stream, "set_epoch"):
-            self.set_epoch = stream.set_epoch
-
-    def __iter__(self) -> Iterator[Any]:
-        return islice(self._stream, self._rank, None, self._ranks)
-
-
-def part_of(stream: Any, rank: int, ranks: int) -> Any:
-    """This rank's part of a stream. The parts of all ranks have each sample once.
-
-    A stream of Hugging Face's datasets is split by ``split_dataset_by_node``: by shards if their number is a multiple
-    of the ranks, else by samples. One that was split for these ranks already is taken as it is.
-    """
-    if ranks == 1:
-        return stream
-    if type(stream).__module__.partition(".")[0] != "datasets":
-        return Part(stream, rank, ranks)
-    from datasets.distributed import split_dataset_by_node
-
-    split = getattr(stream, "_distributed", None)
-    if split is None:
-        return split_dataset_by_node(stream, rank, ranks)
-    if (split.rank, split.world_size) != (rank, ranks):
-        raise PacelineError(
-            f"train_dataset was split for rank {split.rank} of {split.world_size}; expected it for rank {rank} of "
-            f"{ranks}, or without split_dataset_by_node"
-        )
-    return stream
-
-
-class Round(dict[str, Any]):
-    """One item of the Trainer's loop: a round, whose micro-batches are drawn when they are run. As a mapping, in
-    which the Trainer counts tokens, it has this rank's inputs of the micro-batches that are done.
-
-    samples: of the round, over all ranks.
-    """
-
-    def __init__(self, pace: Pace, micro_steps: Iterator[Any], samples: int) -> None:
-        super().__init__()
-        self.samples = samples
-        self._pace, self._loop = pace, micro_steps
-
-    def micro_steps(self) -> Iterator[Any]:
-        """This rank's micro-batches."""
-        while True:
-            yield next(self._loop)
-            if self._pace.host.last:
-                return
-
-    def note(self, main: str, batch: Any) -> None:
-        """Add the inputs of a micro-batch that is done."""
-        for name in (main, "attention_mask"):
-            if name in batch:
-                new = batch[name].reshape(-1) if self._pace.counts else batch[name].new_empty(0)
-                self[name] = torch.cat([self[name], new]) if name in self else new
-
-
 class Pacing(TrainerCallback, ExportableState):
     """Reports the Trainer's steps to the pace, and puts the pace's state into the Trainer's checkpoints."""
 
@@ -483,19 +235,6 @@ class Pacing(TrainerCallback, ExportableState):
         return self._rounds.pace
 
 
-def _cost_of(trainer: BalancedTrainer) -> dict[str, Any]:
-    """The loader's options on the samples' costs if the Trainer samples by length."""
-    args, dataset = trainer.args, trainer.train_dataset
-    if getattr(args, "train_sampling_strategy", "random") not in BY_LENGTH or "cost" in trainer.loading:
-        return {}
-    # Read the data set that the user gave: the loader has only those columns that the model takes.
-    name = args.length_column_name
-    if name not in (getattr(dataset, "column_names", None) or ()):
-        named = getattr(trainer.processing_class, "model_input_names", None)
-        name = named[0] if named else "input_ids"
-    return {"cost": read(name, dataset).lengths}
-
-
 def _labels(batch: Any) -> int | None:
     """The number of labels that the loss of this batch is a mean over; None if it has no labels."""
     labels = batch.get("labels")
@@ -509,44 +248,6 @@ def _gather_unlike(tensor: torch.Tensor) -> torch.Tensor:
     rows = tensor[None] if tensor.ndim == 0 else tensor
     own = rows.detach().cpu().clone()  # without a copy, a slice would be sent with its whole storage
     return torch.cat([each.to(rows.device) for each in peers.gather(own)])
-
-
-def _warn_of_comparisons(trainer: Trainer) -> None:
-    """Warn, once, about a loss that compares the samples of a batch with each other."""
-    losses = getattr(trainer, "loss", None)
-    made = losses.values() if isinstance(losses, dict) else [losses]
-    found = [each for each in (*made, trainer.model) if isinstance(each, torch.nn.Module)]
-    modules = torch.nn.ModuleList(found)
-    name = next((kind for each in modules.modules() if (kind := comparing(each))), None) or of_trl(trainer)
-    if name is not None and peers.rank() == 0:
-        warnings.warn(
-            f"{name} compares the samples of a micro-batch with each other, so that its value depends on how the "
-            "batch is divided: on the number of ranks, as under plain DDP, and also on the balancing; "
-            "balance={'policy': 'equal'} divides it as plain DDP does",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-
-
-def comparing(module: torch.nn.Module) -> str | None:
-    """The name of a loss that is not a mean of losses of single samples; None if it is not known as one."""
-    kind = type(module)
-    package = kind.__module__.partition(".")[0]
-    known = package == "sentence_transformers" and any(part in kind.__name__ for part in IN_BATCH)
-    return kind.__name__ if known or kind.__module__.startswith("pytorch_metric_learning.losses") else None
-
-
-def of_trl(trainer: Any) -> str | None:
-    """The name of a loss of trl's trainers that compares the samples of a batch; None if it is not known as one."""
-    kinds = [kind.__name__ for kind in type(trainer).__mro__ if kind.__module__.partition(".")[0] == "trl"]
-    if not kinds:
-        return None
-    given = getattr(trainer.args, "loss_type", None)
-    sorting = [name for name in (given if isinstance(given, list) else [given]) if name in TRL_SORTS]
-    if sorting:
-        return f"the loss {sorting[0]!r} of {kinds[0]}"
-    estimates = kinds[0] in TRL_ESTIMATES and getattr(trainer, "calculate_KL", True)
-    return f"the loss of {kinds[0]}" if estimates else None
 
 
 def _check(trainer: Trainer) -> None:

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, switches
 from paceline.policies import Policy
 from paceline.rounds import Cluster, Indices
 from paceline.torch import callbacks as callback
@@ -33,6 +33,7 @@ from paceline.torch import local, metrics, peers
 from paceline.torch.elastic.member import Member
 from paceline.torch.feed.loader import BalancedLoader
 from paceline.torch.feed.rounds import Sizes, iterate, run_round
+from paceline.torch.feed.shared import SharedStreamLoader
 from paceline.torch.feed.streams import StreamLoader
 from paceline.torch.gradients.reducers import Reducer, reducer_of
 from paceline.torch.host import Hosting
@@ -228,7 +229,13 @@ class Pace:
         return loader
 
     def stream(
-        self, stream: Any, *, drop_last: bool = False, batches: bool = False, **options: Any
+        self,
+        stream: Any,
+        *,
+        drop_last: bool = False,
+        batches: bool = False,
+        shared: bool = False,
+        **options: Any,
     ) -> StreamLoader:
         """This rank's loader over its own stream: an IterableDataset, or anything that can be iterated.
 
@@ -238,9 +245,13 @@ class Pace:
 
         drop_last: leave out the last samples if they do not fill a whole round. batches: the stream gives batches of
             any size instead of samples; they are cut and joined along their first dimension.
+        shared: all ranks are given the same stream, read it whole, and each keeps its slice of every round. Then a
+            faster rank also runs more samples of an epoch; with streams of their own it comes to its end earlier.
         Further options: collate_fn, and for an IterableDataset those of torch's DataLoader (num_workers, ...).
         """
-        loader = StreamLoader(self.loop, stream, len(self._loaders), drop_last, batches, options)
+        switches(shared=shared)
+        kind = SharedStreamLoader if shared else StreamLoader
+        loader = kind(self.loop, stream, len(self._loaders), drop_last, batches, options)
         self._loaders.append(loader)
         return loader
 

@@ -19,7 +19,7 @@ from paceline.torch import Pace
 from paceline.torch.feed.streams import available
 from support.guarantees import guarantee
 from support.ranks import run_ranks
-from support.stream_jobs import Stream, fails_while_drawing, streams
+from support.stream_jobs import Stream, fails_while_drawing, shares_unlike, streams
 from support.torch_jobs import UNEVEN, fresh
 
 pytestmark = pytest.mark.processes
@@ -40,6 +40,14 @@ CASES: dict[str, dict[str, Any]] = {
     "goes on in the middle": {"stop": 2},
     "left within a round": {"leave": 3, "ends": (100, 110, 150)},
     "in pairs": {"quantum": 2, "drop_last": True, "ends": (40, 90, 150)},
+    "shared": {"shared": True},
+    "shared, uneven": {"shared": True, "policy": UNEVEN, "limits": ((1, None),) * 3},
+    "shared, batches": {"shared": True, "batches": True},
+    "shared, by round": {"shared": True, "loop": "round", "micro_batch": 5},
+    "shared, the last left out": {"shared": True, "drop_last": True, "quantum": 2},
+    "shared, read by processes": {"shared": True, "workers": 1},
+    "shared, goes on in the middle": {"shared": True, "stop": 2},
+    "shared, left within a round": {"shared": True, "leave": 3},
 }
 
 
@@ -58,6 +66,21 @@ def test_every_sample_once_and_the_model_of_one_process() -> None:
             assert set(used) == set(range(count)), name
         else:
             assert used == list(range(count)), f"{name}: {len(used)} of {count}"
+
+
+@guarantee("A stream that all ranks share is divided by the plan in every round, in the order of the stream.")
+def test_ranks_that_share_a_stream_take_their_slice_of_each_round() -> None:
+    case = {"shared": True, "policy": UNEVEN, "limits": ((1, None),) * 3}
+    parts = [used for ((_, used, _),) in run_ranks(3, streams, [case])]
+    for start in range(0, 150, 24):
+        slices = [[index for index in used if start <= index < start + 24] for used in parts]
+        assert [index for each in slices for index in each] == list(range(start, min(start + 24, 150)))
+    assert len({*map(len, parts)}) > 1
+
+
+def test_ranks_that_share_a_stream_and_read_others_are_told() -> None:
+    for said in run_ranks(3, shares_unlike):
+        assert "the ranks read 20, 21, 22 samples of a stream that they share" in said
 
 
 @given(

@@ -75,9 +75,13 @@ class StreamBuffer:
             self.held.appendleft(taken)
             self.count += self._size(taken)
 
+    def cut(self, taken: Any, start: int, end: int) -> Any:
+        """The samples from ``start`` to ``end`` of what was taken."""
+        return self._cut(taken, start, end)
+
     def batch(self, taken: Any, start: int = 0, end: int | None = None) -> Any:
         """The loop's batch of what was taken, or of its samples from ``start`` to ``end``."""
-        some = taken if end is None else self._cut(taken, start, end)
+        some = taken if end is None else self.cut(taken, start, end)
         return some if self._collate is None else self._collate(some)
 
 
@@ -212,8 +216,7 @@ class StreamLoader:
     def open(self) -> None:
         loader = isinstance(self._stream, DataLoader)
         if loader and not self._seeded:
-            seeds = torch.initial_seed(), self._loop.rank, self.number or 0, self._iterations
-            self._stream.generator = draws(*seeds)
+            self._stream.generator = draws(*self._seeds(), self.number or 0, self._iterations)
         self._iterations += 1
         source = iter(self._stream)
         # An iterator continues from where it was left. With persistent processes a DataLoader returns the same object
@@ -234,7 +237,7 @@ class StreamLoader:
             self._buffer.take(some)
             self._skipped -= some
         self._skipped = 0
-        self._report(0)
+        self._report(self._aim(0))
 
     def end(self) -> None:
         if (
@@ -242,7 +245,7 @@ class StreamLoader:
             and self._loop.round.piece is not None
             and self._loop.round.phase != COMPLETE
         ):
-            self._buffer.back(self._taken)  # the round was left
+            self._put_back()  # the round was left
         self._taken, self._loads = None, None
 
     def more(self) -> bool:
@@ -258,8 +261,8 @@ class StreamLoader:
             loads = self._loads
             assert loads is not None
             own, self._loads = int(loads[loop.rank]), None
-            self._taken = self._buffer.take(own)
-            self._report(own)
+            self._taken = self._take(loads)
+            self._report(self._aim(own))
             filler = np.full(terms.floor, -1) if terms.fills else None
             plan = RoundPlan(loop.progress.rounds, loads, int(loads.sum()))
             self._planned = pieces(terms, plan, np.arange(own), filler=filler)
@@ -293,19 +296,23 @@ class StreamLoader:
                 break
             if not attempt:
                 # Several streams have ended at once: the others draw a whole batch each.
-                self._report(terms.global_batch)
+                self._report(self._aim(terms.global_batch))
                 self._receive()
         batch = int(min(can.sum(), terms.global_batch))
         if not batch or (self._drop_last and batch < terms.global_batch):
-            if self._empty:
-                raise PacelineError(
-                    f"the streams of all ranks give {batch} samples in this epoch, too few for a round; expected "
-                    "streams that begin again in each epoch, as an IterableDataset does and an iterator does not"
-                )
-            self._over = True
+            self._finish(batch)
             return None
         self._empty = False
         return terms.balancer.loads(loop.progress.rounds, batch, can > 0, can)
+
+    def _finish(self, left: int) -> None:
+        """The epoch is over. left: samples that are too few for a round. Raises PacelineError if it had no round."""
+        if self._empty:
+            raise PacelineError(
+                f"the streams of all ranks give {left} samples in this epoch, too few for a round; expected "
+                "streams that begin again in each epoch, as an IterableDataset does and an iterator does not"
+            )
+        self._over = True
 
     def _draw(self) -> bool:
         """Draw one item ahead; False if the stream has ended."""
@@ -317,11 +324,26 @@ class StreamLoader:
                 self._ended = True
         return not self._ended
 
-    def _report(self, load: int) -> None:
-        """Draw ahead after a round in which this rank ran ``load`` samples, and send how many it holds."""
+    def _seeds(self) -> tuple[int, ...]:
+        """Seeds for the loading processes: others on each rank."""
+        return torch.initial_seed(), self._loop.rank
+
+    def _take(self, loads: Indices) -> Any:
+        """Take this rank's samples of a round out of those drawn ahead."""
+        return self._buffer.take(int(loads[self._loop.rank]))
+
+    def _put_back(self) -> None:
+        """Put back what ``_take`` took."""
+        self._buffer.back(self._taken)
+
+    def _aim(self, load: int) -> int:
+        """The samples to hold ahead after a round in which this rank ran ``load`` samples."""
         terms, ranks = self._loop.terms, self._loop.ranks
         aim = wanted(load, terms.global_batch, int(self._supply["ended"].sum()), ranks)
-        aim += (terms.floor - 1) * ranks
+        return aim + (terms.floor - 1) * ranks
+
+    def _report(self, aim: int) -> None:
+        """Draw ahead until this rank holds ``aim`` samples, and send how many it holds."""
         while self._buffer.count < aim and self._draw():
             pass
         self._keep_some()
