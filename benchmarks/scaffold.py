@@ -7,6 +7,7 @@ import math
 import multiprocessing
 import os
 import signal
+import sys
 from multiprocessing.context import ForkServerContext
 from typing import Any
 
@@ -17,7 +18,7 @@ PLAIN = ("plain DDP, equal", "plain DDP, by hand")
 
 
 class _CommandLine(argparse.ArgumentParser):
-    """Numbers are above 0 where their defaults are, else at least 0."""
+    """Numbers are above 0 where their defaults are, else at least 0. What the benchmark does is printed at once."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         asked, rest = super().parse_known_args(args, namespace)
@@ -29,6 +30,8 @@ class _CommandLine(argparse.ArgumentParser):
                     least = "above 0" if above else "of 0 or more"
                     name = (action.option_strings or [action.dest])[0]
                     self.error(f"{name} {value}: expected a number {least}")
+        does = (self.description or "").strip().partition("\n")[0]
+        print(f"{self.prog}: {does}", file=sys.stderr, flush=True)
         return asked, rest
 
 

@@ -166,7 +166,9 @@ def show(console: Console, outcomes: Sequence[Played], verbose: bool) -> None:
         if isinstance(outcome, DealtOutcome):  # each policy by count and by cost
             tables.print_whole(console, _table_by_cost(outcome))
             continue
-        tables.print_whole(console, table(outcome, verbose))
+        tables.print_whole(console, table(outcome))
+        if verbose:
+            tables.print_whole(console, _details(outcome))
         for sentence in [*worth.of_scenario(outcome.scenario), *(bounds(outcome) if verbose else ())]:
             tables.say(console, sentence)
 
@@ -300,27 +302,37 @@ def heading(scenario: Scenario) -> str:
     )
 
 
-def table(outcome: Outcome, verbose: bool = False) -> Table:
+def _fastest_first(outcome: Outcome) -> list[tuple[str, Any]]:
+    return sorted(outcome.policies.items(), key=lambda item: float(item[1].latency.sum(0).mean()))
+
+
+def table(outcome: Outcome) -> Table:
     """The figures of every policy, the fastest first; the best possible time is the oracle's."""
-    shown_rounds = list(seconds_at(next(iter(outcome.policies.values()))))
-    if not verbose:  # the first and the last: the table fits into 80 columns
-        shown_rounds = list(dict.fromkeys((shown_rounds[0], shown_rounds[-1])))
-    at = (f"round {t} (s)" for t in shown_rounds)
-    more = ("regret (s)", "deciding") if verbose else ()
-    shown = tables.begun("policy", figures=("total (s)", "of best possible", "waiting", *at, *more))
-    for name, played in sorted(outcome.policies.items(), key=lambda item: item[1].latency.sum(0).mean()):
-        lost = float(regret(played, outcome)[-1].mean())
+    rounds = list(seconds_at(next(iter(outcome.policies.values()))))
+    ends = list(dict.fromkeys((rounds[0], rounds[-1])))
+    at = (f"round {t} (s)" for t in ends)
+    shown = tables.begun("policy", figures=("total (s)", "of best possible", "waiting", *at))
+    for name, played in _fastest_first(outcome):
         shown.add_row(
             name,
             _spread(played.latency),
             words.percent(float(1 / oracle_ratio(played, outcome).mean())),
             words.percent(float(idle_share(played).mean())),
-            *(number(seconds_at(played)[t].mean) for t in shown_rounds),
-            *(
-                (number(lost if lost > 1e-9 else 0.0), words.seconds(played.decide_seconds))
-                if verbose
-                else ()
-            ),
+            *(number(seconds_at(played)[t].mean) for t in ends),
+        )
+    return shown
+
+
+def _details(outcome: Outcome) -> Table:
+    """The rounds between the first and the last of ``table``, the regret, and what deciding took."""
+    between = list(seconds_at(next(iter(outcome.policies.values()))))[1:-1]
+    at = (f"round {t} (s)" for t in between)
+    shown = tables.begun("policy", figures=(*at, "regret (s)", "deciding"))
+    for name, played in _fastest_first(outcome):
+        lost = float(regret(played, outcome)[-1].mean())
+        figures = (number(seconds_at(played)[t].mean) for t in between)
+        shown.add_row(
+            name, *figures, number(lost if lost > 1e-9 else 0.0), words.seconds(played.decide_seconds)
         )
     return shown
 

@@ -124,10 +124,12 @@ def show(
     unit = "ms" if found.spent.step < MILLISECONDS else "s"
     console.print()
     scale = 1e3 if unit == "ms" else 1.0
+    alike = _alike(found)
+    part = "a step" if alike is None else f"a step of {number(alike)} {_counted(found)}"
     steps = (
         f"medians of {found.spent.steps:,} steps; the exchange takes {number(scale * found.spent.exchanging)}"
     )
-    tables.say(console, f"Where a step goes on each rank, in {unit} ({steps}):")
+    tables.say(console, f"Where {part} goes on each rank, in {unit} ({steps}):")
     tables.print_whole(console, _ranks(found, scale))
     tables.say(console, "How long the same batches would have taken under other divisions:")
     tables.print_whole(console, compared.table(found.answer, "loads" if found.loop.sure else "rows"))
@@ -146,6 +148,17 @@ def show(
         tables.show_lines([line("verify", "--", *(command or training()))], console)
 
 
+def _counted(found: Diagnosis) -> str:
+    return "samples" if found.loop.sure else "rows"
+
+
+def _alike(found: Diagnosis) -> float | None:
+    """The samples of every rank, if these are the same and a column of them makes the table wider than 60 columns."""
+    loads = np.median(found.run.loads, axis=0)
+    fetch, _, move, *_ = found.spent.phases
+    return float(loads[0]) if fetch.any() and move.any() and (loads == loads[0]).all() else None
+
+
 def _ranks(found: Diagnosis, scale: float) -> Table:
     spent = found.spent
     fetch, prepare, move, *_, finish = spent.phases
@@ -155,13 +168,13 @@ def _ranks(found: Diagnosis, scale: float) -> Table:
         *([("move", move)] if move.any() else []),
         *[("compute", spent.computing), ("update", finish), ("wait", spent.waiting)],
     ]
-    count = "samples" if found.loop.sure else "rows"
-    shown = tables.begun(figures=("rank", count, *(head for head, _ in columns), "slower"))
+    load = () if _alike(found) is not None else (_counted(found),)
+    shown = tables.begun(figures=("rank", *load, *(head for head, _ in columns), "slower"))
     order = np.argsort(-np.nan_to_num(spent.slowness), kind="stable")[:SHOWN]
     for rank in sorted(order) if len(order) == found.run.workers else order:
         shown.add_row(
             str(rank),
-            number(float(np.median(found.run.loads[:, rank]))),
+            *(number(float(np.median(found.run.loads[:, rank]))) for _ in load),
             *(number(scale * float(values[rank])) for _, values in columns),
             times(float(spent.slowness[rank])),
         )
