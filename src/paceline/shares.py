@@ -7,6 +7,7 @@ All functions work on arrays of shape (..., n), each row by itself. Limits are l
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -80,6 +81,7 @@ def project(y: ArrayLike, least: ArrayLike = 0.0, most: ArrayLike = 1.0) -> Arra
     """
     y, whole = numbers("y", y, "one number for each worker"), np.ones(1)
     low, high = _limits(whole, least, most)
+    _fitting(_some("y", y).shape, low, high)
     # x = clip(y - theta, least, most) is a water level with unit speeds and offsets -y; the level is -theta.
     return _fill(np.ones_like(y), -y, whole, low, high, None)[1]
 
@@ -96,6 +98,7 @@ def proportional(weights: ArrayLike, least: ArrayLike = 0.0, most: ArrayLike = 1
     """
     weights, whole = numbers("weights", weights, "one number for each worker"), np.ones(1)
     low, high = _limits(whole, least, most)
+    _fitting(_some("weights", weights).shape, low, high)
     reach = np.where(weights > 0, high, low).sum(-1, keepdims=True)
     if np.any(reach < whole):
         spare = np.maximum(weights.max(-1, keepdims=True), 1.0) * 1e-12
@@ -103,9 +106,29 @@ def proportional(weights: ArrayLike, least: ArrayLike = 0.0, most: ArrayLike = 1
     return _fill(weights, np.zeros_like(weights), whole, low, high, None)[1]
 
 
+def _some(name: str, value: Array) -> Array:
+    """The numbers of one or more workers. Raises PacelineError if there are none."""
+    if not value.size:
+        raise PacelineError(f"{name}={short(value.tolist())}: expected one number for each worker")
+    return value
+
+
 def _numbers(least: ArrayLike, most: ArrayLike) -> tuple[Array, Array]:
     wanted = "a number, or one for each worker"
     return numbers("least", least, wanted), numbers("most", most, wanted)
+
+
+def _fitting(shape: tuple[int, ...], low: Array, high: Array) -> None:
+    """Raises PacelineError if the limits are not of this many workers, the last axis of ``shape``."""
+    with suppress(ValueError):
+        if low.size and high.size and np.broadcast_shapes(shape, low.shape, high.shape):
+            return
+        if shape == low.shape == high.shape == ():
+            return
+    raise PacelineError(
+        f"least and most have shapes {low.shape} and {high.shape}: expected a number, or one for each of "
+        f"{shape[-1] if shape else 1} workers"
+    )
 
 
 def _limits(total: Array, least: ArrayLike, most: ArrayLike) -> tuple[Array, Array]:
@@ -138,13 +161,8 @@ def _fill(
     level = (total + offset.sum(-1, keepdims=True)) / rate.sum(-1, keepdims=True)
     loads = rate * level
     loads -= offset
-    try:
-        settled = ((low <= loads) & (loads <= high)).all(-1, keepdims=True)  # no limit binds
-    except ValueError:
-        shapes = f"least and most have shapes {low.shape} and {high.shape}"
-        raise PacelineError(
-            f"{shapes}: expected a number, or one for each of {loads.shape[-1]} workers"
-        ) from None
+    _fitting(loads.shape, low, high)
+    settled = ((low <= loads) & (loads <= high)).all(-1, keepdims=True)  # no limit binds
     settled &= np.abs(total - loads.sum(-1, keepdims=True)) <= CLOSE * np.abs(total)
     if settled.all():
         return level, loads
@@ -235,6 +253,7 @@ def _bisect(cost: Cost, total: Array, low: Array, high: Array) -> tuple[Array, A
     def loads_at(level: Array) -> Array:
         return np.clip(cost.load_at(level), low, high)
 
+    _fitting(np.shape(cost.load_at(np.zeros_like(total))), low, high)
     at_once = loads_at(np.zeros_like(total))
     left = np.zeros((*at_once.shape[:-1], 1))
     level, loads = _narrowed(loads_at, total, left, np.full_like(left, LARGEST))
@@ -282,6 +301,7 @@ def whole_samples(
     low, high = _numbers(least, batch if most is None else most)
     near = None  # fractional loads that are close to the best, if known
     if isinstance(expected, Plan):
+        _fitting(expected.shares.shape, low, high)
         low = np.where(expected.shares > 0, low, 0.0)
         cost = expected.costs or expected.by_shares()
         near = expected.shares * float(batch)
@@ -422,6 +442,8 @@ def at_least(loads: NDArray[np.int64], floor: int) -> NDArray[np.int64]:
         floor: The fewest samples of a worker with any.
     """
     try:
+        if np.ndim(loads) != 1:
+            raise TypeError
         small = (loads > 0) & (loads < floor) if floor > 1 else None
     except TypeError:
         given = f"loads={short(loads)}, floor={short(floor)}"
