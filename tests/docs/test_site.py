@@ -122,8 +122,10 @@ def test_each_picture_is_shown_in_light_and_in_dark(site: Path) -> None:
             page = browsers.opened(browser, viewport={"width": width, "height": 900}, color_scheme=scheme)
             page.goto((site / "within.html").as_uri())
             seen = [each for each in page.locator("article img").all() if each.is_visible()]
-            assert [each.get_attribute("src").endswith(f"#only-{scheme}") for each in seen] == [True]
-            assert seen[0].evaluate("image => image.complete && image.naturalWidth > 0")
+            assert len(seen) == within.count("#only-light")
+            for each in seen:
+                assert each.get_attribute("src").endswith(f"#only-{scheme}")
+                assert each.evaluate("image => image.complete && image.naturalWidth > 0")
 
 
 def test_the_reference_begins_with_what_users_call(site: Path) -> None:
