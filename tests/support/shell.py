@@ -48,8 +48,6 @@ NOT_RUN = {
     "paceline serve": "serves until it is ended; tests/test_printed.py runs it",
     "paceline doctor": "watches a script of the reader's; tests/doctor and tests/test_printed.py run it",
     "paceline verify": "runs a script of the reader's; tests/verify and tests/test_printed.py run it",
-    "paceline report runs/mine": "reads a run of the reader's",
-    "paceline whatif runs/mine": "reads a run of the reader's",
     "python benchmarks/": "takes minutes",
     "python docs/pictures/": "takes minutes",
     "python examples/": "tests/examples runs the examples",
