@@ -63,7 +63,7 @@ def rank_of(
     from torch.nn.parallel import DistributedDataParallel
     from torch.utils.data import DataLoader
 
-    from paceline.torch import Pace, leave, memory
+    from paceline.torch import Pace, Stall, leave, memory
     from paceline.torch.counter import NearbyCounter, StoreCounter
     from paceline.torch.feed.pieces import Order
 
@@ -99,7 +99,7 @@ def rank_of(
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
         pace: Pace | None = None
         if way != "plain DDP, by hand":
-            pace = Pace(ddp, batch, way, loop="pieces", patience=300)
+            pace = Pace(ddp, batch, way, loop="pieces", stall=Stall(patience=300))
             loader = pace.loader(data, collate_fn=as_it_is)
         began, ran, step, epochs = 0.0, 0.0, 0, Order(len(inputs))
 

@@ -53,17 +53,9 @@ def table(source: str) -> str:
             raise ValueError(
                 f"{name}: {len(first)} characters; expected a first sentence of at most {LONGEST}"
             )
-        shown = default.replace("'", '"') if default != "SECONDS" else str(_seconds())
+        shown = default.replace("'", '"')
         rows.append(f"| `{name}` | {shown and f'`{shown}`'} | {first} |")
     return "\n".join(rows) + "\n"
-
-
-def _seconds() -> float:
-    """The default of ``patience``, from where it is defined."""
-    text = (SOURCE.parent / "liveness" / "stall.py").read_text(encoding="utf-8")
-    found = re.search(r"^SECONDS = ([\d.]+)", text, re.MULTILINE)
-    assert found is not None, "stall.py has no SECONDS"
-    return float(found[1])
 
 
 def made(page: str, source: str) -> str:

@@ -26,7 +26,7 @@ def test_the_script_finds_each_parameter_of_pace_and_its_default() -> None:
     found = dict(options.options(options.SOURCE.read_text(encoding="utf-8")))
     assert list(found) == [each.name for each in parameters]
     for each in parameters:
-        shown = found[each.name] if each.name != "patience" else str(options._seconds())
+        shown = found[each.name]
         assert shown == ("" if each.default is inspect.Parameter.empty else repr(each.default)), each.name
 
 

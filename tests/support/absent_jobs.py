@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import PacelineError, WorkerError
-from paceline.torch import Pace
+from paceline.torch import Pace, Stall
 from paceline.torch.exchange import GroupExchange, MemoryExchange
 from paceline.torch.liveness import stall
 from paceline.torch.liveness.stall import Missing
@@ -40,7 +40,7 @@ def _stopped(
         if (missing.round, missing.ranks, missing.lives) == (when, [who], False):
             events.tell(f"{number} {rank}")
 
-    pace = Pace(ddp, 60, policy, loop="pieces", on_missed=missed, patience=0.8)
+    pace = Pace(ddp, 60, policy, loop="pieces", stall=Stall(missed, 0.8))
     for x, y, _ in pace.loader(Samples(60 * 4), seed=5):
         if rank == who and pace.rounds == when and pace.host.first:
             events.stop(*(f"{number} {other}" for other in range(ranks) if other != who))
@@ -62,7 +62,7 @@ def late(rank: int, ranks: int, folder: str) -> list[Missing]:
         if (missing.round, missing.ranks, missing.lives) == (0, [1], True):
             events.tell(str(rank))
 
-    with Pace(ddp, 60, "equal", on_missed=missed, patience=1.0) as pace:
+    with Pace(ddp, 60, "equal", stall=Stall(missed, 1.0)) as pace:
         for x, y, _ in pace.loader(Samples(60 * 2), seed=5):
             if rank == 1 and pace.rounds == 0:
                 events.wait("0", "2")

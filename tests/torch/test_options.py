@@ -48,8 +48,7 @@ GOOD: dict[str, Any] = {"model": MODEL, "global_batch": 8, "policy": "level"}
         ({"deterministic": "no"}, "deterministic='no': expected True or False"),
         ({"elastic": "false"}, "elastic='false': expected True or False"),
         ({"fill": 2}, "fill=2: expected True or False"),
-        ({"on_missed": []}, r"on_missed=\[\]: expected 'warn', 'end' or a function"),
-        ({"patience": "60"}, "patience='60': expected a positive number of seconds"),
+        ({"stall": []}, r"stall=\[\]: expected 'warn', 'end', a function"),
     ],
 )
 def test_each_is_named(options: dict[str, Any], words: str) -> None:
@@ -109,7 +108,7 @@ JUNK = st.one_of(
 )  # fmt: skip
 OPTIONS = (
     "model", "global_batch", "policy", "limits", "micro_batch", "micro_steps", "loop", "quantum", "weigh",
-    "callbacks", "on_missed", "patience", "fill", "deterministic", "elastic",
+    "callbacks", "stall", "fill", "deterministic", "elastic",
 )  # fmt: skip
 
 

@@ -39,7 +39,7 @@ from paceline.torch.gradients.reducers import Reducer, reducer_of
 from paceline.torch.host import Hosting
 from paceline.torch.liveness.monitor import Alone, monitor
 from paceline.torch.liveness.shutdown import leave_in_time
-from paceline.torch.liveness.stall import SECONDS, OnMissed, answer, check
+from paceline.torch.liveness.stall import Reaction, Stall
 from paceline.torch.local_loop import LocalLoop
 from paceline.torch.loop import Loop
 from paceline.torch.options import Limits, Options
@@ -81,11 +81,9 @@ class Pace:
     callbacks: Records, trackers and callbacks of your own that take part in the run; the same on every rank.
         ``paceline.torch.callbacks`` has ``Record``, ``Wandb``, ``MLflow``, ``Prometheus``, ``OnRound``, ``StopOnNan``
         and others.
-    on_missed: The reaction to a silent rank: "warn", "end", or a function. "warn" names it in a warning, again after
-        twice the time; "end" names it on standard error and ends the process with status 1, so that a launcher can
-        start the ranks again; the function is called from a thread with a ``stall.Missing``.
-    patience: Seconds without a heartbeat after which a rank is missed. A rank that lives and is only late is missed
-        after ten times that, and ten times as long as rounds take: it may compile, evaluate or write a checkpoint.
+    stall: The reaction to a silent rank: "warn", "end", a function, or a ``Stall`` that also has the patience. "warn"
+        names it in a warning after 30 s without a heartbeat; "end" ends this process with status 1, so that a
+        launcher can start the ranks again; ``Stall("end", patience=60)`` does so after 60 s.
     elastic: Continue when a rank is killed, freezes, leaves or joins. The model is a plain module; the script is
         started by ``python -m paceline.torch.launcher``. Call ``pace.register(optimizer, ...)`` before the loop. See
         docs/faults.md.
@@ -118,8 +116,7 @@ class Pace:
         weigh: str = "loss",
         deterministic: bool = False,
         callbacks: Sequence[callback.Callback] = (),
-        on_missed: OnMissed = "warn",
-        patience: float = SECONDS,
+        stall: Reaction = "warn",
         elastic: bool = False,
         every: int | float | str | None = None,
         merge: local.Merge | None = None,
@@ -127,8 +124,7 @@ class Pace:
     ) -> None:
         given = Options.of(locals())
         given.check_kinds(model)
-        answer(on_missed)
-        check(patience)
+        reaction = Stall.of(stall)
         local.check(given, model, peers.ranks())
         if elastic:
             given.check_elastic()
@@ -153,7 +149,7 @@ class Pace:
         callback.start(callbacks, facts)
         self._callbacks = list(callbacks)
         # This comes last, since its threads run until the loop is closed.
-        self.loop.watch_over(Alone() if elastic else monitor(on_missed, patience))
+        self.loop.watch_over(Alone() if elastic else monitor(reaction))
 
     @property
     def global_batch(self) -> int:

@@ -26,7 +26,7 @@ from paceline.torch.callbacks import Callback
 from paceline.torch.elastic.link import Left, company
 from paceline.torch.elastic.member import Mended
 from paceline.torch.liveness.shutdown import end_with_parent
-from paceline.torch.liveness.stall import OnMissed
+from paceline.torch.liveness.stall import Missing, Stall
 from paceline.torch.local import Merge
 from paceline.torch.pace import Pace
 from paceline.train import slowdown
@@ -61,7 +61,7 @@ def train(
     emit: Emit,
     resume: bool = False,
     survives: bool = False,
-    missed: OnMissed = "warn",
+    missed: str | Callable[[Missing], object] = "warn",
 ) -> None:
     """Train as one of the workers of the run; ``journal.Journal`` makes the record from their events.
 
@@ -72,7 +72,7 @@ def train(
     resume: continue from the run directory's checkpoint (from the beginning if there is none yet).
     survives: whether the run continues without lost workers, which requires Paceline's own launcher. Else the workers
         are the ranks of the process group.
-    missed: what to do if ranks keep the others waiting, see Pace's ``on_missed``.
+    missed: what to do if ranks keep the others waiting, see ``Stall``.
     """
     link = company() if survives else None
     torch.manual_seed(config.seed)
@@ -107,7 +107,7 @@ def train(
         def on_members(self, change: Mended) -> None:
             emit({"type": "members", "mended": change})
 
-    options: dict[str, Any] = {"on_missed": missed, "patience": config.patience}
+    options: dict[str, Any] = {"stall": Stall(missed, config.patience)}
     if survives:
         options = {"elastic": True}
     if own:

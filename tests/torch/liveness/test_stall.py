@@ -10,7 +10,7 @@ from paceline.errors import PacelineError
 from paceline.torch.liveness import stall
 from paceline.torch.liveness.calls import Calls
 from paceline.torch.liveness.detector import LOOKS, Awake, FailureDetector
-from paceline.torch.liveness.stall import Failure, Missing, Sight, StallTimeout
+from paceline.torch.liveness.stall import Failure, Missing, Sight, Stall, StallTimeout
 from support.guarantees import guarantee
 
 
@@ -106,10 +106,10 @@ def test_patience_is_a_positive_number_of_seconds(value: object) -> None:
 
 
 def test_what_to_do_about_missing_ranks_is_checked() -> None:
-    with pytest.raises(PacelineError, match="on_missed='raise': expected 'warn', 'end' or a function"):
-        stall.answer("raise")
+    with pytest.raises(PacelineError, match="stall='raise': expected 'warn', 'end', a function"):
+        Stall("raise")
     with pytest.warns(RuntimeWarning, match="rank 3 has given no sign of life"):
-        stall.answer("warn")(Missing(0, [3], 31.0, False))
+        Stall.of("warn").react(Missing(0, [3], 31.0, False))
 
 
 def test_a_call_that_hangs_is_left_alone_after_its_time() -> None:

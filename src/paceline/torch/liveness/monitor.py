@@ -30,7 +30,7 @@ from paceline.torch import peers
 from paceline.torch.liveness import stall
 from paceline.torch.liveness.calls import Calls
 from paceline.torch.liveness.detector import Awake, FailureDetector
-from paceline.torch.liveness.stall import Failure, Sight, StallTimeout
+from paceline.torch.liveness.stall import Failure, Sight, Stall, StallTimeout
 
 _log = logging.getLogger(__name__)
 CONNECT_SECONDS = 60.0  # to reach the store
@@ -90,9 +90,8 @@ class Alone:
 class Monitor(Alone):
     """The monitor of a process group, which watches the other ranks. Construct it on all ranks."""
 
-    def __init__(self, on_missed: stall.OnMissed, seconds: float) -> None:
-        self._on_missed = stall.answer(on_missed)
-        seconds = stall.check(seconds)
+    def __init__(self, reaction: Stall) -> None:
+        self._reaction, seconds = reaction, float(reaction.patience)
         self._rank, ranks = peers.rank(), range(peers.ranks())
         self._pause = stall.pause(seconds, len(ranks))
         self._stall = StallTimeout(self._rank, seconds)
@@ -255,7 +254,7 @@ class Monitor(Alone):
             missing = self._stall.judge(self._sight, *self.where(), seconds)
             if missing is not None:
                 _log.info("%s", missing)
-                self._on_missed(missing)
+                self._reaction.react(missing)
 
 
 def lost(error: BaseException | None) -> bool:
@@ -267,9 +266,9 @@ def lost(error: BaseException | None) -> bool:
     )
 
 
-def monitor(on_missed: stall.OnMissed, seconds: float) -> Alone:
+def monitor(reaction: Stall) -> Alone:
     """The monitor of the ranks of this process group. Collective."""
-    return Monitor(on_missed, seconds) if peers.ranks() > 1 else Alone()
+    return Monitor(reaction) if peers.ranks() > 1 else Alone()
 
 
 # -- the end of a program that does not close its monitor: by an uncaught exception, or at its last line -------------

@@ -11,9 +11,10 @@ import sys
 import warnings
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from paceline.errors import PacelineError, number
+from paceline.errors import PacelineError, number, short
 
 SECONDS = 30.0  # of patience by default: without a sign of life until a rank is missing
 LIVING = 10.0  # times the patience, and
@@ -71,7 +72,42 @@ class Missing(NamedTuple):
         return f"{self.words}; {stays}end the run and continue from the last checkpoint"
 
 
-OnMissed = str | Callable[[Missing], object]
+@dataclass(frozen=True)
+class Stall:
+    """The reaction to ranks that keep the others waiting.
+
+    Attributes:
+        do: "warn" names the rank in a warning, again after twice the time. "end" names it on standard error and ends
+            the process with status 1, so that a launcher can start the ranks again. A function is called from a
+            thread with a ``Missing``.
+        patience: Seconds without a heartbeat after which a rank is missed. A rank that lives and is only late is
+            missed after ten times that, and ten times as long as rounds take: it may compile, evaluate or write a
+            checkpoint.
+
+    Raises:
+        PacelineError: ``do`` is none of these, or ``patience`` is not a positive number.
+    """
+
+    do: str | Callable[[Missing], object] = "warn"
+    patience: float = SECONDS
+
+    def __post_init__(self) -> None:
+        if not callable(self.do) and not (isinstance(self.do, str) and self.do in REACTIONS):
+            raise PacelineError(f"stall={short(self.do)}: expected 'warn', 'end', a function or a Stall(...)")
+        check(self.patience)
+
+    @classmethod
+    def of(cls, stall: Reaction) -> Stall:
+        """``stall``, or a ``Stall`` with this reaction. Raises PacelineError for anything else."""
+        return stall if isinstance(stall, Stall) else cls(stall)
+
+    def react(self, missing: Missing) -> None:
+        """React to the missing ranks."""
+        (self.do if callable(self.do) else REACTIONS[self.do])(missing)
+
+
+# What the ``stall`` of a Pace may be; the first two are short for a ``Stall``.
+Reaction = str | Callable[[Missing], object] | Stall
 
 
 def named(ranks: list[int]) -> str:
@@ -96,14 +132,7 @@ def last_words(sentence: str) -> None:
     sys.stderr.flush()
 
 
-def answer(on_missed: OnMissed) -> Callable[[Missing], object]:
-    """The function to call with missing ranks. Raises PacelineError for any other ``on_missed``."""
-    if callable(on_missed):
-        return on_missed
-    known = {"warn": warn, "end": end}
-    if not isinstance(on_missed, str) or on_missed not in known:
-        raise PacelineError(f"on_missed={on_missed!r}: expected 'warn', 'end' or a function")
-    return known[on_missed]
+REACTIONS: dict[str, Callable[[Missing], object]] = {"warn": warn, "end": end}
 
 
 def check(patience: float) -> float:
