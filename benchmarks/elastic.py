@@ -1,4 +1,4 @@
-"""What does ``elastic=True`` cost while nothing happens, beside plain DistributedDataParallel on even ranks?
+"""What does ``ElasticPace`` cost while nothing happens, beside plain DistributedDataParallel on even ranks?
 
     python benchmarks/elastic.py [--pairs 20] [--ranks 2] [--model lenet5,wide]
 
@@ -43,7 +43,7 @@ def work(where: Any, folder: str, name: str, pairs: int, pipe: Any) -> None:
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
 
-    from paceline.torch import Pace
+    from paceline.torch import ElasticPace
 
     os.environ.update(where.environment())
     torch.set_num_threads(1)
@@ -73,7 +73,7 @@ def work(where: Any, folder: str, name: str, pairs: int, pipe: Any) -> None:
                 plain.zero_grad()
                 yield
 
-    pace = Pace(model, batch, "equal", elastic=True, loop="pieces")
+    pace = ElasticPace(model, batch, "equal", loop="pieces")
     loader = pace.loader(Images(), collate_fn=lambda batch: batch)
     pace.register(optimizer)
 

@@ -1,4 +1,4 @@
-"""What a killed rank costs with torchft and with torchrun's restart, beside ``elastic=True``, on the same cores.
+"""What a killed rank costs with torchft and with torchrun's restart, beside ``ElasticPace``, on the same cores.
 
     pip install torchft  # into an environment of its own, whose python is given below
     python benchmarks/faults_beside.py --torchft /path/to/python [--kills 8] [--ranks 4]
@@ -258,7 +258,7 @@ def main() -> None:
             "--faults",
             str(asked.kills),
         ]
-        print("elastic=True:", flush=True)
+        print("ElasticPace:", flush=True)
         subprocess.run([*here, "--ranks", str(asked.ranks), "--seed", str(asked.seed)], check=True)
         if asked.torchft:
             killed("torchft", asked.torchft, asked.kills, asked.ranks, asked.seed)

@@ -169,7 +169,7 @@ def together(setting: Setting, way: Way, data: Samples, steps: int) -> list[torc
                 loss = torch.nn.functional.cross_entropy(run(x), y)
             pace.backward(loss, scaler=scaler)
             pace.step(optimizer, scaler)
-    pace.detach()
+    pace.host.detach()
     return [parameter.detach().double().cpu() for parameter in model.parameters()]
 
 

@@ -195,14 +195,15 @@ def balanced(run: Run, hook: str = "", policy: str = "level", merge: Any = None,
     """Paceline: exact under "level", or local steps, whose ``merge`` is given in words."""
     from torch.utils.data import TensorDataset
 
-    from paceline.torch import Merge, Pace
+    from paceline.torch import LocalSGD, Merge, Pace
 
-    many = len(run.task.samples[0])
-    local = options.get("loop") == "local"
+    many, local = len(run.task.samples[0]), merge is not None
     model = run.model if local else hooked(run, hook)
-    if local:
-        options["merge"] = Merge(**merge or {})
-    pace = Pace(model, run.batch, policy, **options)
+    pace: Any = (
+        LocalSGD(model, run.batch, policy, merge=Merge(**merge), **options)
+        if merge is not None
+        else Pace(model, run.batch, policy, **options)
+    )
     loader = pace.loader(TensorDataset(run.torch.arange(many)), seed=run.job["seed"])
     for _ in range(10**6):
         for (chosen,) in loader:
@@ -212,13 +213,13 @@ def balanced(run: Run, hook: str = "", policy: str = "level", merge: Any = None,
             if pace.rounds > rounds:  # with a delay, the base is what all share
                 base = None
                 if local and not pace.merged:
-                    base = pace.loop.local.base[: len(list(model.parameters()))]
-                run.shared(pace.epoch * many + pace.samples_done, base)
+                    base = pace._loop.local.base[: len(list(model.parameters()))]
+                run.shared(pace.epoch * many + pace.host.progress.samples_done, base)
 
 
 def locally(run: Run, every: int | str, policy: str = "level", **merge: Any) -> None:
     """Paceline's local steps."""
-    balanced(run, "", policy, merge, loop="local", every=every)
+    balanced(run, "", policy, merge, every=every)
 
 
 def seldom(run: Run, outer: dict[str, Any] | None = None) -> None:

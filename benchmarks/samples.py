@@ -195,8 +195,8 @@ def by_paceline(texts: Texts, batch: int) -> tuple[list[float], list[float], lis
         )
         pace.step(optimizer)
         ends.append(time.perf_counter())
-    pace.flush()
-    pace.detach()
+    pace.host.flush()
+    pace.host.detach()
     return ends, [result.loss for result in results], results
 
 

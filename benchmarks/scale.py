@@ -133,7 +133,7 @@ def rank_of(
         measured = steps - WARM_UP
         told.append((time.perf_counter() - began, (time.process_time() - ran) / measured, list(waits)))
         if pace is not None:
-            pace.detach()
+            pace.host.detach()
         ddp.reducer = None  # type: ignore[assignment]
     pipe.send((rank, told))
     dist.barrier()

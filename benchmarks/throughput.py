@@ -132,7 +132,7 @@ def rank_of(
                     pace.step(optimizer)
                     if pace.rounds == steps:
                         break
-            pace.detach()
+            pace.host.detach()
         stamps.append(time.perf_counter())
         if rank == 0:
             pipe.send((name, np.diff(stamps)))

@@ -16,13 +16,13 @@ ROOT = Path(__file__).resolve().parents[1]
 LONGEST = 160  # characters of a promise
 GROUPS = {  # headings, and the beginnings of the paths of their tests, of which the longest counts
     "Your own training loop": ("torch/",),
-    'Ranks that step by themselves, with `loop="local"`': ("torch/test_local", "cli/test_train_local"),
+    "Ranks that step by themselves, with `LocalSGD`": ("torch/test_local", "cli/test_train_local"),
     "The doctor and `paceline verify`": ("doctor/", "verify/"),
     "Frameworks around your loop": ("hosts/", "ray/test_ray_train", "examples/test_ports"),
     "Ranks that freeze, fail or are late": (
         *("torch/liveness/", "torch/test_peers", "cli/test_train_frozen"),
     ),
-    "Ranks that are lost or join, with `elastic=True`": (
+    "Ranks that are lost or join, with `ElasticPace`": (
         *("torch/elastic/", "torch/test_launcher"),
         *("train/test_elastic", "cli/test_train_goes_on"),
     ),
@@ -48,7 +48,7 @@ GROUPS = {  # headings, and the beginnings of the paths of their tests, of which
 }
 SHOWN = (  # by commands: heading, promise, command
     (
-        "Ranks that are lost or join, with `elastic=True`",
+        "Ranks that are lost or join, with `ElasticPace`",
         "After kills, freezes, departures and joins at any instant, each sample of a round counts once, with the "
         "model of one process.",
         "`python benchmarks/faults.py`",

@@ -40,7 +40,7 @@ def main() -> None:
     loader = pace.loader(dataset, seed=0)  # 2: instead of DataLoader and prepare
     for _ in range(options.epochs):
         for x, y in loader:
-            time.sleep((0.002 if pace.rank == 2 else 0.0005) * len(x))
+            time.sleep((0.002 if accelerator.process_index == 2 else 0.0005) * len(x))
             loss = criterion(model(x), y)
             pace.backward(loss)  # 3: instead of accelerator.backward(loss)
             if accelerator.sync_gradients:

@@ -10,6 +10,7 @@ import argparse
 import time
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -43,10 +44,10 @@ def main() -> None:
     loader = pace.loader(dataset, seed=0)  # 2: instead of DistributedSampler and DataLoader
     for _ in range(options.epochs):
         for x, y in loader:
-            time.sleep((0.002 if pace.rank == 2 else 0.0005) * len(x))
+            time.sleep((0.002 if dist.get_rank() == 2 else 0.0005) * len(x))
             pace.backward(nn.functional.cross_entropy(model(x), y))  # 3: instead of loss.backward()
             pace.step(optimizer)  # 4: steps, and zeroes, when the round is complete
-    if pace.rank == 0:
+    if dist.get_rank() == 0:
         rate = sum(r.batch for r in rounds[1:]) / sum(r.seconds for r in rounds[1:])
         last = [r for r in rounds if r.batch == 256][-1]
         print(f"loss {last.loss:.3f}, loads {last.loads.tolist()}, {rate:.0f} samples/s", flush=True)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from paceline.data.datasets import load
-from paceline.hosts.lightning import LightningBalancer  # 1
+from paceline.hosts.lightning import BalancedCallback  # 1
 from paceline.torch.callbacks import OnRound
 
 
@@ -42,7 +42,7 @@ def main() -> None:
         torch.from_numpy(digits.x_train), torch.from_numpy(digits.y_train)
     )
     rounds: list = []  # what happened, for the last line
-    balanced = LightningBalancer(
+    balanced = BalancedCallback(
         global_batch=256, policy=options.policy, callbacks=[OnRound(rounds.append)]
     )  # 2
     trainer = L.Trainer(

@@ -15,6 +15,7 @@ import ray
 import ray.train
 import ray.train.torch
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from paceline.data.datasets import load
@@ -44,7 +45,7 @@ def train_loop_per_worker(config: dict) -> None:
         pace.load_state_dict(state["pace"])
     for _ in range(pace.epoch, config["epochs"]):
         for x, y in loader:
-            time.sleep((0.002 if pace.rank == pace.ranks - 1 else 0.0005) * len(x))
+            time.sleep((0.002 if dist.get_rank() == dist.get_world_size() - 1 else 0.0005) * len(x))
             loss = criterion(model(x), y)
             pace.backward(loss)  # 3: instead of loss.backward()
             pace.step(optimizer)  # 4: steps and zeroes
@@ -52,7 +53,7 @@ def train_loop_per_worker(config: dict) -> None:
         figures = {"loss": loss.item(), "samples": samples.tolist()}
         with tempfile.TemporaryDirectory() as folder:
             kept = None
-            if pace.rank == 0:
+            if dist.get_rank() == 0:
                 parts = {"model": model, "optimizer": optimizer, "pace": pace}
                 state = {name: part.state_dict() for name, part in parts.items()}
                 torch.save(state, Path(folder) / "state.pt")

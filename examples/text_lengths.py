@@ -19,6 +19,7 @@ import statistics
 import string
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.rnn import pad_sequence
@@ -82,7 +83,7 @@ def main() -> None:
         for batch in loader:
             pace.round(batch, loss_of)
             pace.step(optimizer)
-        if pace.rank == 0:
+        if dist.get_rank() == 0:
             last = rounds[-2]  # the newest may be a short one
             parts = [round(float(cost), 1) for cost in last.costs]
             print(

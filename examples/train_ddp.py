@@ -9,11 +9,14 @@ with the same model as one process that takes the whole batch, and the three of 
 import time
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import paceline.torch
 from paceline.data.datasets import load
+from paceline.torch import RoundResult
+from paceline.torch.callbacks import OnRound
 
 
 def main() -> None:
@@ -29,16 +32,18 @@ def main() -> None:
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)
     criterion = nn.CrossEntropyLoss()
 
-    pace = paceline.torch.Pace(ddp, global_batch=256)  # 1: the handle
+    rounds: list[RoundResult] = []
+    pace = paceline.torch.Pace(ddp, global_batch=256, callbacks=[OnRound(rounds.append)])  # 1: the handle
     loader = pace.loader(dataset, seed=0)  # 2: instead of DistributedSampler and DataLoader
     for epoch in range(8):
         for x, y in loader:
-            time.sleep((0.002 if pace.rank == 2 else 0.0005) * len(x))
+            time.sleep((0.002 if dist.get_rank() == 2 else 0.0005) * len(x))
             loss = criterion(ddp(x), y)
             pace.backward(loss)  # 3: instead of loss.backward()
-            if pace.step(optimizer) and pace.rank == 0 and pace.samples_done == 256:
-                loads = pace.loads(pace.rounds, 256).tolist()
-                print(f"epoch {epoch}: loss {loss.item():.3f}, loads {loads}", flush=True)
+            pace.step(optimizer)
+        if dist.get_rank() == 0:
+            full = [each for each in rounds if each.batch == 256][-1]
+            print(f"epoch {epoch}: loss {full.loss:.3f}, loads {full.loads.tolist()}", flush=True)
     pace.close()  # a clean end
 
 

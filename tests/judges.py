@@ -121,7 +121,7 @@ def beside() -> Iterator[None]:
     yield
     with torch.random.fork_rng():
         rounds()
-    pace.detach()
+    pace.host.detach()
     pace.host.release()
 
 
@@ -224,7 +224,7 @@ def of_torch() -> unittest.TestSuite:
             with beside():
                 super().run_test(name, pipe)
                 if self.pace is not None:
-                    self.pace.detach()
+                    self.pace.host.detach()
 
         def _test_DDP_niter(
             self, base: Any, ddp: Any, x: Any, target: Any, loss: Any, *given: Any, **named: Any

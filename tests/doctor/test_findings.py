@@ -216,10 +216,10 @@ def test_long_exchange_names_local_steps_and_their_cost(tmp_path: Path) -> None:
     assert "of a step, 87 %. No division of the batch shortens it" in text
     # 48 samples at speeds of 16 per 10, 10 and 40 ms, and 0.26 s in every 2.3 + 0.26
     assert f"{1e3 * 48 / 3600 * 2.56 / 2.3:.1f}" == "14.8"
-    assert "loop='local', every='2.3 s') would take about 14.8 ms for as many samples" in text
+    assert "LocalSGD(model, ..., every='2.3 s') would take about 14.8 ms for as many samples" in text
     assert "This trains another model than DDP does" in text
-    assert "local" not in " ".join(diagnosis(tmp_path / "quick", work, exchanging=0.03).sentences)
-    assert "local" not in " ".join(
+    assert "LocalSGD" not in " ".join(diagnosis(tmp_path / "quick", work, exchanging=0.03).sentences)
+    assert "LocalSGD" not in " ".join(
         diagnosis(tmp_path / "host", work, exchanging=0.26, host="lightning").sentences
     )
 

@@ -204,7 +204,7 @@ def test_lightning_trainer_gets_the_callback_and_the_loader(
     text = changed(LIGHT.replace(old, new, 1), tmp_path, dict.fromkeys(PLACES, ".fit("), "lightning")
     ast.parse(text)
     assert added in text
-    assert "balanced = LightningBalancer(global_batch=24)\ntrainer" in text
+    assert "balanced = BalancedCallback(global_batch=24)\ntrainer" in text
     assert "balanced.loader(loader.dataset, num_workers=loader.num_workers))" in text
 
 

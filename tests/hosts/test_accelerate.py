@@ -176,7 +176,7 @@ def scheduled(rank: int, ranks: int, balanced: bool) -> list[float]:
             scheduler.step()
             optimizer.zero_grad()
     if balanced:
-        pace.detach()
+        pace.host.detach()
     return rates
 
 

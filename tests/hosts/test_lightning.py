@@ -120,7 +120,7 @@ def logged(rank: int, ranks: int) -> dict[str, float]:
     import torch
     from lightning.pytorch import LightningModule, Trainer
 
-    from paceline.hosts.lightning import LightningBalancer
+    from paceline.hosts.lightning import BalancedCallback
 
     class Task(LightningModule):
         def __init__(self) -> None:
@@ -138,7 +138,7 @@ def logged(rank: int, ranks: int) -> dict[str, float]:
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.SGD(self.parameters(), lr=0.0)
 
-    balanced = LightningBalancer(60, limits=[(43, 43), (17, 17), (0, 0)][:ranks])
+    balanced = BalancedCallback(60, limits=[(43, 43), (17, 17), (0, 0)][:ranks])
     data = torch.utils.data.TensorDataset(torch.arange(180.0)[:, None])
     trainer = Trainer(**jobs.SILENT, devices=ranks, strategy="ddp", callbacks=[balanced], max_epochs=1)
     trainer.fit(Task(), balanced.loader(data, shuffle=False))

@@ -46,7 +46,7 @@ def _stopped(
             events.stop(*(f"{number} {other}" for other in range(ranks) if other != who))
         pace.backward(loss_of(ddp(x), y))
         pace.step(optimizer)
-    pace.detach()
+    pace.host.detach()
     return seen
 
 

@@ -13,6 +13,7 @@ from torch import nn
 
 from paceline.errors import PacelineError
 from paceline.hosts.accelerate import AcceleratePace
+from paceline.torch import peers
 from support import hosts
 from support.accelerate_loops import accelerator, loops
 from support.hosts import BATCH, EPOCHS, FREE, SEED, UNEVEN, Samples, fresh, optimizer_of
@@ -51,7 +52,7 @@ class Run:
         jitter: float = 0.0,
     ) -> list[torch.Tensor]:
         """The parameters after so many epochs, or rounds."""
-        loss_of, stalls = nn.CrossEntropyLoss(), random.Random(self.pace.rank)
+        loss_of, stalls = nn.CrossEntropyLoss(), random.Random(peers.rank())
         for epoch in range(self.pace.epoch, epochs):
             self.loader.set_epoch(epoch)
             self.used.append([])
@@ -91,7 +92,7 @@ def evaluated(ranks: int) -> tuple[Any, Any]:
     run.train(rounds=3)
     state = copy.deepcopy(run.net.state_dict())
     ours = evaluation(run.accelerator, run.model)
-    run.pace.detach()
+    run.pace.host.detach()
     net, host = hosts.normed(), accelerator()
     net.load_state_dict(state)
     return ours, evaluation(host, host.prepare(net))
@@ -105,19 +106,19 @@ def cases(rank: int, ranks: int, folder: str) -> dict[str, Any]:
 
     run = Run(ranks)
     found["plain"] = hosts.difference(run.train(), whole), run.used
-    run.pace.detach()
+    run.pace.host.detach()
 
     if ranks == 2:
         run = Run(ranks, policy="level", limits=None)
         run.accelerator.load_state(folder)  # by three
         found["fewer"] = hosts.difference(run.train(), whole), run.used
-        run.pace.detach()
+        run.pace.host.detach()
         return found
 
     run = Run(ranks)
     found["clipped"] = hosts.difference(run.train(clip=0.3), hosts.whole_batch(clip=0.3))
     found["scheduled"] = run.scheduler.scheduler.last_epoch // ranks, run.pace.rounds
-    run.pace.detach()
+    run.pace.host.detach()
 
     for accumulate in (False, True):
         run = Run(ranks, steps=2)
@@ -126,7 +127,7 @@ def cases(rank: int, ranks: int, folder: str) -> dict[str, Any]:
             run.micro_steps,
             run.accelerator.gradient_accumulation_steps,
         )
-        run.pace.detach()
+        run.pace.host.detach()
 
     for steps in (1, 2):
         run = Run(ranks, steps=steps, loading={"cost": hosts.COSTS, "padded": False})
@@ -135,37 +136,37 @@ def cases(rank: int, ranks: int, folder: str) -> dict[str, Any]:
             run.used,
             run.micro_steps,
         )
-        run.pace.detach()
+        run.pace.host.detach()
 
     run = Run(ranks, steps=2, loop="pieces")
     found["in pieces"] = (
         hosts.difference(run.train(accumulate=True), whole),
         run.micro_steps,
-        run.pace.terms.micro_batch,
+        run.pace.host.terms.micro_batch,
     )
-    run.pace.detach()
+    run.pace.host.detach()
 
     for accumulate in (False, True):
         run = Run(ranks, policy="factoring", limits=None, loop="pieces")
         found[f"moved, {accumulate}"] = (
             hosts.difference(run.train(jitter=2e-3, accumulate=accumulate), whole), run.used, run.micro_steps
         )  # fmt: skip
-        run.pace.detach()
+        run.pace.host.detach()
 
     first = Run(ranks, policy="level", limits=None)
     first.train(rounds=8)
     first.accelerator.save_state(folder)
-    first.pace.detach()
+    first.pace.host.detach()
     second = Run(ranks, policy="level", limits=None)
     second.accelerator.load_state(folder)
     found["resumed"] = hosts.difference(second.train(), whole), first.used, second.used
-    second.pace.detach()
+    second.pace.host.detach()
 
     run = Run(ranks, torch.float32, precision="bf16")
     seen: set[torch.dtype] = set()
     run.net.first.register_forward_hook(lambda _, __, out: seen.add(out.dtype))
     found["bf16"] = hosts.difference(run.train(), whole), str(seen)
-    run.pace.detach()
+    run.pace.host.detach()
 
     found["evaluated"] = evaluated(ranks)
     found["loops"] = loops()
@@ -187,7 +188,7 @@ def refusals(ranks: int, folder: str) -> dict[str, str]:
         except PacelineError as error:
             says[name] = str(error)
         if run is not None:
-            run.pace.detach()
+            run.pace.host.detach()
 
     def forgets(run: Run, loss: torch.Tensor) -> None:
         run.accelerator.backward(loss)

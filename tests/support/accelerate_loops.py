@@ -106,7 +106,7 @@ def overflown() -> tuple[int, float, str]:
             optimizer.zero_grad()
     except PacelineError as error:
         says = str(error)
-    pace.detach()
+    pace.host.detach()
     return pace.rounds, scaler.get_scale(), says
 
 
@@ -120,10 +120,10 @@ def loops() -> dict[str, Any]:
         ours = Loop(steps)
         pace = ours.balance(accumulate=told)
         rates = ours.train(form)
-        expected = whole(rates, pace.global_batch)
+        expected = whole(rates, pace.host.terms.batch)
         micro_steps = len(ours.loader), len(host.loader)
         found[form] = theirs, rates, hosts.difference(ours.net.parameters(), expected), micro_steps
-        pace.detach()
+        pace.host.detach()
     found["overflown"] = overflown()
     for name, form, steps, told in (
         ("untold", "own", 1, 1),
@@ -138,5 +138,5 @@ def loops() -> dict[str, Any]:
             found[name] = "nothing was wrong"
         except PacelineError as error:
             found[name] = str(error)
-        pace.detach()
+        pace.host.detach()
     return found

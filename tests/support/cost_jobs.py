@@ -13,7 +13,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import PacelineError
-from paceline.torch import Pace, RoundResult
+from paceline.hosts.accumulating import HostedPace
+from paceline.torch import RoundResult
 from paceline.torch.callbacks import OnRound
 from paceline.torch.feed.pieces import Order
 from support.token_jobs import IGNORED, WORDS, loss_of, means_of_sentences, model, sharded_over
@@ -129,7 +130,7 @@ def _train(
     if state is not None:
         optimizer.load_state_dict(state["optimizer"])
     pace, stalls = (
-        Pace(ddp, BATCH, loop=loop, callbacks=[OnRound(rounds.append)], **options),
+        HostedPace(ddp, BATCH, loop=loop, callbacks=[OnRound(rounds.append)], **options),
         random.Random(rank),
     )
     loader = pace.loader(Texts(), seed=SEED, collate_fn=filled, **loading, num_workers=workers)
@@ -153,12 +154,12 @@ def _train(
                 pace.backward(loss, count=count)
             if pace.step(optimizer) and pace.rounds == until:
                 break
-    pace.flush()
+    pace.host.flush()
     buffer = io.BytesIO()
     if until is not None:
         both = {"model": net.state_dict(), "optimizer": optimizer.state_dict(), "pace": pace.state_dict()}
         torch.save(both, buffer)
-    pace.detach()
+    pace.host.detach()
     return buffer.getvalue()
 
 
@@ -169,11 +170,11 @@ def refused(rank: int, ranks: int, cases: list[tuple[dict[str, Any], dict[str, A
         own = {"of my own": np.arange(COUNT) + 1 + rank, "broken here": np.arange(COUNT) + min(rank, 1)}
         if isinstance(loading.get("cost"), str):
             loading = loading | {"cost": own.get(loading["cost"], loading["cost"])}
-        pace = Pace(DistributedDataParallel(model()), BATCH, **options)
+        pace = HostedPace(DistributedDataParallel(model()), BATCH, **options)
         try:
             pace.loader(Texts(), collate_fn=filled, **loading)
             sentences.append("nothing was wrong")
         except PacelineError as error:
             sentences.append(str(error))
-        pace.detach()
+        pace.host.detach()
     return sentences

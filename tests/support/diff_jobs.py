@@ -33,5 +33,5 @@ def trained(rank: int, ranks: int, script: str) -> tuple[list[float], int]:
     }
     exec(script, names)
     if "pace" in names:
-        names["pace"].detach()
+        names["pace"].host.detach()
     return torch.cat([p.detach().ravel() for p in model.parameters()]).tolist(), len(steps)

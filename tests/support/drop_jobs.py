@@ -73,14 +73,14 @@ def _case(
             pace.step(optimizer)
             if pace.rounds == rounds:
                 break
-    pace.flush()
+    pace.host.flush()
     found = {
         "parameters": [p.detach().numpy() for p in model.parameters()],
         "used": used,
         "dropped": None if told[0].dropped_loads is None else np.array([each.dropped_loads for each in told]),
         "loads": np.array([each.loads for each in told]),
         "losses": [each.loss for each in told],
-        "tau": None if pace.loop.drops is None else pace.loop.drops.tau,
+        "tau": None if pace._loop.drops is None else pace._loop.drops.tau,
     }
     pace.close()
     if record is not None and rank == 0:

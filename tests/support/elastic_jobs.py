@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from paceline.torch import Pace
+from paceline.torch import ElasticPace, Pace
 from paceline.torch.callbacks import Callback
 from paceline.torch.elastic import rendezvous
 from paceline.torch.elastic.link import Link
@@ -237,12 +237,10 @@ def _train(where: Where, out: Path, rounds: int, options: dict[str, Any], say: C
     model = network(where.ident, norm)  # all begin with what worker 0 has
     optimizer, scheduler = optimizers(model)
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0) if options.get("scaled") else None
-    pace = Pace(
+    pace = ElasticPace(
         model,
         BATCH,
         options.get("policy", "level"),
-        elastic=True,
-        loop="round",
         micro_batch=None if (fits := options.get("micro_batch")) is None else fits[where.place],
         quantum=options.get("quantum", 1),
         deterministic=bool(options.get("deterministic")),
@@ -301,16 +299,16 @@ def _train(where: Where, out: Path, rounds: int, options: dict[str, Any], say: C
                         if pace.rounds >= last:
                             break
             except Oops:
-                pace.abandon()
+                pace.host.abandon()
                 pace.load_state_dict(pace.state_dict())  # so that the epoch goes on
         if options.get("waits"):  # for all others, who may need this rank for their last round
-            pace.flush()
+            pace.host.flush()
             (out / f"over-{where.ident}").touch()
             until = time.monotonic() + 120
             while len(list(out.glob("over-*"))) < where.places:
                 assert time.monotonic() < until
                 time.sleep(0.01)
-        pace.settle()
+        pace._loop.settle()
         flat = nn.utils.parameters_to_vector(model.parameters()).detach()
         files = len(os.listdir("/proc/self/fd"))
         say(

@@ -100,7 +100,7 @@ def train(
     if save is not None:
         fabric.save(save, parts)
     found = [whole(p).tolist() for p in model.parameters()]
-    pace.detach()
+    pace.host.detach()
     loads = [result.loads.tolist() for result in results]
     return {"used": used, "parameters": found, "loads": loads, "kind": ", ".join(kinds)}
 
@@ -141,7 +141,7 @@ def evaluated(ranks: int) -> tuple[Any, Any]:
             break
     state = copy.deepcopy(model.state_dict())
     ours = evaluation(fabric, model)
-    pace.detach()
+    pace.host.detach()
     fabric, model, _ = fabric_and_model(state)
     return ours, evaluation(fabric, model)
 

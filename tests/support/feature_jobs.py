@@ -132,7 +132,7 @@ def _feature(way: str, loop: str) -> tuple[float, int]:
                 pace.backward(program.loss(ddp, *batch))
             pace.step(program.optimizer)
             program.stepped()
-    pace.detach()
+    pace.host.detach()
     difference = max(
         float((p - q).abs().max() / q.abs().max())
         for p, q in zip(program.results(), one_process(way), strict=True)

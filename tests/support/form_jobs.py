@@ -12,7 +12,8 @@ from torch.distributed.nn.functional import all_reduce
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import PacelineError
-from paceline.torch import Pace, RoundResult
+from paceline.hosts.accumulating import HostedPace
+from paceline.torch import LocalSGD, Pace, RoundResult
 from paceline.torch.callbacks import OnRound
 from paceline.torch.feed.pieces import Order
 from support.token_jobs import sharded_over
@@ -105,7 +106,7 @@ def _case(
     ddp: nn.Module = sharded_over(net, ranks) if sharded else DistributedDataParallel(net)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0) if scaled else None
-    pace = Pace(ddp, BATCH, loop=loop, callbacks=[OnRound(results.append)], **options)
+    pace = HostedPace(ddp, BATCH, loop=loop, callbacks=[OnRound(results.append)], **options)
     loader = pace.loader(Pictures(), seed=5, drop_last=form == "known")
 
     def function(x: torch.Tensor, y: torch.Tensor, boxes: torch.Tensor) -> torch.Tensor:
@@ -137,8 +138,8 @@ def _case(
             else:
                 pace.backward(function(*batch), reduction, scaler)
             pace.step(optimizer, scaler)
-    pace.flush()
-    pace.detach()
+    pace.host.flush()
+    pace.host.detach()
     expected, losses = one_process(form, COUNT // BATCH * BATCH if form == "known" else COUNT)
     if form == "in place":  # the loss of each rank has the weight that DDP's mean takes away
         losses = [ranks * loss for loss in losses]
@@ -148,13 +149,15 @@ def _case(
     )
 
 
-def refused(rank: int, ranks: int, given: dict[str, Any], idle: int | None, **options: Any) -> str:
+def refused(
+    rank: int, ranks: int, given: dict[str, Any], idle: int | None, local: bool = False, **options: Any
+) -> str:
     """The error message for a loss over all ranks; rank ``idle`` has no samples, and its filler is not left out."""
-    net = model()
-    ddp: nn.Module = net if options.get("loop") == "local" else DistributedDataParallel(net)
+    net, handle = model(), LocalSGD if local else Pace
+    ddp: nn.Module = net if handle is LocalSGD else DistributedDataParallel(net)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
     limits = [(0, 0 if one == idle else None) for one in range(ranks)]
-    pace = Pace(ddp, BATCH, "equal", **({} if idle is None else {"limits": limits}), **options)
+    pace: Any = handle(ddp, BATCH, "equal", **({} if idle is None else {"limits": limits}), **options)
     try:
         for batch in pace.loader(Pictures(), seed=5):
             if options.get("loop") == "round":
@@ -167,7 +170,7 @@ def refused(rank: int, ranks: int, given: dict[str, Any], idle: int | None, **op
     except PacelineError as error:
         return str(error)
     finally:
-        pace.detach()
+        pace.host.detach()
     return ""
 
 
@@ -186,7 +189,7 @@ def counted_by_hook(rank: int, ranks: int, how: str) -> str:
         unchanged = all(map(torch.equal, net.parameters(), model().parameters()))
         return str(error) if unchanged else "it has stepped"
     finally:
-        pace.detach()
+        pace.host.detach()
     return ""
 
 
@@ -208,7 +211,7 @@ def forward_method(rank: int, ranks: int, through: str) -> tuple[str, float]:
     except PacelineError as error:
         return str(error), 0.0
     finally:
-        pace.detach()
+        pace.host.detach()
     expected, _ = one_process("known", COUNT // BATCH * BATCH)
     return "", max(
         float((p.detach() - q).abs().max()) for p, q in zip(net.parameters(), expected, strict=True)

@@ -76,7 +76,7 @@ def train(
                 break
     if save is not None:
         dcp.save(parts(), checkpoint_id=save)
-    pace.detach()
+    pace.host.detach()
     found = [p.full_tensor().tolist() for p in model.parameters()]
     loads = [result.loads.tolist() for result in results]
     return {"used": used, "parameters": found, "loads": loads, "kind": str(out.dtype)}
@@ -102,7 +102,7 @@ def measured(rank: int, ranks: int, milliseconds: list[float], steps: int) -> li
     for x, y, _ in pace.loader(Samples(60 * steps), seed=5):
         pace.backward(loss_of(model(x), y))
         pace.step(optimizer)
-    pace.detach()
+    pace.host.detach()
     return results
 
 

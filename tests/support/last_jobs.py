@@ -166,7 +166,7 @@ def _hooked_after(rank: int, loop: Loop) -> bool:
     ddp = DistributedDataParallel(model, **loop.ddp)
     loop.prepare(ddp)
     pace, optimizer = Pace(ddp, BATCH, **{"policy": "equal", **loop.pace}), optimizer_of(model)
-    meter = pace.loop._meter
+    meter = pace._loop._meter
     stop = meter.stop
 
     def telling(*more: Any) -> None:
@@ -182,7 +182,7 @@ def _hooked_after(rank: int, loop: Loop) -> bool:
         loop.backward(pace, loss)
         pace.step(optimizer)
     hooked = any(parameter._backward_hooks for parameter in model.parameters())
-    pace.detach()
+    pace.host.detach()
     return hooked
 
 
@@ -206,5 +206,5 @@ def _wrong_round(foreign: bool) -> str:
     except PacelineError as error:
         return str(error)
     finally:
-        pace.detach()
+        pace.host.detach()
     return ""

@@ -87,12 +87,12 @@ def fit(
     from lightning.pytorch.callbacks import ModelCheckpoint
     from lightning.pytorch.strategies import ModelParallelStrategy
 
-    from paceline.hosts.lightning import LightningBalancer
+    from paceline.hosts.lightning import BalancedCallback
 
     warnings.filterwarnings("ignore", module="lightning")
     results: list[RoundResult] = []
     options = {"policy": UNEVEN if ranks > 1 else "equal", "limits": FREE[:ranks]} | (options or {})
-    balanced = LightningBalancer(batch, callbacks=[OnRound(results.append)], **options)
+    balanced = BalancedCallback(batch, callbacks=[OnRound(results.append)], **options)
     callbacks = [balanced, *([ModelCheckpoint(**keep)] if keep else [])]
     task = module_of(getattr(torch, dtype))
     task.milliseconds, task.sharding = milliseconds, sharding
@@ -154,7 +154,7 @@ def evaluated(ranks: int) -> list[tuple[float, float]]:
     same parameters."""
     from lightning.pytorch import Callback, LightningModule, Trainer
 
-    from paceline.hosts.lightning import LightningBalancer
+    from paceline.hosts.lightning import BalancedCallback
 
     class Task(LightningModule):
         def __init__(self) -> None:
@@ -175,7 +175,7 @@ def evaluated(ranks: int) -> list[tuple[float, float]]:
             kept.append((trainer.callback_metrics["loss"].item(), copy.deepcopy(task.state_dict())))
 
     kept: list[tuple[float, Any]] = []
-    balanced, pairs = LightningBalancer(BATCH, policy=UNEVEN), []
+    balanced, pairs = BalancedCallback(BATCH, policy=UNEVEN), []
     options: dict[str, Any] = {"devices": ranks, "strategy": "ddp", "precision": "64-true"} | SILENT
     fitting = {
         "max_epochs": 1,
@@ -202,9 +202,9 @@ def failed_and_resumed(folder: str, fails_at: int) -> tuple[list[list[int]], dic
     from lightning.pytorch import Trainer
     from lightning.pytorch.callbacks import OnExceptionCheckpoint
 
-    from paceline.hosts.lightning import LightningBalancer
+    from paceline.hosts.lightning import BalancedCallback
 
-    balanced, task = LightningBalancer(BATCH), module_of(torch.float64)
+    balanced, task = BalancedCallback(BATCH), module_of(torch.float64)
     task.fails_at = fails_at
     callbacks = [balanced, OnExceptionCheckpoint(folder)]
     try:
@@ -221,13 +221,13 @@ def refusal(trainer_options: dict[str, Any], options: dict[str, Any], plain: boo
     from lightning.pytorch import Trainer
     from torch.utils.data import DataLoader
 
-    from paceline.hosts.lightning import LightningBalancer
+    from paceline.hosts.lightning import BalancedCallback
 
     task = module_of(torch.float32)
     data = Samples(COUNT, torch.float32)
 
     try:
-        balanced = LightningBalancer(BATCH, **options)
+        balanced = BalancedCallback(BATCH, **options)
         callbacks = [balanced, *trainer_options.pop("callbacks", [])]
         Trainer(**SILENT, max_epochs=1, callbacks=callbacks, **trainer_options).fit(
             task, DataLoader(data, 8) if plain else balanced.loader(data)

@@ -48,6 +48,6 @@ def asked(rank: int, ranks: int, share: float, alone: bool = False) -> list[Any]
         pace.backward(torch.nn.functional.cross_entropy(ddp(x), y))
         if pace.step(optimizer) and alone and rank == 0:
             pace.state_dict()
-    pace.flush()
+    pace.host.flush()
     pace.close()
     return [None if each.links is None else each.links.tolist() for each in told]

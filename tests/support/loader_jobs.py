@@ -49,7 +49,7 @@ def _difference(loop: str, **options: Any) -> float:
             pace.backward(loss_of(ddp(x), y))
             if pace.step(optimizer) and pace.rounds == STEPS:
                 break
-    pace.detach()
+    pace.host.detach()
     expected = reference(83, 16, STEPS, torch.float64)
     return max(
         float((p.detach() - q).abs().max() / q.abs().max())
@@ -83,7 +83,7 @@ def collated(rank: int, ranks: int, counts: bool, weigh: str, loop: str) -> tupl
                     pace.backward(loss, count=count if counts else None)
                 pace.step(optimizer)
         except PacelineError as error:
-            pace.abandon()
+            pace.host.abandon()
             return 0.0, str(error)
     return _from_one_process(model, data, used), ""
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 from paceline.errors import PacelineError
-from paceline.torch import Merge, Pace
+from paceline.torch import ElasticLocalSGD, LocalSGD, Merge
 from paceline.torch.callbacks import OnRound
 from paceline.torch.elastic.membership import Where
 from paceline.torch.feed.pieces import Order
@@ -103,7 +103,7 @@ def one(
         with torch.no_grad():
             for tensor in (*model.parameters(), *model.buffers()):
                 tensor.add_(1)
-    pace = Pace(model, BATCH, options.pop("policy", "level"), loop="local", **options)
+    pace = LocalSGD(model, BATCH, options.pop("policy", "level"), **options)
     data = Samples(count, getattr(torch, dtype))
     costs = {"cost": 1.0 + np.arange(count) % 9, "padded": False} if cost else {}
     loader = pace.loader(data, seed=5, num_workers=loader_workers, **costs)
@@ -135,17 +135,17 @@ def one(
             assert all(p.grad is None for p in model.parameters())
         assert pace.merged
         ends.append(pace.rounds)
-        pace.settle()
+        pace._loop.settle()
     rounds, last = pace.rounds, pace.loss
     assert merges == (epochs if delay else rounds)
-    pace.detach()
+    pace.host.detach()
     return {
         "steps": steps,
         "losses": losses,
         "loss": last,
         "rounds": rounds,
         "state": {name: value.tolist() for name, value in model.state_dict().items()},
-        "most": int(pace.terms.micro_batch or 0),
+        "most": int(pace.host.terms.micro_batch or 0),
         "ends": ends,
     }
 
@@ -277,7 +277,7 @@ def spoilt(rank: int, ranks: int) -> list[str]:
             model = nn.parallel.DistributedDataParallel(model)
         called = nn.parallel.DistributedDataParallel(model) if wrong == "around" else model
         try:
-            with Pace(model, BATCH, "equal", loop="local", every=2) as pace:
+            with LocalSGD(model, BATCH, "equal", every=2) as pace:
                 for x, y, _ in pace.loader(Samples(COUNT), seed=5):
                     pace.backward(nn.functional.cross_entropy(called(x), y))
                     pace.step(optimizer)
@@ -348,7 +348,7 @@ def kinds(rank: int, ranks: int) -> list[list[float]]:
     optimizer = torch.optim.SGD(model.parameters(), lr=1 / 8)
     data = torch.utils.data.TensorDataset(torch.ones(24, dtype=torch.float64))
     policy = Script(((1, 2),))
-    with Pace(model, 8, policy, loop="local", every=3) as pace:
+    with LocalSGD(model, 8, policy, every=3) as pace:
         for (x,) in pace.loader(data, seed=5):
             pace.backward(model(x))
             pace.step(optimizer)
@@ -364,7 +364,7 @@ def drawn(rank: int, ranks: int) -> list[Any]:
         optimizer, steps = torch.optim.SGD(model.parameters(), lr=0.1), []
         data = Samples(60)
         options: dict[str, Any] = {"limits": [(0, None)] * ranks, "merge": Merge(delay=delay)}
-        with Pace(model, BATCH, UNEVEN, loop="local", every=2, **options) as pace:
+        with LocalSGD(model, BATCH, UNEVEN, every=2, **options) as pace:
             source = pace.sizes(3) if kind == "sizes" else pace.stream(data[n] for n in range(20 * rank, 60))
             for each in source:
                 x, y, many = (
@@ -383,7 +383,7 @@ def late(rank: int, ranks: int, folder: str) -> int:
     """The rounds of a run in which rank 1 stays in the second of four intervals until rank 0 is through the third."""
     model, events = fresh(torch.float64), Events(folder)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with Pace(model, BATCH, "equal", loop="local", every=2, merge=Merge(delay=1)) as pace:
+    with LocalSGD(model, BATCH, "equal", every=2, merge=Merge(delay=1)) as pace:
         for x, y, _ in pace.loader(Samples(8 * BATCH), seed=5):
             if (pace.rounds, rank) == (1, 1):
                 events.wait("through")
@@ -396,8 +396,8 @@ def late(rank: int, ranks: int, folder: str) -> int:
 
 def patient(rank: int, ranks: int) -> float:
     """Seconds that a merge beside the steps waits for a rank that is stuck."""
-    with Pace(fresh(torch.float64), BATCH, loop="local", merge=Merge(delay=1)) as pace:
-        group = pace.loop._reducer._group
+    with LocalSGD(fresh(torch.float64), BATCH, merge=Merge(delay=1)) as pace:
+        group = pace._loop._reducer._group
         dist.barrier()  # the other rank may still be connecting to this one
         return float(group._get_backend(torch.device("cpu")).options._timeout.total_seconds())
 
@@ -408,7 +408,7 @@ def left(rank: int, ranks: int) -> list[Any]:
     model, found, steps = fresh(torch.float64), list[Any](), list[Any]()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for flushes in (True, False):
-        pace = Pace(model, BATCH, "equal", loop="local", every=2, merge=Merge(delay=1))
+        pace = LocalSGD(model, BATCH, "equal", every=2, merge=Merge(delay=1))
         for x, y, index in pace.loader(Samples(COUNT), seed=5):
             pace.backward(nn.functional.cross_entropy(model(x), y))
             interval = pace.rounds
@@ -429,7 +429,7 @@ def left(rank: int, ranks: int) -> list[Any]:
             found.append({"state": {n: p.tolist() for n, p in model.state_dict().items()}, "steps": steps})
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            pace.detach()
+            pace.host.detach()
         found.append([str(each.message) for each in said])
     return found
 
@@ -439,8 +439,8 @@ def interrupted(rank: int, ranks: int) -> str:
     model = fresh(torch.float64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     try:
-        with Pace(model, 8, "equal", loop="local", every=2) as pace:
-            merges: Any = pace.loop.local
+        with LocalSGD(model, 8, "equal", every=2) as pace:
+            merges: Any = pace._loop.local
             loader, take_in = pace.loader(Samples(96), seed=5), merges.take_in
 
             def stops(*_: object) -> None:
@@ -467,7 +467,7 @@ def scheduled(rank: int, ranks: int) -> list[list[str]]:
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            with Pace(model, 8, Script(((1, 2),)), loop="local", every=3) as pace:
+            with LocalSGD(model, 8, Script(((1, 2),)), every=3) as pace:
                 for x, y, _ in pace.loader(Samples(48), seed=5):
                     pace.backward(nn.functional.cross_entropy(model(x), y))
                     pace.step(optimizer)
@@ -484,7 +484,7 @@ def slowed(rank: int, ranks: int, policies: list[str]) -> list[list[Any]]:
     for policy in policies:
         model, told, steps = fresh(torch.float64), list[Any](), list[int]()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        with Pace(model, BATCH, policy, loop="local", every=6, callbacks=[OnRound(told.append)]) as pace:
+        with LocalSGD(model, BATCH, policy, every=6, callbacks=[OnRound(told.append)]) as pace:
             for x, y, _ in pace.loader(Samples(3 * 6 * BATCH), seed=5):
                 slow = (rank, pace.rounds) == (1, 2)
                 time.sleep(0.15 if slow else 0.003)
@@ -504,7 +504,7 @@ def resumed(rank: int, ranks: int) -> list[Any]:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         loss, options = nn.functional.cross_entropy, {"every": 2, "merge": Merge(outer="nesterov")}
         for part in range(1 + left):
-            pace = Pace(model, BATCH, "equal", loop="local", **options)
+            pace = LocalSGD(model, BATCH, "equal", **options)
             loader = pace.loader(Samples(COUNT), seed=5)
             if part:
                 with torch.no_grad():
@@ -529,7 +529,7 @@ def resumed(rank: int, ranks: int) -> list[Any]:
                 if left and not part:
                     break
             back = all(torch.equal(p, states["model"][n]) for n, p in model.state_dict().items())
-            pace.detach()
+            pace.host.detach()
         found.append(
             [sorted(i for part in used for i in part), [p.tolist() for p in model.parameters()], back]
         )
@@ -544,7 +544,7 @@ def reloaded(rank: int, ranks: int, delay: int) -> list[list[float]]:
         first = {name: value.clone() for name, value in model.state_dict().items()}
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         merge = Merge(send="int8", delay=delay)
-        with Pace(model, BATCH, "equal", loop="local", every=2, merge=merge) as pace:
+        with LocalSGD(model, BATCH, "equal", every=2, merge=merge) as pace:
             state, loader = pace.state_dict(), pace.loader(Samples(COUNT), seed=5)
             for part in range(1 + left):
                 for x, y, _ in loader:
@@ -573,14 +573,12 @@ def survive(where: Where, out: Path, rounds: int, options: dict[str, Any]) -> No
         nap = options.get("nap", 1e-4) * options.get("slow", [1, 3, 1, 1])[where.place]
         model = elastic_jobs.network(where.ident, options.get("norm", False))
         optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-        pace = Pace(
+        pace = ElasticLocalSGD(
             model,
             elastic_jobs.BATCH,
             options.get("policy", "level"),
-            elastic=True,
-            loop="local",
             every=options.get("every", 3),
-            merge=options.get("merge"),
+            merge=options.get("merge", Merge()),
             callbacks=[elastic_jobs.Telling(say, lambda done: {"batch": done.batch})],
         )
         signal.signal(signal.SIGTERM, lambda *_: pace.leave())
@@ -607,7 +605,7 @@ def survive(where: Where, out: Path, rounds: int, options: dict[str, Any]) -> No
                             last = int((out / "last").read_text())
                         if pace.rounds >= last:
                             break
-            pace.settle()
+            pace._loop.settle()
             state = {name: value.tolist() for name, value in model.state_dict().items()}
             parameters = nn.utils.parameters_to_vector(model.parameters()).tolist()
             say(kind="end", rounds=pace.rounds, state=state, parameters=parameters)

@@ -105,7 +105,7 @@ def _loop(
             pace.round(batch, lambda *parts: loss_of(*(drawn(*parts) if own else parts)), scaler=scaler)
         else:
             loss = loss_of(*(drawn(batch) if own else batch))
-            if pace.terms.weigh == "hook":
+            if pace.host.terms.weigh == "hook":
                 loss.backward()
             else:
                 pace.backward(loss, scaler=scaler)
@@ -130,7 +130,7 @@ def _loop(
                 pass
             break
     rounds = pace.rounds
-    pace.detach()
+    pace.host.detach()
     whole = [list(chain.from_iterable(parts)) for parts in zip(*gathered(used), strict=True)]
     expected = one_process(whole, two, clip, schedule)
     difference = max(
@@ -162,7 +162,7 @@ def _epochs(pace: Pace, data: Samples) -> Any:
 
 
 def _draws(pace: Pace) -> Any:
-    if pace.terms.loop == "pieces":  # a round's micro-steps, then a step behind them
+    if pace.host.terms.loop == "pieces":  # a round's micro-steps, then a step behind them
         for _ in range(8):
             yield from pace.sizes(1)
     else:
@@ -291,6 +291,6 @@ def _mutilated(form: str, policy: str, body: list[str], whole: bool) -> Any:
         return f"{type(error).__name__}: {error}"
     finally:
         if not whole:
-            pace.abandon()
-            pace.detach()
+            pace.host.abandon()
+            pace.host.detach()
     return [p.detach().tolist() for p in model.parameters()]

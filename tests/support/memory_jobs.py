@@ -112,13 +112,13 @@ def limited(
                 if pace.rounds == rounds:
                     break
     except (PacelineError, RuntimeError) as error:
-        pace.loop.failed(error)
+        pace._loop.failed(error)
         raise
     held = (status("VmPeak") - before) / room
     if group is not None:
         held = group.leave() / room
     resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
-    pace.flush()
+    pace.host.flush()
     found = {
         "parameters": [p.detach().numpy() for p in model.parameters()],
         "held": held,
@@ -239,7 +239,7 @@ def running_out(rank: int, ranks: int, options: dict[str, Any]) -> dict[str, Any
         for batch in loader:
             pace.round(batch, loss_at)
             pace.step(optimizer)
-    pace.flush()
+    pace.host.flush()
     found = {
         "parameters": [p.detach().numpy() for p in model.parameters()],
         "outs": outs,

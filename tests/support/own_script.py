@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from paceline.torch import Pace
+from paceline.torch import ElasticPace
 from support.elastic_jobs import BATCH, SAMPLES, Rows, network, optimizers
 
 
@@ -19,7 +19,7 @@ def main(folder: Path, rounds: int) -> None:
     torch.set_num_threads(1)
     kept, model = folder / "checkpoint.pt", network()
     optimizer, scheduler = optimizers(model)
-    pace = Pace(model, BATCH, elastic=True, loop="round")
+    pace = ElasticPace(model, BATCH)
     signal.signal(signal.SIGTERM, lambda *_: pace.leave())
     parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "pace": pace}
 
@@ -47,7 +47,7 @@ def main(folder: Path, rounds: int) -> None:
                         save()
                     if pace.rounds >= rounds:
                         break
-        pace.settle()
+        pace._loop.settle()
         torch.save(nn.utils.parameters_to_vector(model.parameters()).detach(), folder / f"end-{pace.rank}.pt")
     os._exit(0)
 

@@ -18,6 +18,7 @@ from torch import nn
 
 from paceline.errors import PacelineError
 from paceline.hosts.ray_train import RayTrainPace
+from paceline.torch import peers
 from support import hosts
 from support.hosts import BATCH, COUNT, EPOCHS, FREE, SEED, UNEVEN, Samples, fresh, optimizer_of
 
@@ -48,7 +49,7 @@ class Run:
         self, rounds: int | None = None, clip: float | None = None, jitter: float = 0.0, precision: Any = None
     ) -> list[torch.Tensor]:
         """The parameters after all epochs, or so many rounds."""
-        loss_of, stalls = nn.CrossEntropyLoss(), random.Random(self.pace.rank)
+        loss_of, stalls = nn.CrossEntropyLoss(), random.Random(peers.rank())
         for epoch in range(self.pace.epoch, EPOCHS):
             for x, y, index in self.loader:
                 time.sleep(jitter * stalls.expovariate(1.0))

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.runs import Run
-from paceline.torch import Pace
+from paceline.torch import LocalSGD, Pace
 from paceline.torch.callbacks import Record
 from support.torch_jobs import Samples, fresh
 
@@ -59,8 +59,9 @@ def hold_up(rank: int, ranks: int, place: str, loop: str, policy: str, seed: int
         time.sleep(draws.uniform(0.0, 0.002) * len(x))
         return criterion(model(x), y)
 
-    options = {"every": "2"} if own else {}
-    with Pace(model, 12, policy, loop=loop, callbacks=[Record(Path(place))], **options) as pace:
+    options: dict[str, Any] = {"every": "2"} if own else {"loop": loop}
+    pace: Any = (LocalSGD if own else Pace)(model, 12, policy, callbacks=[Record(Path(place))], **options)
+    with pace:
         loader = pace.loader(Samples(60, torch.float32), seed=1)
         for _ in range(4):
             for batch in loader:

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.torch import Pace
+from paceline.torch import ElasticPace, Pace
 from paceline.torch.callbacks import OnRound
 from paceline.torch.elastic.membership import Where
 from paceline.torch.elastic.supervisor import Supervisor
@@ -34,12 +34,11 @@ def script(kind: str, ranks: int) -> dict[str, Any]:
     elif kind == "fsdp":
         wrapped = fully_shard(model, mesh=init_device_mesh("cpu", (ranks,)))
     optimizer, scheduler = optimizers(wrapped)
-    pace = Pace(
+    pace = (ElasticPace if kind == "elastic" else Pace)(
         wrapped,
         BATCH,
         "level",
         loop="round",
-        elastic=kind == "elastic",
         callbacks=[
             OnRound(lambda r: told.append({"step": r.step, "loads": r.loads.tolist(), "loss": r.loss}))
         ],
@@ -68,9 +67,9 @@ def script(kind: str, ranks: int) -> dict[str, Any]:
                     if pace.rounds == ROUNDS:
                         break
             except Oops:
-                pace.abandon()
+                pace.host.abandon()
                 pace.load_state_dict(pace.state_dict())  # so that the epoch goes on
-        pace.flush()
+        pace.host.flush()
         state = pace.state_dict()
         parameters = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in wrapped.parameters()]
         flat = nn.utils.parameters_to_vector([p.detach() for p in parameters])

@@ -52,7 +52,7 @@ def _rounds(rank: int, callbacks: list[Callback]) -> None:
             pace.backward(loss + odd)  # whose gradient is a number all the same
             pace.step(optimizer)
     finally:
-        pace.detach()
+        pace.host.detach()
 
 
 def own_options(rank: int, ranks: int, name: str, group: int, by: Any) -> str:
@@ -72,8 +72,8 @@ def own_options(rank: int, ranks: int, name: str, group: int, by: Any) -> str:
     except PacelineError as error:
         return str(error)
     finally:
-        pace.abandon()
-        pace.detach()
+        pace.host.abandon()
+        pace.host.detach()
     return ""
 
 
@@ -141,6 +141,6 @@ def own_schedules(rank: int, ranks: int, alike: bool) -> str:
     except PacelineError as error:
         return str(error)
     finally:
-        pace.abandon()
-        pace.detach()
+        pace.host.abandon()
+        pace.host.detach()
     return ""

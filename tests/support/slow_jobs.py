@@ -19,7 +19,7 @@ from torch.distributed.optim import PostLocalSGDOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import PacelineError
-from paceline.torch import Merge, Pace
+from paceline.torch import LocalSGD, Merge, Pace
 from paceline.torch.callbacks import OnRound
 from support.scripted import Script
 from support.torch_jobs import UNEVEN, Samples, fresh
@@ -94,7 +94,7 @@ def _slow_way(
             pace.step(steps_of)
             if pace.rounds == steps:
                 break
-    pace.detach()
+    pace.host.detach()
     return {"parameters": nn.utils.parameters_to_vector(ddp.parameters()).tolist(), "used": used}
 
 
@@ -142,7 +142,7 @@ def own_data(rank: int, ranks: int, ways: list[str]) -> list[float]:
         nn.init.constant_(model.weight, 0.5)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
         merge = Merge(by=by)
-        with Pace(model, 2, Script(((4.0, 1.0),)), loop="local", every=5, merge=merge) as pace:
+        with LocalSGD(model, 2, Script(((4.0, 1.0),)), every=5, merge=merge) as pace:
             for (x,) in pace.stream([(torch.ones(1, dtype=torch.float64),)] * 8000):
                 pace.backward((model(x) - float(rank)).square().mean() / 2)
                 pace.step(optimizer)

@@ -93,7 +93,7 @@ def _case(
     if stop is not None:
         run(stop)
         kept, held = loader.state_dict(), pace.state_dict()
-        pace.detach()
+        pace.host.detach()
         pace = Pace(ddp, BATCH, loop=loop, **options)
         loader = pace.stream(Stream(start, end), shared=shared)
         pace.load_state_dict(held)
@@ -101,7 +101,7 @@ def _case(
     if leave is not None:
         run(None, leave)
     run(None)
-    pace.detach()
+    pace.host.detach()
     rounds = [[index for part in parts for index in part] for parts in zip(*gathered(used), strict=True)]
     data, plain = Samples(COUNT), fresh(torch.float64)
     reference = optimizer_of(plain)

@@ -214,7 +214,7 @@ def told(
                 with FlopCounterMode(display=False) if counted_too else nullcontext():
                     pace.backward(loss, **how)
                 pace.step(optimizer)
-        pace.detach()
+        pace.host.detach()
     return [
         (str(one.message), f"{one.filename.rpartition('/')[2]}:{one.lineno}")
         for one in caught
@@ -242,6 +242,6 @@ def averaged(rank: int, ranks: int, loop: str, right: bool) -> tuple[str, list[A
     except PacelineError as error:
         said = str(error)
     finally:
-        pace.detach()
+        pace.host.detach()
     assert AveragedModel.update_parameters is original
     return said, [p.tolist() for p in average.module.parameters()]

@@ -15,6 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import PacelineError
+from paceline.hosts.accumulating import HostedPace
 from paceline.torch import Pace, RoundResult
 from paceline.torch.callbacks import OnRound
 from paceline.torch.feed.pieces import Order
@@ -114,7 +115,7 @@ def _case(
     net, stalls = model(), random.Random(rank)
     ddp: nn.Module = sharded_over(net, ranks) if sharded else DistributedDataParallel(net)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.3, momentum=0.9)
-    pace = Pace(ddp, BATCH, loop=loop, callbacks=[OnRound(results.append)], **options)
+    pace = HostedPace(ddp, BATCH, loop=loop, callbacks=[OnRound(results.append)], **options)
     loader = pace.loader(Sentences(rare), seed=5, num_workers=workers, **(loading or {}))
 
     def function(words: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, Any]:
@@ -134,8 +135,8 @@ def _case(
             if clip:
                 nn.utils.clip_grad_norm_(net.parameters(), 0.02)
             pace.step(optimizer)
-    pace.flush()
-    pace.detach()
+    pace.host.flush()
+    pace.host.detach()
     expected, losses = one_process(clip, rare, by_sentence)
     found = [p.full_tensor().detach() if sharded else p.detach() for p in net.parameters()]  # type: ignore[operator]
     return max(float((p - q).abs().max() / q.abs().max()) for p, q in zip(found, expected, strict=True)), max(
@@ -195,5 +196,5 @@ def counts_on_some(rank: int, ranks: int) -> str:
     except PacelineError as error:
         return str(error)
     finally:
-        pace.detach()
+        pace.host.detach()
     return "nothing was wrong"

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import PacelineError
+from paceline.hosts.accumulating import HostedPace
 from paceline.torch import Pace, RoundResult
 from paceline.torch.callbacks import OnRound, Record
 from paceline.torch.feed.pieces import Order
@@ -112,7 +113,9 @@ def _difference_from_one_process(
     model = fresh(kind, sometimes=sometimes)
     ddp = DistributedDataParallel(model, find_unused_parameters=sometimes)
     optimizer, loss_of = optimizer_of(ddp), nn.CrossEntropyLoss(reduction=reduction)
-    pace = Pace(ddp, batch, options.pop("policy", UNEVEN), limits=limits, **({"loop": "pieces"} | options))
+    pace = HostedPace(
+        ddp, batch, options.pop("policy", UNEVEN), limits=limits, **({"loop": "pieces"} | options)
+    )
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0) if scaled else None
     loader = pace.loader(Samples(count, kind), seed=5, num_workers=loader_workers)
     stalls = random.Random(rank)  # so that the ranks claim in another order every round
@@ -120,14 +123,14 @@ def _difference_from_one_process(
         for x, y, _ in loader:
             time.sleep(jitter * stalls.expovariate(1.0))
             loss = loss_of(ddp(x), y)
-            if pace.terms.weigh == "hook":
+            if pace.host.terms.weigh == "hook":
                 loss.backward()
             else:
                 pace.backward(loss, reduction, scaler)
             pace.step(optimizer, scaler)
             if pace.rounds == steps:
                 break
-    pace.detach()
+    pace.host.detach()
     expected = reference(count, batch, steps, kind, sometimes)
     return max(
         float((p.detach() - q).abs().max() / q.abs().max())
@@ -156,7 +159,7 @@ def _indices_case(
     ddp = DistributedDataParallel(model)
     optimizer, loss_of = optimizer_of(ddp), nn.CrossEntropyLoss()
     options.setdefault("limits", [(0, None)] * 3)
-    pace = Pace(ddp, batch, options.pop("policy", UNEVEN), **({"loop": "pieces"} | options))
+    pace = HostedPace(ddp, batch, options.pop("policy", UNEVEN), **({"loop": "pieces"} | options))
     loader = pace.loader(Samples(count), seed=5, shuffle=shuffle, num_workers=loader_workers)
     epochs = []
     stalls = random.Random(rank)
@@ -172,7 +175,7 @@ def _indices_case(
     rounds = count // batch if norm and count % batch == 1 else -(-count // batch)
     assert pace.rounds == 2 * rounds
     assert all(torch.isfinite(p).all() for p in model.parameters())
-    pace.detach()
+    pace.host.detach()
     assert not multiprocessing.active_children()  # the loader's processes have ended with it
     return epochs
 
@@ -233,7 +236,7 @@ def in_intervals(
     results: list[RoundResult] = []
     told = []
     with Pace(ddp, 24, policy, loop="pieces", callbacks=[OnRound(results.append)]) as pace:
-        meter = pace.loop._meter
+        meter = pace._loop._meter
         announce = meter._announce
         meter._announce = lambda *lag: (told.append(1), announce(*lag))[1]  # type: ignore[method-assign]
         for x, y, _ in pace.loader(Samples(24 * steps), seed=5):
@@ -351,7 +354,7 @@ def bits(rank: int, ranks: int, seed: int, dtype: str, steps: int, **options: An
             pace.backward(loss_of(ddp(x), y))
             if pace.step(optimizer) and pace.rounds == steps:
                 break
-    pace.detach()
+    pace.host.detach()
     return [p.detach().clone() for p in model.parameters()]
 
 

@@ -83,7 +83,7 @@ def _unfrozen(anew: bool) -> float:
     ddp = DistributedDataParallel(module)
     pace = Pace(ddp, 16, TWO, limits=[(0, None)] * 2)
     loader = pace.loader(data, shuffle=False)
-    while pace.samples_done < 16 * 6:
+    while pace.host.progress.samples_done < 16 * 6:
         for x, y, _ in loader:
             pace.backward(LOSS(ddp(x), y))
             pace.step(optimizer)
@@ -94,7 +94,7 @@ def _unfrozen(anew: bool) -> float:
         state = pace.state_dict()
         optimizer.param_groups[1]["lr"] = 0.1
         if anew:
-            pace.detach()
+            pace.host.detach()
             pace.host.release()
             module.second.requires_grad_(True)
             ddp = DistributedDataParallel(module)
@@ -102,7 +102,7 @@ def _unfrozen(anew: bool) -> float:
             loader = pace.loader(data, shuffle=False)
         pace.load_state_dict(state)
     rounds = pace.rounds
-    pace.detach()
+    pace.host.detach()
     assert rounds == 6
     one = fresh(torch.float64)
     for number, chosen in enumerate(torch.arange(16 * 6).split(16)):
@@ -270,7 +270,7 @@ def losses(rank: int, ranks: int, counts: bool, loop: str) -> tuple[list[float],
                     pace.loss_now()
                 except PacelineError as error:
                     told.append(str(error))
-        pace.flush()
+        pace.host.flush()
     return now, later, told
 
 
@@ -284,10 +284,10 @@ def one_sample(rank: int, ranks: int) -> list[str]:
             pace.backward(nn.functional.binary_cross_entropy_with_logits(out, torch.zeros(len(x)).double()))
             pace.step(torch.optim.SGD(ddp.parameters(), lr=0.1))
     except ValueError as error:
-        pace.loop._lookout.explain(error)
+        pace._loop._lookout.explain(error)
         return list(error.__notes__)
     finally:
-        pace.detach()
+        pace.host.detach()
     return []
 
 

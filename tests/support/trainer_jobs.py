@@ -249,7 +249,7 @@ def cases(rank: int, ranks: int, folder: str) -> dict[str, Any]:
         found[f"accumulated, {loop}"] = (
             hosts.difference(model.parameters(), expected),
             used,
-            trainer.pace.terms.loop,
+            trainer.pace.host.terms.loop,
         )
 
     model, used, trainer = classified(
@@ -272,7 +272,7 @@ def cases(rank: int, ranks: int, folder: str) -> dict[str, Any]:
         found[f"by length, {strategy}"] = (
             hosts.difference(speaker.parameters(), lengthy),
             trainer.state.log_history[0]["loss"] - sum(losses[:4]) / 4,
-            trainer.pace.terms.balancer.learner.costs.lengths.tolist() == data.lengths,
+            trainer.pace.host.terms.balancer.learner.costs.lengths.tolist() == data.lengths,
         )
 
     speakers, losses = whole(language_model(), Sentences())

@@ -40,16 +40,16 @@ def verified(
 
 def _enter() -> None:
     """As attach/site/sitecustomize.py does, in a process that has imported Paceline before."""
-    from paceline.torch.pace import Pace
+    from paceline.torch.balanced import Balanced
     from paceline.verify import inside
 
-    make = Pace.__init__
+    make = Balanced.__init__
 
     def first(*given: Any, **named: Any) -> None:
-        Pace.__init__ = make  # type: ignore[method-assign]
+        Balanced.__init__ = make  # type: ignore[method-assign]
         inside.enter(make, *given, **named)
 
-    Pace.__init__ = first  # type: ignore[method-assign]
+    Balanced.__init__ = first  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

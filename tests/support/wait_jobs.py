@@ -183,7 +183,7 @@ def gathers_within(rank: int, ranks: int, loop: str) -> tuple[str, int, int]:
             if loop != "pieces":  # whose micro-steps are unlike
                 dist.all_reduce(torch.ones(1))
     except PacelineError as error:
-        pace.loop.failed(error)
+        pace._loop.failed(error)
         return str(error), rounds, line
     pace.close()
     return "", rounds, line

@@ -56,7 +56,7 @@ def train(model: nn.Module, net: Any, step: Step, **options: Any) -> tuple[int, 
     except PacelineError as error:
         return pace.rounds, str(error)
     finally:
-        pace.detach()
+        pace.host.detach()
 
 
 def under_the_hook(rank: int, ranks: int) -> dict[str, tuple[int, str]]:

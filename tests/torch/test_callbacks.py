@@ -32,7 +32,7 @@ def trained(*callbacks: Callback) -> Pace:
     for x, y in pace.loader(data, seed=0):
         pace.backward(torch.nn.functional.mse_loss(model(x), y))
         pace.step(optimizer)
-    pace.flush()
+    pace.host.flush()
     return pace
 
 
@@ -53,7 +53,7 @@ def test_prometheus_reads_a_training_run(tmp_path: Path) -> None:
         told = answer.read().decode().splitlines()
     assert 'paceline_rounds_total{job="mine"} 4.0' in told
     assert 'paceline_samples_total{job="mine"} 32.0' in told
-    pace.detach()
+    pace.host.detach()
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60)
 
@@ -83,7 +83,7 @@ def test_a_sink_that_fails_ends_no_training(monkeypatch: pytest.MonkeyPatch) -> 
         pace = trained(TensorBoard())
     assert pace.rounds == 4
     assert Broken.taken == 2
-    pace.detach()
+    pace.host.detach()
 
 
 @guarantee(
@@ -128,6 +128,6 @@ def test_own_callback_is_called_for_each_round_and_epoch_and_closed_once() -> No
             calls.append("closed")
 
     pace = trained(Mine())
-    pace.detach()
-    pace.detach()
+    pace.host.detach()
+    pace.host.detach()
     assert calls == [(0, 8, "training"), 0, 1, 2, 3, "epoch 0", "closed"]

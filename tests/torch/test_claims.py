@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from paceline.balance.factoring import Factoring, FactoringState
 from paceline.errors import PacelineError, WorkerError
+from paceline.hosts.accumulating import HostedPace
 from paceline.rounds import PiecePlan, Plan
 from paceline.torch import Pace, memory
 from paceline.torch.claims import Claims
@@ -164,7 +165,7 @@ def test_a_rank_alone_runs_whole_rounds(options: dict[str, Any]) -> None:
     count = 84 if "quantum" in options else 83
     model, data = fresh(torch.float64), Samples(count)
     optimizer, used, micro_steps = optimizer_of(model), [], 0
-    with Pace(model, 16, "auto", loop="pieces", **options) as pace:
+    with HostedPace(model, 16, "auto", loop="pieces", **options) as pace:
         for x, y, index in pace.loader(data, seed=5):
             used += index.tolist()
             micro_steps += 1
@@ -217,12 +218,12 @@ def test_a_policy_whose_first_plan_is_whole_moves_no_work_later() -> None:
 
 
 def test_auto_plans_whole_rounds_where_pieces_do_not_suit() -> None:
-    assert (
-        Pace(torch.nn.Sequential(fresh(torch.float64), torch.nn.BatchNorm1d(3)), 16, "auto").policy == "level"
-    )
-    assert Pace(fresh(torch.float64), 16, "auto", micro_steps=2).policy == "level"
+    normed = torch.nn.Sequential(fresh(torch.float64), torch.nn.BatchNorm1d(3))
+    for pace in (Pace(normed, 16, "auto"), HostedPace(fresh(torch.float64), 16, "auto", micro_steps=2)):
+        assert pace.host.terms.policy == "level"
+        pace.close()
     with pytest.raises(PacelineError, match="different numbers of micro-steps"):
-        Pace(fresh(torch.float64), 16, "factoring", micro_steps=2)
+        HostedPace(fresh(torch.float64), 16, "factoring", micro_steps=2)
 
 
 def test_stopped_and_resumed_in_mid_epoch() -> None:

@@ -41,7 +41,7 @@ def rounds(rank: int, ranks: int, every: int, seconds: float, many: int) -> list
             pace.step(optimizer)
     finally:
         gc.callbacks.remove(watch)
-    pace.detach()
+    pace.host.detach()
     assert gc.isenabled()
     return collected
 

@@ -12,6 +12,7 @@ import torch
 
 from paceline.backup import dropcompute
 from paceline.errors import PacelineError
+from paceline.hosts.accumulating import HostedPace
 from paceline.runs.findings import findings
 from paceline.torch import Pace
 from paceline.torch.drops import WARM_UP, found
@@ -131,19 +132,18 @@ def test_the_threshold_found_is_that_of_the_papers_rule() -> None:
         ({"weigh": "hook"}, "use weigh='loss'"),
         ({"limits": "memory"}, "set micro_batch= to what fits"),
         ({"micro_steps": 4}, "leave it out"),
-        ({"elastic": True}, "leave it out"),
         ({"policy": "auto", "deterministic": True}, "leave one of them out"),
     ],
 )
 def test_what_does_not_go_together_is_refused_in_a_sentence(options: dict[str, Any], words: str) -> None:
     chosen = {"drop": "0.5 s", "loop": "round", "micro_batch": 2} | options
     with pytest.raises(PacelineError, match=words):
-        Pace(fresh(torch.float64), 8, **chosen)
+        HostedPace(fresh(torch.float64), 8, **chosen)
 
 
 def test_streams_and_own_samples_are_refused() -> None:
     pace = Pace(fresh(torch.float64), 8, loop="round", micro_batch=2, drop="0.5 s")
-    assert pace.policy == "level"
+    assert pace.host.terms.policy == "level"
     with pytest.raises(PacelineError, match=r"use pace\.loader"):
         pace.stream(iter(Samples(20)))
     with pytest.raises(PacelineError, match=r"use pace\.loader"):

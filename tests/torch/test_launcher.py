@@ -24,7 +24,7 @@ SCRIPT = """
 import os, signal, sys, threading, time
 import torch
 from paceline.errors import PacelineError
-from paceline.torch import Pace
+from paceline.torch import ElasticPace
 from paceline.torch.elastic import member
 
 member.TOGETHER_SECONDS = 90.0
@@ -34,7 +34,7 @@ torch.manual_seed(0)
 data = torch.utils.data.TensorDataset(torch.randn(240, 4), torch.randn(240, 1))
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-pace = Pace(model, 24, elastic=True, loop="round")
+pace = ElasticPace(model, 24)
 with pace:
     loader = pace.loader(data, seed=1)
     pace.register(optimizer)
@@ -122,13 +122,13 @@ def test_a_run_whose_last_worker_ends_with_an_error_says_so(capsys: pytest.Captu
 EPOCHS = """
 import os, signal, sys, time
 import torch
-from paceline.torch import Pace
+from paceline.torch import ElasticPace
 
 torch.set_num_threads(1)
 data = torch.utils.data.TensorDataset(torch.randn(48, 4), torch.randn(48, 1))
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-pace = Pace(model, 24, elastic=True, loop="round")
+pace = ElasticPace(model, 24)
 with pace:
     loader = pace.loader(data, seed=1)
     pace.register(optimizer)
@@ -167,14 +167,14 @@ def test_one_that_joined_trains_no_longer_than_those_who_were_there(loop: str, t
 HOLDS = """
 import os, signal, time
 import torch
-from paceline.torch import Pace
+from paceline.torch import ElasticPace
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
 data = torch.utils.data.TensorDataset(torch.randn(240, 4), torch.randn(240, 1))
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-pace = Pace(model, 24, elastic=True, loop="round")
+pace = ElasticPace(model, 24)
 held = {}
 with pace:
     loader = pace.loader(data, seed=1)

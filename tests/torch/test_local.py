@@ -16,7 +16,7 @@ from torch import nn
 
 from paceline.errors import PacelineError
 from paceline.sync.intervals import interval
-from paceline.torch import Merge, Pace
+from paceline.torch import ElasticLocalSGD, LocalSGD, Merge
 from paceline.torch.local import Every
 from paceline.torch.local_merge import Flats
 from support import local_jobs
@@ -144,7 +144,7 @@ def test_ranks_that_do_not_fit_together_are_named() -> None:
         assert "interval 1 began with other parameters on rank 0, 1; expected the same on all" in words
     assert "interval 1 began with other parameters on rank 1; expected the same on all" in changed[-1]
     assert "rank 1 was given a model with the checksum of parameters=" in another
-    assert "pass the plain module, as in Pace(model, ...)" in wrapped
+    assert "pass the plain module, as in LocalSGD(model, ...)" in wrapped
     assert "model(x) instead of ddp(x)" in around
     assert "calls a collective (barrier) within the round" in waits
     assert waits.endswith("call it if pace.merged")
@@ -282,13 +282,13 @@ def test_what_rounding_left_out_is_no_part_of_what_is_loaded(delay: int) -> None
         assert again == whole
 
 
-def train(**options: Any) -> Callable[..., Pace]:
+def train(**options: Any) -> Callable[..., LocalSGD]:
     """A loop in this process, each of whose steps is what the function that it takes makes of (pace, loss)."""
 
-    def run(step: Callable[[Pace, torch.optim.Optimizer, torch.Tensor], object]) -> Pace:
+    def run(step: Callable[[LocalSGD, torch.optim.Optimizer, torch.Tensor], object]) -> LocalSGD:
         model = fresh(torch.float64)
         optimizer, loss_of = torch.optim.SGD(model.parameters(), lr=0.1), nn.CrossEntropyLoss()
-        with Pace(model, 8, "equal", loop="local", **{"every": 2, **options}) as pace:
+        with LocalSGD(model, 8, "equal", **{"every": 2, **options}) as pace:
             for x, y, _ in pace.loader(Samples(40), seed=5):
                 step(pace, optimizer, loss_of(model(x), y))
         return pace
@@ -296,12 +296,12 @@ def train(**options: Any) -> Callable[..., Pace]:
     return run
 
 
-def both(pace: Pace, optimizer: Any, loss: torch.Tensor) -> None:
+def both(pace: LocalSGD, optimizer: Any, loss: torch.Tensor) -> None:
     pace.backward(loss)
     pace.step(optimizer)
 
 
-MISTAKES: dict[str, tuple[Callable[[Pace, Any, torch.Tensor], object], str]] = {
+MISTAKES: dict[str, tuple[Callable[[LocalSGD, Any, torch.Tensor], object], str]] = {
     "no step": (lambda pace, _, loss: pace.backward(loss), "went on without pace.step"),
     "no backward": (lambda pace, optimizer, _: pace.step(optimizer), "called before pace.backward"),
     "nothing": (lambda *_: None, r"went on without pace.backward\(loss\)"),
@@ -320,10 +320,6 @@ MISTAKES: dict[str, tuple[Callable[[Pace, Any, torch.Tensor], object], str]] = {
     "zeroed": (
         lambda pace, optimizer, loss: (pace.backward(loss), optimizer.zero_grad(), pace.step(optimizer)),
         "the gradients were zeroed between",
-    ),
-    "second model": (
-        lambda pace, optimizer, loss: (both(pace, optimizer, loss), pace.merged and pace.weighted(loss)),
-        "make a Pace for each model",
     ),
     "host": (
         lambda pace, _, loss: (pace.backward(loss), pace.host.stepped()),
@@ -357,20 +353,25 @@ def test_a_loop_that_is_wrong_is_refused(mistake: str) -> None:
         ({"every": float("nan")}, "every=nan: expected"),
         ({"every": True}, "every=True: expected"),
         ({"merge": "mean"}, r"merge='mean': expected a paceline.torch.Merge\(...\)"),
-        ({"micro_batch": 2}, "micro_batch= cuts a step into passes"),
-        ({"micro_steps": 2}, "micro_steps=2 is the same number on all ranks"),
-        ({"weigh": "hook"}, "weigh='hook' weighs what DDP sums"),
-        ({"deterministic": True}, "deterministic=True fixes the sums of gradients"),
         ({"limits": "memory"}, "limits='memory' cuts a step"),
         ({"limits": [(1, None)], "every": "auto"}, "limits= are samples of an interval"),
-        ({"elastic": True, "merge": Merge(send="int8")}, r"Merge\(send='int8'\) rounds sums"),
-        ({"elastic": True, "merge": Merge(delay=1)}, r"Merge\(delay=1\) continues with sums"),
-        ({"loop": "whole"}, "every= and merge= are for loop='local'"),
     ],
 )
 def test_what_does_not_go_together_is_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(PacelineError, match=words):
-        Pace(fresh(torch.float64), 8, **{"loop": "local", "every": 2, **options})
+        LocalSGD(fresh(torch.float64), 8, **{"every": 2, **options})
+
+
+@pytest.mark.parametrize(
+    ("merge", "words"),
+    [
+        (Merge(send="int8"), r"ElasticLocalSGD: Merge\(send='int8'\) rounds sums"),
+        (Merge(delay=1), r"ElasticLocalSGD: Merge\(delay=1\) continues with sums"),
+    ],
+)
+def test_merges_that_a_lost_rank_would_leave_unfinished_raise(merge: Merge, words: str) -> None:
+    with pytest.raises(PacelineError, match=words):
+        ElasticLocalSGD(fresh(torch.float64), 8, merge=merge)
 
 
 def test_merges_are_chosen_in_words() -> None:
@@ -408,7 +409,7 @@ def test_a_table_of_whole_numbers_that_steps_change_is_refused() -> None:
     model = Counting().double()
     model.used = model.used.long()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    pace = Pace(model, 8, loop="local", every=1)
+    pace = LocalSGD(model, 8, every=1)
     batches = iter(pace.loader(Samples(40), seed=5))
     x, y, _ = next(batches)
     with pytest.raises(PacelineError, match="buffer used holds 3 whole numbers"):
@@ -433,7 +434,7 @@ class Appearing(nn.Linear):
 @pytest.mark.parametrize(
     ("name", "persistent", "words"),
     [
-        ("late", True, "buffer late has appeared since Pace was made"),
+        ("late", True, "buffer late has appeared since LocalSGD was made"),
         ("there", True, r"buffer there had the shape \(2,\) and has \(3,\) now"),
         ("cache", False, ""),
     ],
@@ -443,7 +444,7 @@ def test_buffers_that_appear_or_grow_are_not_left_out_of_merges_in_silence(
 ) -> None:
     model = Appearing(name, persistent)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    pace = Pace(model, 8, loop="local", every=1)
+    pace = LocalSGD(model, 8, every=1)
     batches = iter(pace.loader(Samples(40), seed=5))
     x, y, _ = next(batches)
     with pytest.raises(PacelineError, match=words) if words else contextlib.nullcontext():
@@ -492,7 +493,7 @@ def test_the_link_takes_a_tenth_of_the_time() -> None:
 def test_parameters_that_no_merge_knows_of_are_not_stepped() -> None:
     model, outside = fresh(torch.float64), nn.Parameter(torch.ones((), dtype=torch.float64))
     optimizer = torch.optim.SGD([*model.parameters(), outside], lr=0.1)
-    pace = Pace(model, 8, loop="local", every=2)
+    pace = LocalSGD(model, 8, every=2)
     batches = iter(pace.loader(Samples(40), seed=5))
     x, y, _ = next(batches)
     with pytest.raises(PacelineError, match="would move a parameter outside of the model"):
@@ -507,14 +508,14 @@ def test_a_loop_that_failed_changes_nothing_of_what_is_loaded_afterwards(loads: 
     first = {name: value.clone() for name, value in model.state_dict().items()}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-    def epoch(pace: Pace) -> None:
+    def epoch(pace: LocalSGD) -> None:
         batches = iter(pace.loader(Samples(40), seed=5))
         for x, y, _ in batches:
             both(pace, optimizer, nn.functional.cross_entropy(model(x), y))
             if not pace.merged and pace.rounds == 1:
                 raise FloatingPointError
 
-    pace = Pace(model, 8, loop="local", every=2)
+    pace = LocalSGD(model, 8, every=2)
     state = pace.state_dict()
     try:
         epoch(pace)
@@ -533,24 +534,22 @@ def test_a_loop_that_failed_changes_nothing_of_what_is_loaded_afterwards(loads: 
     "after a kill and `--resume`."
 )
 def test_the_outer_optimizer_of_a_checkpoint_goes_on_by_the_rates_chosen_now() -> None:
-    def velocity(pace: Pace) -> dict[str, Any]:
-        return pace.loop.local.outer_state()  # type: ignore[no-any-return]
+    def velocity(pace: LocalSGD) -> dict[str, Any]:
+        return pace._loop.local.outer_state()  # type: ignore[no-any-return]
 
     pace = train(merge=Merge(outer="nesterov:lr=0.7,momentum=0.9"))(both)
     state = pace.state_dict()
     before = copy.deepcopy(state)
-    again = Pace(
-        fresh(torch.float64), 8, "equal", loop="local", every=2, merge=Merge(outer="nesterov:lr=0.5")
-    )
+    again = LocalSGD(fresh(torch.float64), 8, "equal", every=2, merge=Merge(outer="nesterov:lr=0.5"))
     empty = again.state_dict()
     again.load_state_dict(state)
     assert velocity(again)["param_groups"][0]["lr"] == 0.5
     assert velocity(again)["state"]
-    parameters = list(again.loop.local._outer.param_groups[0]["params"])
+    parameters = list(again._loop.local._outer.param_groups[0]["params"])
     for p in parameters:
         p.grad = torch.ones_like(p)
-    again.loop.local.stepping = True
-    again.loop.local._outer.step()
+    again._loop.local.stepping = True
+    again._loop.local._outer.step()
     # What is kept in memory stays what it was.
     for one, other in zip(state["outer"]["state"].values(), before["outer"]["state"].values(), strict=True):
         assert torch.equal(one["momentum_buffer"], other["momentum_buffer"])
@@ -562,7 +561,7 @@ def test_the_outer_optimizer_of_a_checkpoint_goes_on_by_the_rates_chosen_now() -
 def test_tokens_of_one_step_and_samples_of_another_are_no_weight() -> None:
     model = fresh(torch.float64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    pace = Pace(model, 8, loop="local", every=2)
+    pace = LocalSGD(model, 8, every=2)
     batches = iter(pace.loader(Samples(40), seed=5))
     x, y, _ = next(batches)
     pace.backward(nn.functional.cross_entropy(model(x), y), count=30)
@@ -592,7 +591,7 @@ def left_within(rank: int, ranks: int, how: str, leaves: bool) -> list[np.ndarra
     else:
         optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=3) if how == "scaler" else None
-    with Pace(model, 12, "equal", loop="local", every=3) as pace:
+    with LocalSGD(model, 12, "equal", every=3) as pace:
         loader = pace.loader(torch.utils.data.TensorDataset(x, y), seed=5)
         while pace.epoch < 2:
             taken = 0
@@ -631,7 +630,7 @@ def skipped(rank: int, ranks: int, by: str) -> float:
     data = torch.utils.data.TensorDataset(torch.ones(3, 1, dtype=torch.float64))
     with (
         warnings.catch_warnings(),
-        Pace(model, 3, "equal", loop="local", every=1, merge=Merge(by=by)) as pace,
+        LocalSGD(model, 3, "equal", every=1, merge=Merge(by=by)) as pace,
     ):
         warnings.filterwarnings("ignore", "the loss of rank 1 was not finite")
         for (x,) in pace.loader(data, seed=0):

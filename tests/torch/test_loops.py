@@ -53,7 +53,7 @@ def _cases() -> dict[str, dict[str, Any]]:
 
 @guarantee(
     "Ranks with different numbers of samples train the model of one process, under DDP, FSDP2, "
-    "`elastic=True` and in every form of loop."
+    "`ElasticPace` and in every form of loop."
 )
 def test_every_form_of_loop_trains_the_model_of_one_process() -> None:
     cases = _cases()

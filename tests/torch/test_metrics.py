@@ -70,7 +70,7 @@ def gathered_in_a_loss(rank: int, ranks: int) -> str:
             try:
                 pace.mean(x.mean())
             except PacelineError as error:
-                pace.abandon()
+                pace.host.abandon()
                 return str(error)
     return ""
 

@@ -36,7 +36,6 @@ GOOD: dict[str, Any] = {"model": MODEL, "global_batch": 8, "policy": "level"}
         ({"policy": "quickest"}, "policy 'quickest' is unknown"),
         ({"micro_batch": "x"}, "micro_batch='x': expected a whole number"),
         ({"micro_batch": -4}, "micro_batch=-4: expected a whole number, 1 to"),
-        ({"micro_steps": 1.5}, "micro_steps=1.5: expected a whole number"),
         ({"quantum": None}, "quantum=None: expected a whole number"),
         ({"callbacks": "record"}, "callbacks='record': expected a list of callbacks, such as"),
         ({"callbacks": [print]}, "expected a list of callbacks, such as"),
@@ -45,9 +44,8 @@ GOOD: dict[str, Any] = {"model": MODEL, "global_batch": 8, "policy": "level"}
         ({"limits": [("1", None)]}, "limits of rank 0, least or most='1': expected a whole number, 0 to"),
         ({"weigh": ["loss"]}, r"weigh=\['loss'\]: expected 'loss' or 'hook'"),
         ({"loop": 3}, "loop=3: expected one of"),
+        ({"loop": "local"}, "loop='local': expected one of 'whole', 'round', 'pieces'"),
         ({"deterministic": "no"}, "deterministic='no': expected True or False"),
-        ({"elastic": "false"}, "elastic='false': expected True or False"),
-        ({"fill": 2}, "fill=2: expected True or False"),
         ({"stall": []}, r"stall=\[\]: expected 'warn', 'end', a function"),
     ],
 )
@@ -77,7 +75,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
         MODEL, np.int64(8), micro_batch=np.int32(8), limits=[(np.int64(1), None)], policy="level",
         callbacks=[GarbageCollection(np.int64(2**31))],
     )  # fmt: skip
-    assert pace.global_batch == 8
+    assert pace.host.terms.batch == 8
     pace.close()
 
 
@@ -107,8 +105,8 @@ JUNK = st.one_of(
     st.lists(st.integers() | st.text(max_size=2), max_size=3), st.tuples(st.tuples(st.integers(), st.none())),
 )  # fmt: skip
 OPTIONS = (
-    "model", "global_batch", "policy", "limits", "micro_batch", "micro_steps", "loop", "quantum", "weigh",
-    "callbacks", "stall", "fill", "deterministic", "elastic",
+    "model", "global_batch", "policy", "limits", "micro_batch", "loop", "quantum", "weigh",
+    "callbacks", "stall", "deterministic", "drop",
 )  # fmt: skip
 
 

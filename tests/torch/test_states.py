@@ -103,7 +103,7 @@ def pace_after(rounds: int) -> paceline.torch.Pace:
             break
         pace.backward(((model(x) - y) ** 2).mean())
         pace.step(optimizer)
-    pace.abandon()
+    pace.host.abandon()
     return pace
 
 
@@ -133,7 +133,7 @@ def test_a_backward_pass_that_ends_in_its_middle_leaves_nothing() -> None:
                 pace.backward((model(a) - b).square().mean())
                 break  # the step is left out
         except RuntimeError:
-            pace.abandon()
+            pace.host.abandon()
             pace.load_state_dict(pace.state_dict())
     found = [p.grad for p in model.parameters()]
     assert all(torch.allclose(one, other) for one, other in zip(found, expected, strict=True))
@@ -171,4 +171,4 @@ def test_a_state_is_taken_back_whole() -> None:
     saved, fresh = pace_after(3).state_dict(), pace_after(0)
     fresh.load_state_dict(saved)
     assert str(fresh.state_dict()) == str(saved)
-    assert (fresh.rounds, fresh.samples_done) == (3, 12)
+    assert (fresh.rounds, fresh.host.progress.samples_done) == (3, 12)

@@ -41,12 +41,12 @@ def test_what_is_trained_from_the_middle_of_a_run_is_refused_before_it_is_steppe
 
 SCRIPT = """
 import torch
-from paceline.torch import Pace
+from paceline.torch import ElasticPace
 from support.trained_jobs import frozen, refused
 
 torch.set_num_threads(1)
 module, optimizer = frozen()
-with Pace(module, 16, elastic=True, loop="round") as pace:
+with ElasticPace(module, 16) as pace:
     pace.register(optimizer)
     told = refused(pace, module, module, optimizer)
     print(f"{told}\\n", end="", flush=True)

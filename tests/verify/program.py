@@ -156,6 +156,9 @@ def main() -> None:
         raise RuntimeError("the data are not there")
     pace = paceline.torch.Pace(ddp, BATCH, **options)
     loader: Any = pace.loader(Augmented(), num_workers=2 if FORM == "draws" else 0)
+    if FORM == "sampler":
+        data = Augmented()
+        loader = DataLoader(data, batch_sampler=pace.batch_sampler(data, ahead=2), num_workers=1)
     if FORM == "stream":
         loader = pace.stream(Stream(), num_workers=1)
     if FORM == "short":

@@ -11,7 +11,19 @@ from support.guarantees import guarantee
 from support.verified import verified
 
 PROGRAM = Path(__file__).with_name("program.py")
-EXACT = ["draws", "square", "round", "pieces", "stream", "scaler", "short", "recurrent", "norm", "unseeded"]
+EXACT = [
+    "draws",
+    "sampler",
+    "square",
+    "round",
+    "pieces",
+    "stream",
+    "scaler",
+    "short",
+    "recurrent",
+    "norm",
+    "unseeded",
+]
 OFTEN = "draws"  # with every change; the others once a day
 # A form of program.py: the sentence, and a suspect.
 WRONG = {

@@ -25,8 +25,8 @@ DEFAULTS = ("level", "auto")
 WIDTH = 76  # characters of a line
 ADAPTERS = {  # by framework: the adapter, and its lines in a script; docs/hosts.md says more
     "lightning": (
-        "LightningBalancer",
-        "+ balanced = LightningBalancer({options})",
+        "BalancedCallback",
+        "+ balanced = BalancedCallback({options})",
         "- trainer = Trainer(...)",
         "+ trainer = Trainer(..., callbacks=[balanced])",
         "- trainer.fit(module, loader)",

@@ -179,7 +179,7 @@ def exchange(spent: Spent, loop: Loop, loads: Array) -> list[str]:
         alone = loads.sum() / (loads / spent.own).sum()  # a step's seconds, each rank at its own speed
         would = seconds(alone * (1 + spent.exchanging / every))
         sentences.append(
-            f"Pace(model, ..., loop='local', every='{every:g} s') would take about {would} for as many samples: each "
+            f"LocalSGD(model, ..., every='{every:g} s') would take about {would} for as many samples: each "
             "rank takes its own steps, and their parameters are merged at these intervals. This trains another model "
             "than DDP does: docs/local.md says what is lost."
         )

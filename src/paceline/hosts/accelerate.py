@@ -33,7 +33,7 @@ import torch
 
 from paceline.commands import installation
 from paceline.errors import PacelineError, refuse
-from paceline.hosts.windows import Windows
+from paceline.hosts.accumulating import AccumulatingPace
 from paceline.torch.host import Host
 from paceline.torch.options import has_batch_norm
 from paceline.torch.passes import GLOBAL
@@ -50,7 +50,7 @@ __all__ = ["AcceleratePace"]
 REPLICATED = ("NO", "MULTI_")  # Accelerate's kinds of distribution under which DDP averages gradients
 
 
-class AcceleratePace(Windows):
+class AcceleratePace(AccumulatingPace):
     """``paceline.torch.Pace`` for a model that ``accelerator.prepare`` wrapped; takes Pace's options.
 
     global_batch: B, samples per optimizer step over all ranks, including accumulation.
@@ -125,7 +125,7 @@ class AcceleratePace(Windows):
         if reduction == GLOBAL:  # which keeps the weight that the Accelerator gives
             loss = loss / divided
         weighted = self.weighted(loss, reduction, count) * divided
-        if self.terms.loop != "round" and accelerator.sync_gradients != self.host.last:
+        if self.host.terms.loop != "round" and accelerator.sync_gradients != self.host.last:
             raise PacelineError(
                 f"accelerator.sync_gradients was changed to {accelerator.sync_gradients} in round {self.rounds}; "
                 "leave no_sync, and accumulate with another count, out of this loop"
@@ -163,7 +163,7 @@ class _UnderAccelerate(Host):
     def micro_step_begins(self, piece: Piece) -> None:
         accelerator, steps = self._accelerator, self._accelerator.gradient_accumulation_steps
         # The prepared optimizer and scheduler skip a step() unless sync_gradients is set ...
-        steps_now = piece.last or self._pace.terms.loop == "round"
+        steps_now = piece.last or self._pace.host.terms.loop == "round"
         accelerator.sync_gradients = steps_now
         # ... which accumulate() does when its own count of micro-steps reaches a multiple of the steps.
         accelerator.step = steps - 1 if steps_now else 0

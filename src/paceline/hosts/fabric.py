@@ -24,7 +24,7 @@ import torch
 
 from paceline.commands import installation
 from paceline.errors import PacelineError
-from paceline.hosts.windows import Placing, Windows
+from paceline.hosts.accumulating import AccumulatingPace, Placing
 
 try:
     from lightning.fabric import Fabric
@@ -38,7 +38,7 @@ __all__ = ["FabricPace"]
 AVERAGES = ("SingleDeviceStrategy", "DDPStrategy", "ModelParallelStrategy")
 
 
-class FabricPace(Windows):
+class FabricPace(AccumulatingPace):
     """``paceline.torch.Pace`` for a model that ``fabric.setup`` wrapped; takes Pace's options.
 
     global_batch: B, samples per optimizer step over all ranks, including all its k micro-steps.

@@ -1,6 +1,6 @@
 """Balanced batches under Lightning's Trainer.
 
-    balanced = LightningBalancer(global_batch=256)                                # 1
+    balanced = BalancedCallback(global_batch=256)                                # 1
     trainer = Trainer(..., callbacks=[balanced])                         # 2
     trainer.fit(model, balanced.loader(dataset, seed=0))                 # 3, instead of a DataLoader
 
@@ -27,7 +27,6 @@ from paceline.policies import Policy
 from paceline.rounds import Cluster
 from paceline.torch.feed.loader import BalancedLoader
 from paceline.torch.options import has_batch_norm
-from paceline.torch.pace import Pace
 from paceline.torch.passes import GLOBAL
 from paceline.torch.progress import rounds
 
@@ -37,15 +36,16 @@ try:
 except ModuleNotFoundError as error:  # pragma: no cover - if the extra is not installed
     raise PacelineError(f"Lightning is not installed; {installation('hosts')}") from error
 
+from paceline.hosts.accumulating import HostedPace
 from paceline.hosts.fabric import check_strategy
 
-__all__ = ["LightningBalancer"]
+__all__ = ["BalancedCallback"]
 
 # Options of Pace that the user cannot set, and what determines them.
 OWNED = {"micro_steps": "accumulate_grad_batches", "weigh": "the loss", "loop": "the Trainer's"}
 
 
-class LightningBalancer(Callback):
+class BalancedCallback(Callback):
     """Divides each global batch of a Trainer's fit according to the speeds of the ranks.
 
     global_batch: B, samples per optimizer step over all ranks, that is of the whole accumulation window.
@@ -70,8 +70,8 @@ class LightningBalancer(Callback):
             if owned in options:
                 raise PacelineError(f"{owned}= follows from {why} under Lightning; leave it out")
         self.global_batch, self.policy, self.reduction = int(global_batch), policy, reduction
-        self.options: dict[str, Any] = {"fill": True} | options
-        self.pace: Pace | None = None
+        self.options: dict[str, Any] = options
+        self.pace: HostedPace | None = None
         self.trainer: Trainer | None = None
         self._loader: Loader | None = None
         self._saved: dict[str, Any] | None = None
@@ -112,7 +112,7 @@ class LightningBalancer(Callback):
             )
         model = trainer.strategy.model
         assert model is not None
-        self.pace = Pace(model, self.global_batch, self.policy, micro_steps=micro_steps, **self.options)
+        self.pace = HostedPace(model, self.global_batch, self.policy, micro_steps=micro_steps, **self.options)
         _weigh_logs(trainer.fit_loop.epoch_loop._results, self.pace)
         self._fitting = True
         if self._saved is not None:
@@ -147,14 +147,14 @@ class LightningBalancer(Callback):
         else:
             pace.host.end_micro_step()
         # Lightning counts batches, and does not request one more, which would end the epoch.
-        if pace.samples_done == len(loader.dataset):
+        if pace.host.progress.samples_done == len(loader.dataset):
             pace.host.close_epoch()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         pace = self._running()
-        pace.flush()
+        pace.host.flush()
         self._saved, self._fitting = pace.state_dict(), False  # another fit continues from here
-        pace.detach()
+        pace.host.detach()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit" and self.pace is not None:
@@ -164,12 +164,12 @@ class LightningBalancer(Callback):
         if not self._fitting:
             return
         pace = self._running()
-        pace.abandon()
+        pace.host.abandon()
         # If another rank is lost, the state that was saved before is kept.
         with contextlib.suppress(PacelineError):
             self._saved = pace.state_dict()
         self._fitting = False
-        pace.detach()
+        pace.host.detach()
 
     def state_dict(self) -> dict[str, Any]:
         return {"pace": self._running().state_dict() if self._fitting else self._saved}
@@ -177,7 +177,7 @@ class LightningBalancer(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._saved = state_dict["pace"]
 
-    def _running(self) -> Pace:
+    def _running(self) -> HostedPace:
         assert self.pace is not None
         return self.pace
 
@@ -185,21 +185,21 @@ class LightningBalancer(Callback):
 class Loader:
     """The iterable for Lightning: this rank's batches, ``accumulate_grad_batches`` per round.
 
-    Made by ``LightningBalancer.loader``. It has the methods of a loader that Lightning can resume; its state is part
+    Made by ``BalancedCallback.loader``. It has the methods of a loader that Lightning can resume; its state is part
     of the callback's.
     """
 
-    def __init__(self, balanced: LightningBalancer, dataset: Any, options: dict[str, Any]) -> None:
+    def __init__(self, balanced: BalancedCallback, dataset: Any, options: dict[str, Any]) -> None:
         self.dataset = dataset
         self._balanced, self._options = balanced, options
-        self._made: tuple[Pace, BalancedLoader] | None = None
+        self._made: tuple[HostedPace, BalancedLoader] | None = None
 
     def __len__(self) -> int:
         """Batches of a whole epoch, as many on every rank."""
         trainer = self._balanced.trainer
         if trainer is None:
             raise PacelineError(
-                "balanced.loader(...) without its LightningBalancer; expected Trainer(callbacks=[balanced])"
+                "balanced.loader(...) without its BalancedCallback; expected Trainer(callbacks=[balanced])"
             )
         floor = 2 if has_batch_norm(trainer.lightning_module) else 1
         many = rounds(len(self.dataset), 0, self._balanced.global_batch, floor)
@@ -215,7 +215,7 @@ class Loader:
         if ran + left != len(self):
             raise PacelineError(
                 f"Lightning continues after batch {ran} of an epoch of {len(self)}, and {left} are left to balance; "
-                "expected a checkpoint made with LightningBalancer, between two optimizer steps"
+                "expected a checkpoint made with BalancedCallback, between two optimizer steps"
             )
         yield from islice(loader, left)
 
@@ -242,7 +242,7 @@ class Loader:
         return self._made[1]
 
 
-def _weigh_logs(results: Any, pace: Pace) -> None:
+def _weigh_logs(results: Any, pace: HostedPace) -> None:
     """Let means that ``training_step`` logs count each sample once: on a rank without work the batch counts for
     nothing, ``sync_dist`` weights a step's values by samples, and the mean number of samples is not rounded.
 
@@ -252,7 +252,7 @@ def _weigh_logs(results: Any, pace: Pace) -> None:
 
     def update_metrics(key: str, value: Any, batch_size: int) -> None:
         metric = results[key]
-        if not (metric.is_tensor and metric.meta.is_mean_reduction and pace.loop.in_round):
+        if not (metric.is_tensor and metric.meta.is_mean_reduction and pace.host.in_round):
             plain(results, key, value, batch_size)
             return
         if not pace.counts:
@@ -288,4 +288,4 @@ def _check(trainer: Any) -> None:
         "overfit_batches takes the same batches in every epoch, but balancing changes their order; "
         "leave it out": trainer.overfit_batches,
     }
-    refuse("LightningBalancer", reasons)
+    refuse("BalancedCallback", reasons)

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_map_only
 
 from paceline.commands import installation
 from paceline.errors import PacelineError
-from paceline.hosts.windows import Placing, Windows
+from paceline.hosts.accumulating import AccumulatingPace, Placing
 
 try:
     import ray.train.torch
@@ -35,7 +35,7 @@ except ModuleNotFoundError as error:  # pragma: no cover - if the extra is not i
 __all__ = ["RayTrainPace"]
 
 
-class RayTrainPace(Windows):
+class RayTrainPace(AccumulatingPace):
     """``paceline.torch.Pace`` for a model that ``ray.train.torch.prepare_model`` wrapped; takes Pace's options, and
     ``accumulate=k`` for a loop that takes k micro-steps for each step and divides its loss by k.
 
@@ -58,7 +58,7 @@ class RayTrainPace(Windows):
 
     def close(self) -> None:
         """Detach from the model; Ray itself ends the process group."""
-        self.detach()
+        self.host.detach()
         self.host.release()
 
 

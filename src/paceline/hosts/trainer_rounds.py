@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from paceline.errors import PacelineError
+from paceline.hosts.accumulating import HostedPace
 from paceline.hosts.comparing import warn_of_comparisons
 from paceline.torch.feed.costs import read
 from paceline.torch.options import has_batch_norm
-from paceline.torch.pace import Pace
 from paceline.torch.progress import rounds
 
 # Whether samples are shuffled, by train_sampling_strategy. With the last two, Paceline also divides by length.
@@ -36,7 +36,7 @@ class Rounds:
         self._loader: Any = None
 
     @property
-    def pace(self) -> Pace:
+    def pace(self) -> HostedPace:
         """The Trainer's Pace."""
         assert self.trainer.pace is not None
         return self.trainer.pace
@@ -46,8 +46,8 @@ class Rounds:
         trainer = self.trainer
         first = trainer.pace is None
         if trainer.pace is not None:
-            trainer.pace.detach()
-        trainer.pace = pace = Pace(trainer.model_wrapped, **trainer.balance)
+            trainer.pace.host.detach()
+        trainer.pace = pace = HostedPace(trainer.model_wrapped, **trainer.balance)
         if first:
             warn_of_comparisons(trainer)
         self._loader = self._made(pace)
@@ -83,7 +83,7 @@ class Rounds:
             samples -= samples % batch
         return rounds(samples, 0, batch, floor)
 
-    def _made(self, pace: Pace) -> Any:
+    def _made(self, pace: HostedPace) -> Any:
         """The loader of the training samples."""
         trainer, args = self.trainer, self.trainer.args
         seed = args.seed if args.data_seed is None else args.data_seed
@@ -109,7 +109,7 @@ class Round(dict[str, Any]):
     samples: of the round, over all ranks.
     """
 
-    def __init__(self, pace: Pace, micro_steps: Iterator[Any], samples: int) -> None:
+    def __init__(self, pace: HostedPace, micro_steps: Iterator[Any], samples: int) -> None:
         super().__init__()
         self.samples = samples
         self._pace, self._loop = pace, micro_steps

@@ -10,8 +10,9 @@ import torch
 from torch.utils.data import IterableDataset
 
 from paceline.errors import PacelineError, refuse
+from paceline.hosts.accumulating import HostedPace
 from paceline.hosts.trainer_rounds import Round, Rounds
-from paceline.torch.pace import Pace
+from paceline.torch import peers
 
 
 class StreamedRounds(Rounds):
@@ -55,7 +56,7 @@ class StreamedRounds(Rounds):
     def __iter__(self) -> Iterator[Round]:
         resumed, self._resumed = self._resumed, False
         if not resumed:
-            self._drawn = [0] * self.pace.ranks
+            self._drawn = [0] * peers.ranks()
         ran = False
         for each in self._epoch():
             ran = True
@@ -63,7 +64,7 @@ class StreamedRounds(Rounds):
         if resumed and not ran:  # the checkpoint was made at the end of the stream
             self._first += 1
             self._choose(self.pace.epoch)
-            self._drawn = [0] * self.pace.ranks
+            self._drawn = [0] * peers.ranks()
             yield from self._epoch()
 
     @property
@@ -87,7 +88,7 @@ class StreamedRounds(Rounds):
             self._drawn = [before + int(load) for before, load in zip(self._drawn, plan.loads, strict=True)]
             yield Round(pace, chain([first], micro_steps), plan.batch)
 
-    def _made(self, pace: Pace) -> Any:
+    def _made(self, pace: HostedPace) -> Any:
         return pace.stream(self.dataset, shared=self._shared, **self._options)
 
     def _resume(self, saved: dict[str, Any] | None, steps: int) -> None:
@@ -99,12 +100,12 @@ class StreamedRounds(Rounds):
             pace.host.progress.begin(pace.epoch)
             return
         stream = (saved or {}).get("stream")
-        if stream is None and (pace.samples_done or (saved is None and steps)):
+        if stream is None and (pace.host.progress.samples_done or (saved is None and steps)):
             raise PacelineError(
                 f"the checkpoint after step {steps} does not say how far each rank has read the stream; expected one "
                 "of BalancedTrainer with a stream, or ignore_data_skip=True to begin the stream again"
             )
-        if stream is None or not pace.samples_done:
+        if stream is None or not pace.host.progress.samples_done:
             return
         drawn, workers = stream["drawn"], stream["workers"]
         if (workers, stream["shared"]) != (self._workers, self._shared):
@@ -113,14 +114,14 @@ class StreamedRounds(Rounds):
                 f"{stream['shared']}, and this run has {self._workers} with {self._shared}; use the same, or "
                 "ignore_data_skip=True to begin the stream again"
             )
-        if not self._shared and len(drawn) != pace.ranks:
+        if not self._shared and len(drawn) != peers.ranks():
             raise PacelineError(
-                f"the checkpoint was made within a stream in {len(drawn)} parts, and this run has {pace.ranks}; "
+                f"the checkpoint was made within a stream in {len(drawn)} parts, and this run has {peers.ranks()}; "
                 "use as many, or ignore_data_skip=True to begin the stream again"
             )
         self._resumed = True
-        self._drawn = [sum(drawn), *[0] * (pace.ranks - 1)] if self._shared else list(drawn)
-        self._loader.skip(sum(drawn) if self._shared else drawn[pace.rank])
+        self._drawn = [sum(drawn), *[0] * (peers.ranks() - 1)] if self._shared else list(drawn)
+        self._loader.skip(sum(drawn) if self._shared else drawn[peers.rank()])
 
 
 def shares(stream: Any, ranks: int, wanted: bool | None) -> bool:

@@ -28,12 +28,12 @@ from torch.utils.data import IterableDataset
 
 from paceline.commands import installation
 from paceline.errors import PacelineError, refuse, switches
+from paceline.hosts.accumulating import HostedPace
 from paceline.hosts.trainer_rounds import SHUFFLES, Round, Rounds
 from paceline.hosts.trainer_streams import StreamedRounds
 from paceline.torch import peers
 from paceline.torch.feed.loader import check_indexed
 from paceline.torch.feed.pieces import order_of
-from paceline.torch.pace import Pace
 
 try:
     from accelerate.utils.operations import recursively_apply
@@ -70,7 +70,7 @@ class BalancedTrainer(Trainer):
     def __init__(self, *args: Any, balance: dict[str, Any] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         _check(self)
-        self.pace: Pace | None = None
+        self.pace: HostedPace | None = None
         steps, own = self.args.gradient_accumulation_steps, self.args.per_device_train_batch_size
         if self.accelerator.split_batches:  # then it is the batch of all ranks
             own //= self.args.world_size
@@ -150,8 +150,8 @@ class BalancedTrainer(Trainer):
             dist.all_reduce(summed)
         loss, everywhere = summed[0], int(summed[1])
         # With a cell (results with the same bits), the weights do not contain the factor for DDP's average.
-        if not pace.terms.cell:
-            loss = loss / pace.ranks
+        if not pace.host.terms.cell:
+            loss = loss / peers.ranks()
         if self._count is not None and everywhere and everywhere != inputs.samples:
             # So far it is the sum over the labels divided by the round's samples; the mean over labels is needed.
             scale = inputs.samples / everywhere
@@ -224,13 +224,13 @@ class Pacing(TrainerCallback, ExportableState):
         state.epoch = self._rounds.epoch_after()  # the loop itself counts from the begin of this run
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._pace().flush()
+        self._pace().host.flush()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._pace().flush()
-        self._pace().detach()
+        self._pace().host.flush()
+        self._pace().host.detach()
 
-    def _pace(self) -> Pace:
+    def _pace(self) -> HostedPace:
         assert self._rounds is not None
         return self._rounds.pace
 

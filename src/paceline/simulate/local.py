@@ -1,6 +1,6 @@
 """``paceline simulate --learn --every``: local steps of each worker between merges, on a virtual clock.
 
-Gradients are real. As with loop="local" of ``paceline.torch``, the policy divides the samples of an interval between
+Gradients are real. As with ``paceline.torch.LocalSGD``, the policy divides the samples of an interval between
 two merges, each worker runs its samples in plain SGD steps of about B/n samples from the parameters of the last
 merge, and the mean of the workers' changes, weighted by samples, is a step of the outer optimizer. Only merges use
 the links.

@@ -10,9 +10,22 @@ except ModuleNotFoundError as error:  # pragma: no cover - where the extra is no
 
 from paceline.rounds import RoundResult
 from paceline.torch.elastic.member import Mended
+from paceline.torch.elastic_pace import ElasticPace
 from paceline.torch.liveness.shutdown import join, leave
 from paceline.torch.liveness.stall import Stall
 from paceline.torch.local import Merge
+from paceline.torch.local_sgd import ElasticLocalSGD, LocalSGD
 from paceline.torch.pace import Pace
 
-__all__ = ["Mended", "Merge", "Pace", "RoundResult", "Stall", "join", "leave"]
+__all__ = [
+    "ElasticLocalSGD",
+    "ElasticPace",
+    "LocalSGD",
+    "Mended",
+    "Merge",
+    "Pace",
+    "RoundResult",
+    "Stall",
+    "join",
+    "leave",
+]

@@ -11,6 +11,7 @@ from paceline.torch.gradients.reducers import Reducer
 from paceline.torch.passes import check_loss
 from paceline.torch.plan import Piece
 from paceline.torch.progress import Progress
+from paceline.torch.terms import Terms
 
 
 class Host:
@@ -58,8 +59,10 @@ class Hosting:
     after the optimizer's step of a round that is ``pace.complete``.
     """
 
-    def __init__(self, loop: Any, reducer: Reducer) -> None:
-        self._loop, self._reducer = loop, reducer
+    def __init__(self, loop: Any, reducer: Reducer, terms: Terms, detach: Callable[[], None]) -> None:
+        self._loop, self._reducer, self._detach = loop, reducer, detach
+        # The settings that all ranks agree on.
+        self.terms = terms
         # The progress of the run, and the rounds that are left of its epoch.
         self.progress: Progress = loop.progress
 
@@ -71,6 +74,11 @@ class Hosting:
     @adapter.setter
     def adapter(self, adapter: Host) -> None:
         self._loop.hosted_by(adapter)
+
+    @property
+    def in_round(self) -> bool:
+        """True from a round's first micro-batch to its optimizer step."""
+        return bool(self._loop.in_round)
 
     @property
     def first(self) -> bool:
@@ -111,6 +119,19 @@ class Hosting:
     def close_epoch(self) -> None:
         """Every sample of the epoch has been used, and the framework does not ask the loader for another batch."""
         self._loop.close_epoch()
+
+    def flush(self) -> None:
+        """Collect the ranks' reports on all rounds so far. Collective; the loader does so at the end of an epoch."""
+        self._loop.flush()
+
+    def abandon(self) -> None:
+        """Leave the running round unfinished, as after an exception; the state is that of the last finished round.
+        Its gradients are dropped, and its samples are used again if the epoch continues."""
+        self._loop.abandon()
+
+    def detach(self) -> None:
+        """Close the callbacks and remove all hooks from the model; the process group stays."""
+        self._detach()
 
     def release(self) -> None:
         """Release DDP, whose last work may abort the process at its end. No backward pass may follow."""

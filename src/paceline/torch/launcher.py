@@ -2,7 +2,7 @@
 
     python -m paceline.torch.launcher --workers 4 train.py --lr 0.1
 
-The script makes a ``Pace(model, ..., elastic=True)`` of a plain model, without a process group. It continues when a
+The script makes an ``ElasticPace(model, ...)`` of a plain model, without a process group. It continues when a
 worker is killed, freezes, leaves (``pace.leave()``) or joins. With several machines, the launcher of the first one
 keeps the rendezvous store of all workers, and each of the others runs a launcher that joins it:
 

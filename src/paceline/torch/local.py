@@ -1,4 +1,4 @@
-"""The options of ``loop="local"``: the distance of two merges, and how the ranks' parameters are merged.
+"""The options of LocalSGD: the distance of two merges, and how the ranks' parameters are merged.
 
 Between two merges each rank takes its own optimizer steps, on its own batches, as many as its speed allows. An
 interval between two merges is a round: its samples are divided, claimed and reported as those of any other round, and
@@ -34,7 +34,7 @@ RECENT = 0.3  # weight of the newest merge in the seconds of a merge
 
 @dataclass(frozen=True, kw_only=True)
 class Merge:
-    """How the ranks' parameters are merged at the end of an interval of ``loop="local"``.
+    """How the ranks' parameters are merged at the end of an interval of LocalSGD.
 
     by: the weight of a rank's change. "samples" (default): the number that it has run, or the sum of ``count=``, such
         as tokens. "steps": the number of its optimizer steps. "ranks": the same for each rank that took a step. A
@@ -88,41 +88,35 @@ class Merge:
         return self.outer(parameters)
 
 
-def check(given: Options, model: torch.nn.Module, ranks: int) -> None:
-    """Raises PacelineError for options that do not go together with loop="local", or need it."""
-    if given.loop != "local":
-        if given.every is not None or given.merge is not None:
-            raise PacelineError(
-                f"every= and merge= are for loop='local', and the loop is {given.loop!r}; leave them out"
-            )
-        return
-    steps = isinstance(intervals.interval(given.every), int)
-    merge = Merge() if given.merge is None else given.merge
+def check(given: Options) -> None:
+    """Raises PacelineError for options of local steps that do not go together."""
+    steps, merge = isinstance(intervals.interval(given.every), int), given.merge
     if not isinstance(merge, Merge):
         raise PacelineError(f"merge={short(merge)}: expected a paceline.torch.Merge(...)")
-    wrapped = ranks > 1 and any(
-        isinstance(module, DistributedDataParallel) or hasattr(module, "set_requires_gradient_sync")
-        for module in model.modules()
-    )
-    fits = "choose a global_batch whose part fits: each step has global_batch / ranks samples"
-    hook, fixed, cuts = given.weigh == "hook", given.micro_steps is not None, given.micro_batch is not None
     memory, limits = isinstance(given.limits, str), given.limits is not None and not steps
     reasons = {
-        "weigh='hook' weighs what DDP sums, and each rank steps by itself; use weigh='loss'": hook,
-        f"micro_steps={given.micro_steps} is the same number on all ranks; leave it out": fixed,
-        f"micro_batch= cuts a step into passes, and each pass is a step here; leave it out, and {fits}": cuts,
-        f"limits='memory' cuts a step into passes, and each pass is a step here; {fits}": memory,
+        "limits='memory' cuts a step into passes, and each pass is a step here; choose a global_batch whose part "
+        "fits: each step has global_batch / ranks samples": memory,
         "limits= are samples of an interval, whose size is found while training; set every= to a number of steps, or "
         "leave limits= out": limits,
         f"Merge(send={merge.send!r}) rounds sums, which cannot be undone if a rank is lost within them; leave "
-        "send= out under elastic=True": given.elastic and merge.send is not None,
-        "Merge(delay=1) continues with sums that a lost rank would leave unfinished; leave delay= out under "
-        "elastic=True": given.elastic and merge.delay,
-        "deterministic=True fixes the sums of gradients, and none are summed; leave it out": given.deterministic,
-        "ranks take different numbers of steps, which DistributedDataParallel and fully_shard do not allow; pass "
-        "the plain module, as in Pace(model, ...): Paceline itself merges its parameters": wrapped,
+        "send= out": given.elastic and merge.send is not None,
+        "Merge(delay=1) continues with sums that a lost rank would leave unfinished; leave delay= out": given.elastic
+        and merge.delay,
     }
-    refuse("loop='local'", reasons)
+    refuse("ElasticLocalSGD" if given.elastic else "LocalSGD", reasons)
+
+
+def check_plain(model: torch.nn.Module) -> None:
+    """Raises PacelineError for a model whose gradients or parameters another module exchanges."""
+    if any(
+        isinstance(module, DistributedDataParallel) or hasattr(module, "set_requires_gradient_sync")
+        for module in model.modules()
+    ):
+        raise PacelineError(
+            "LocalSGD: ranks take different numbers of steps, which DistributedDataParallel and fully_shard do not "
+            "allow; pass the plain module: Paceline itself merges its parameters"
+        )
 
 
 class Every:
@@ -194,6 +188,7 @@ class Merging(Reducer):
         self._left: Left = {}
         if ranks == 1:
             return
+        check_plain(model)
         tensors = (*model.named_parameters(), *model.named_buffers())
         names = [(name, tuple(each.shape), each.dtype, each.requires_grad) for name, each in tensors]
         peers.agree({"a model with the checksum of parameters": crc32(repr(names).encode())})

@@ -1,4 +1,4 @@
-"""The loop of ranks that step by themselves (``loop="local"``), after each backward pass, and merge at intervals."""
+"""The loop of ranks that step by themselves (LocalSGD), after each backward pass, and merge at intervals."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def _refuse_wrapped(model: torch.nn.Module, *_: Any) -> None:
     wrapped = hooks_of_torch.running_ddp() is not None
     if wrapped and torch.is_grad_enabled() and dist.get_world_size() > 1:
         raise PacelineError(
-            "the model was called through DistributedDataParallel, and with loop='local' each rank steps by itself; "
-            "expected the plain module that Pace was given: model(x) instead of ddp(x)"
+            "the model was called through DistributedDataParallel, and with LocalSGD each rank steps by itself; "
+            "expected the plain module that LocalSGD was given: model(x) instead of ddp(x)"
         )
 
 
@@ -108,8 +108,8 @@ class LocalLoop(Loop):
 
     def stepped(self, seconds: float | None, rate: float = math.nan, by: Sequence[Any] = ()) -> None:
         raise PacelineError(
-            "loop='local' is for your own loop, which calls pace.step(optimizer); a framework that steps the "
-            "optimizer by itself needs another loop="
+            "LocalSGD is for your own loop, which calls pace.step(optimizer); a framework that steps the "
+            "optimizer by itself needs Pace"
         )
 
     def _merges_all(self) -> bool:
@@ -171,7 +171,7 @@ class LocalLoop(Loop):
     def _step_begins(self, optimizer: torch.optim.Optimizer, closure: bool) -> None:
         if not self.local.stepping:
             raise PacelineError(
-                "optimizer.step() was called by the program; with loop='local' expected pace.step(optimizer) after "
+                "optimizer.step() was called by the program; with LocalSGD expected pace.step(optimizer) after "
                 "each pace.backward(loss), which also merges; closures, as LBFGS needs them, are not supported"
             )
 

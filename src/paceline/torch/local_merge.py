@@ -1,4 +1,4 @@
-"""Merges the parameters of ranks that step by themselves (``loop="local"``).
+"""Merges the parameters of ranks that step by themselves (LocalSGD).
 
 At a merge, the change of a rank's parameters since the last merge takes the place of a gradient: weighted, it is
 summed over the ranks, and an outer optimizer steps from the parameters with which all ranks began (DiLoCo, arXiv
@@ -166,9 +166,7 @@ class Merges:
         self._model, self._merge, self._reducer = model, merge, reducer
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         if any(value.is_complex() for value in (*model.parameters(), *model.buffers())):
-            raise PacelineError(
-                "loop='local': the model has complex numbers, which merges do not support yet"
-            )
+            raise PacelineError("LocalSGD: the model has complex numbers, which merges do not support yet")
         self._outer = merge.optimizer(self._parameters)
         buffers = dict(model.named_buffers())
         self._floats = [name for name, buffer in buffers.items() if buffer.is_floating_point()]
@@ -252,7 +250,7 @@ class Merges:
                 counters.append(float(now))
             elif not torch.equal(now, before):
                 raise PacelineError(
-                    f"loop='local': buffer {name} holds {now.numel()} whole numbers that a rank's steps change, and "
+                    f"LocalSGD: buffer {name} holds {now.numel()} whole numbers that a rank's steps change, and "
                     "a merge cannot average whole numbers; keep them in a floating tensor, which is averaged"
                 )
         weights = {"samples": self._counted / batch, "steps": self._taken, "ranks": self._taken > 0}
@@ -371,12 +369,12 @@ class Merges:
             shape = shapes.get(name)
             if shape is None and name in kept:
                 raise PacelineError(
-                    f"loop='local': buffer {name} has appeared since Pace was made, and no merge would make it the "
+                    f"LocalSGD: buffer {name} has appeared since LocalSGD was made, and no merge would make it the "
                     "same on all ranks; register it before, or with persistent=False if it is not part of the model"
                 )
             if shape is not None and shape != now.shape:
                 raise PacelineError(
-                    f"loop='local': buffer {name} had the shape {tuple(shape)} and has {tuple(now.shape)} now, which "
+                    f"LocalSGD: buffer {name} had the shape {tuple(shape)} and has {tuple(now.shape)} now, which "
                     "cannot be merged; give it its shape before Pace is made"
                 )
 

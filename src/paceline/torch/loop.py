@@ -51,7 +51,7 @@ class Loop:
     host: see ``Host``; ``hosted_by`` sets it before the first micro-step.
     """
 
-    local: Any = None  # the ``Merges`` of loop="local"
+    local: Any = None  # the ``Merges`` of LocalSGD
     merged = False  # the newest step has merged the parameters of all ranks
 
     def __init__(
@@ -186,6 +186,11 @@ class Loop:
         return self.round.phase >= DUE
 
     @property
+    def stepped_by_program(self) -> bool:
+        """Whether the running round is complete, and the program itself has stepped its optimizer."""
+        return self.round.phase == COMPLETE and bool(self.round.taken)
+
+    @property
     def last(self) -> bool:
         """True in a round's last micro-step."""
         return self.round.piece is not None and self.round.piece.last
@@ -286,9 +291,13 @@ class Loop:
     def close_epoch(self) -> None:
         """Every sample of the epoch has been used."""
         self.flush()
-        for on_epoch in self._epoch_over:
-            on_epoch(self.progress.epoch)
+        self.epoch_over(self.progress.epoch)
         self.progress.begin(self.progress.epoch + 1)
+
+    def epoch_over(self, epoch: int) -> None:
+        """Call the callbacks at the end of this epoch."""
+        for on_epoch in self._epoch_over:
+            on_epoch(epoch)
 
     def settle(self) -> None:
         """Collect the ranks' reports on the round just finished, and plan from them."""

@@ -6,8 +6,8 @@ A wrong option is reported in a sentence before anything is made.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -20,38 +20,35 @@ from paceline.sync import intervals
 from paceline.torch.callbacks import Callback
 from paceline.torch.hooks_of_torch import is_batch_norm
 
-LOOPS = ("whole", "round", "pieces", "local")
+LOOPS, LOCAL = ("whole", "round", "pieces"), "local"  # of the exact handles, and of local steps
 MEMORY = "memory"  # value of limits: training finds what fits
 Limits = Sequence[tuple[int | None, int | None]]  # (least, most) of each rank
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Options:
-    """The options of one Pace; its docstring explains each of them.
+    """The options of all handles; the docstrings of ``Pace`` and the others explain them, that of ``balanced.Hosted``
+    micro_steps and fill.
 
     Call ``check_kinds`` first, then ``check_together``; ``terms.agree`` turns them into the ranks' ``Terms``.
     """
 
     global_batch: int
     policy: str | Callable[[Cluster], Policy[Any]]
-    limits: Limits | str | None
-    micro_batch: int | None
-    micro_steps: int | None
+    _: KW_ONLY
     loop: str
-    fill: bool | None
-    quantum: int
-    weigh: str
-    deterministic: bool
-    callbacks: Sequence[Callback]
-    elastic: bool
-    every: int | float | str | None
-    merge: Any
-    drop: float | str | None
-
-    @classmethod
-    def of(cls, chosen: Mapping[str, Any]) -> Options:
-        """Options from the arguments of ``Pace``, by name."""
-        return cls(**{each.name: chosen[each.name] for each in fields(cls)})
+    limits: Limits | str | None = None
+    micro_batch: int | None = None
+    micro_steps: int | None = None
+    fill: bool | None = None
+    quantum: int = 1
+    weigh: str = "loss"
+    deterministic: bool = False
+    callbacks: Sequence[Callback] = ()
+    elastic: bool = False  # ranks may be lost and join
+    every: int | float | str | None = None  # None unless the loop is "local"
+    merge: Any = None
+    drop: float | str | None = None
 
     @property
     def fills(self) -> bool:
@@ -86,7 +83,7 @@ class Options:
                 f"callbacks={short(given)}: expected a list of callbacks, such as [Record('runs/mine')], or "
                 "[OnRound(function)] for a function that takes each RoundResult"
             )
-        switches(fill=self.fill, deterministic=self.deterministic, elastic=self.elastic)
+        switches(fill=self.fill, deterministic=self.deterministic)
 
     def check_together(self) -> None:
         """Raises PacelineError for an unknown loop or way of weighing, or a combination that does not work."""
@@ -94,7 +91,7 @@ class Options:
         check_weigh(weigh)
         if micro_steps is not None and weigh == "hook":
             raise PacelineError(f"micro_steps={micro_steps}, weigh='hook': expected weigh='loss'")
-        if loop not in LOOPS:
+        if loop not in (LOOPS if self.every is None else (LOCAL,)):
             raise PacelineError(
                 f"loop={loop!r}: expected one of {', '.join(map(repr, LOOPS))}{meant(loop, LOOPS)}"
             )
@@ -118,21 +115,14 @@ class Options:
 
     def check_elastic(self) -> None:
         """Raises PacelineError for options that do not work if ranks may be lost or join."""
-        hook, fixed = self.weigh == "hook", self.micro_steps is not None
-        alone, drops = (
-            [type(each).__name__ for each in self.callbacks if each.only_rank_0],
-            self.drop is not None,
-        )
+        alone = [type(each).__name__ for each in self.callbacks if each.only_rank_0]
         reasons = {
             "a round whose rank is lost takes more micro-steps than one on the others; use loop='round' and "
             "pace.round(batch, function), or loop='pieces'": self.loop == "whole",
-            "weigh='hook' leaves the sum to DDP, which ends with a lost rank; use weigh='loss'": hook,
-            f"micro_steps={self.micro_steps} fixes a number that the loss of a rank changes; leave it out": fixed,
             f"{' and '.join(alone)} would end with rank 0; use OnRound, which every rank calls, or paceline train, "
             "whose launcher writes the record": bool(alone),
-            "drop= leaves out samples, and here other ranks run what is missing of a round; leave it out": drops,
         }
-        refuse("elastic=True", reasons)
+        refuse("ElasticPace", reasons)
 
     def check_drop(self, in_step: bool, moves_work: bool, device: torch.device) -> None:
         """Raises PacelineError for loops in which no micro-batches can be dropped after a threshold."""
@@ -185,6 +175,10 @@ class Options:
             f"micro_batch={self.micro_batch} holds no cell of {cell} samples; set a smaller quantum": small,
         }
         refuse("deterministic=True", reasons)
+
+
+# What cannot be set on a handle, since it would change nothing.
+NAMES = frozenset(each.name for each in fields(Options)) | {"model", "stall"}
 
 
 def threshold(drop: float | str | None) -> float | None:

@@ -51,7 +51,7 @@ REFUSED = {
     "left out": "round {step}: the loop went on without {how}; call it once for each micro-batch that the loader "
     "yields",
     "nothing ran": "round {step}: the loop went on without a backward pass",
-    "no own step": "interval {step}: the loop went on without pace.step(optimizer); with loop='local' it is expected "
+    "no own step": "interval {step}: the loop went on without pace.step(optimizer); with LocalSGD it is expected "
     "after each pace.backward(loss), since the last one of an interval merges",
     "undivided": "round {step}: pace.weighted(loss, count=...).backward() under weigh='hook' leaves a gradient that "
     "is not divided by the count of all ranks; call pace.backward(loss, count=...) in its place",
@@ -61,7 +61,7 @@ REFUSED = {
     "pace.step(optimizer), which steps when the round is complete",
     "stepped twice": "an optimizer was stepped twice for one round; expected once: leave optimizer.step() out where "
     "pace.step(optimizer) is called",
-    "own step twice": "pace.step() was called twice for one batch, or outside of the loop; with loop='local' "
+    "own step twice": "pace.step() was called twice for one batch, or outside of the loop; with LocalSGD "
     "expected one call after each pace.backward(loss), with all optimizers in a list: pace.step([first, second])",
     "own step early": "interval {step}: pace.step() was called before pace.backward(loss); expected it after",
     "rows": "round {step}: the batch has {rows} rows; expected the {samples} planned samples, or "

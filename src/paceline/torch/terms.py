@@ -48,7 +48,7 @@ class Terms:
     memory: bool  # training finds what fits into each rank's memory
     every: Every  # the numbers of samples of rounds
     drop: float | None  # seconds after which no micro-batch begins; NaN if training finds them
-    merge: Merge | None  # with loop="local", in which each rank steps by itself; else None
+    merge: Merge | None  # None unless each rank steps by itself
 
     def divided(
         self, step: int, loads: Indices, start: int, present: NDArray[np.bool_] | None = None
@@ -87,7 +87,7 @@ def agree(model: torch.nn.Module, given: Options, in_step: bool) -> Terms:
     norms, ranks = has_batch_norm(model), peers.ranks()
     own, floor = given.loop == "local", 2 if norms else 1
     batch, policy, fixed = int(given.global_batch), given.policy, given.fixed_micro_steps
-    merge = (given.merge or Merge()) if own else None
+    merge: Merge | None = given.merge
     every = Every(intervals.interval(given.every) if own else 1, batch, merge.delay if merge else 0)
     global_batch, quantum, micro_batch = every.most, given.quantum, given.micro_batch
     if own:  # the samples of a rank's own step
@@ -131,7 +131,7 @@ def agree(model: torch.nn.Module, given: Options, in_step: bool) -> Terms:
     given.check_pieces(name, moves_work, in_step, fills)
     if given.elastic and balancer.policy.trains:
         raise PacelineError(
-            f"elastic=True: policy {name} decides in its own thread, and a rank that joins cannot take part in "
+            f"policy {name} decides in its own thread, and a rank that joins cannot take part in "
             "that yet; use auto, level or another that does not train"
         )
     unit, cell = micro_batch if own and micro_batch else quantum if quantum >= floor else floor, 0

@@ -21,19 +21,46 @@ from paceline.learners import models
 from paceline.learners.images import tensor
 from paceline.rounds import RoundResult
 from paceline.runs.run import CONFIG
-from paceline.torch import peers
+from paceline.torch import ElasticLocalSGD, ElasticPace, LocalSGD, Pace, peers
+from paceline.torch.balanced import Balanced, Hosted
 from paceline.torch.callbacks import Callback
 from paceline.torch.elastic.link import Left, company
 from paceline.torch.elastic.member import Mended
 from paceline.torch.liveness.shutdown import end_with_parent
 from paceline.torch.liveness.stall import Missing, Stall
 from paceline.torch.local import Merge
-from paceline.torch.pace import Pace
 from paceline.train import slowdown
 from paceline.train.checkpoint import encode, of_run
 from paceline.train.config import TrainConfig
 
 Emit = Callable[[dict[str, Any]], None]
+
+
+class _Empty(Hosted):
+    """A handle under which a worker without work runs an empty batch, which all models of ``learners`` take."""
+
+    _fill = False
+
+
+class _Pace(Pace, _Empty): ...
+
+
+class _LocalSGD(LocalSGD, _Empty): ...
+
+
+class _ElasticPace(ElasticPace, _Empty): ...
+
+
+class _ElasticLocalSGD(ElasticLocalSGD, _Empty): ...
+
+
+# By whether the run continues without lost workers, and whether workers step by themselves.
+HANDLES: dict[tuple[bool, bool], Any] = {
+    (False, False): _Pace,
+    (False, True): _LocalSGD,
+    (True, False): _ElasticPace,
+    (True, True): _ElasticLocalSGD,
+}
 KEPT = "kept"  # the members' message to one another that there is a checkpoint of the last round
 LOOK = 0.02  # seconds between two checks for that message
 
@@ -75,6 +102,11 @@ def train(
     missed: what to do if ranks keep the others waiting, see ``Stall``.
     """
     link = company() if survives else None
+
+    def chief() -> bool:
+        """Whether this worker does the work of a single one."""
+        return pace.chief if survives else peers.rank() == 0
+
     torch.manual_seed(config.seed)
     data, criterion = datasets.load(config.data), nn.CrossEntropyLoss()
     model = models.create(config.model, data.shape, data.classes)
@@ -107,21 +139,18 @@ def train(
         def on_members(self, change: Mended) -> None:
             emit({"type": "members", "mended": change})
 
-    options: dict[str, Any] = {"stall": Stall(missed, config.patience)}
-    if survives:
-        options = {"elastic": True}
+    options: dict[str, Any] = {} if survives else {"stall": Stall(missed, config.patience)}
     if own:
-        options |= {"every": config.every, "merge": Merge(outer=config.outer or "mean")}
-    pace = Pace(
+        options |= {"every": config.every or "auto", "merge": Merge(outer=config.outer or "mean")}
+    else:
+        options |= {"loop": config.loop, "micro_batch": config.micro_batch}
+        options |= {} if survives else {"weigh": config.weigh}
+    pace = HANDLES[survives, own](
         trained,
         config.global_batch,
         config.policy,
         limits=config.limits,
-        micro_batch=config.micro_batch,
         quantum=config.quantum,
-        weigh=config.weigh,
-        loop=config.loop,
-        fill=False,  # a worker without work runs an empty batch
         callbacks=[Reports()],
         **options,
     )
@@ -134,7 +163,7 @@ def train(
 
     def loss_of(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         if slowed is not None:
-            time.sleep(slowed(pace.rank, pace.rounds, len(labels), first=pace.host.first))
+            time.sleep(slowed(peers.rank(), pace.rounds, len(labels), first=pace.host.first))
         loss: torch.Tensor = criterion(trained(images), labels)
         return loss
 
@@ -170,17 +199,17 @@ def train(
                     pace.step(optimizer)
                     if pace.rounds - due >= config.checkpoint_every:
                         due = pace.rounds
-                        if pace.chief:
+                        if chief():
                             kept.save()
                     if over():
                         break
         except Left:
-            pace.abandon()
-            if pace.chief:  # all workers may have had to leave
+            pace.host.abandon()
+            if chief():  # all workers may have had to leave
                 kept.save()
             raise
-        pace.flush()
-        if link is None and pace.chief:
+        pace.host.flush()
+        if link is None and chief():
             kept.save()
         while link is not None and not link.posted(KEPT):
             if link.first:  # also if the first member has been lost since
@@ -194,7 +223,7 @@ class Kept:
     """The checkpoints of this worker's model, optimizer and pace in the run's directory."""
 
     def __init__(
-        self, run_dir: Path, model: nn.Module, optimizer: torch.optim.Optimizer, pace: Pace, notify: Emit
+        self, run_dir: Path, model: nn.Module, optimizer: torch.optim.Optimizer, pace: Balanced, notify: Emit
     ) -> None:
         self._files, self._model, self._optimizer, self._pace = of_run(run_dir), model, optimizer, pace
         self._notify = notify
@@ -214,10 +243,11 @@ class Kept:
                 "the run's own"
             ) from error
         self._pace.load_state_dict(parts["pace"])
-        if self._pace.samples_done > samples:
+        done = self._pace.host.progress.samples_done
+        if done > samples:
             raise PacelineError(
-                f"the checkpoint in {place} was made after {self._pace.samples_done} samples of an epoch, the data "
-                f"has {samples}; expected the data that the run began with"
+                f"the checkpoint in {place} was made after {done} samples of an epoch, the data has {samples}; "
+                "expected the data that the run began with"
             )
         self._newest = self._pace.rounds
         return self._files.note

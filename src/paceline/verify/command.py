@@ -22,7 +22,7 @@ from paceline.verify.record import PLAN, read
 KEPT = 400  # lines of the program's output that are kept to find its error in
 LOOK_SECONDS = 0.05  # between two looks at the running program
 # Where the program is entered: module, class, function.
-PORTED = ("paceline.torch.pace", "Pace", "paceline.verify.inside:enter")
+PORTED = ("paceline.torch.balanced", "Balanced", "paceline.verify.inside:enter")
 BEFORE = ("torch.optim.optimizer", "Optimizer", "paceline.verify.unported:enter")
 UNPORTED = "unported"  # name of the run of the program before its port
 SILENT_SECONDS = 900.0  # without a step, after which a run is ended

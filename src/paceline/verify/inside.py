@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import inspect
 import json
 import os
 import random
@@ -25,9 +24,11 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader, IterableDataset
 
 from paceline.torch import peers
+from paceline.torch.balanced import Balanced, Drawing, Exact
 from paceline.torch.elastic.link import company
+from paceline.torch.feed.sampler import BalancedSampler
 from paceline.torch.host import Hosting
-from paceline.torch.options import has_batch_norm
+from paceline.torch.options import LOCAL, Options, has_batch_norm
 from paceline.torch.pace import Pace
 from paceline.verify import record
 from paceline.verify.draws import Collated, Draws, Seeded
@@ -37,22 +38,20 @@ from paceline.verify.suspects import injecting
 
 WRONG = "wrong"  # file that says why a program cannot be verified
 FIRST = "equal"  # name of the run that all others are compared with
-# Options of Pace that say where figures go, or leave out samples; and options of its loader that divide by cost.
-DROPPED = ("callbacks", "drop")
 OF_STREAM = ("drop_last", "collate_fn")  # options of ``Pace.stream`` that are not those of a DataLoader
-COSTS = ("cost", "padded", "micro_batch_cost")
+COSTS = ("cost", "padded", "micro_batch_cost")  # options of a loader that divide by cost
 GENERATORS = ("Python's random", "NumPy")  # those that ``_generator_states`` reads
 
 
-def enter(make: Callable[..., None], pace: Pace, *arguments: Any, **named: Any) -> None:
-    """Make the program's first Pace, and watch it and all that follow."""
+def enter(make: Callable[..., None], pace: Balanced, *arguments: Any, **named: Any) -> None:
+    """Make the program's first ``Pace``, and watch it and all that follow."""
     inside = Inside(make, json.loads(os.environ[record.PLAN]))
     inside.watch()
     inside.made(pace, *arguments, **named)
 
 
 class Inside:
-    """One rank of one run. make: the constructor of Pace. plan: what ``command`` asks for."""
+    """One rank of one run. make: the constructor of ``Balanced``. plan: what ``command`` asks for."""
 
     def __init__(self, make: Callable[..., None], plan: dict[str, Any]) -> None:
         self._make, self._plan = make, plan
@@ -64,6 +63,7 @@ class Inside:
         self._draws = Draws(self._found, plan["known"])
         self._draws.__enter__()
         self._paces: list[Any] = []
+        self._samplers: dict[int, Any] = {}  # the Pace of each sampler, by the sampler's identity
         self._models: list[torch.nn.Module] = []
         self._names: dict[int, str] = {}  # of the models' parameters, by identity
         self._loads: list[int] = []
@@ -78,49 +78,46 @@ class Inside:
 
     # -- a Pace, and what it makes -------------------------------------------------------------------------------
 
-    def made(self, pace: Any, *arguments: Any, **named: Any) -> None:
-        """In place of ``Pace.__init__``."""
-        bound = inspect.signature(self._make).bind(pace, *arguments, **named)
-        given = bound.arguments
-        if given.get("elastic"):
+    def made(self, pace: Any, model: Any, given: Options, *others: Any) -> None:
+        """In place of ``Balanced.__init__``."""
+        if given.elastic:
             company()  # only then the ranks are known
         self._rank, self._ranks = peers.rank(), peers.ranks()
         if self._record is None:
             self._record = record.Writer(self._folder / f"{self._rank}.jsonl")
-        if given.get("loop") == "local":
+        if given.loop == LOCAL:
             self._wrong(
-                "loop='local' trains another model than one process does, so there is nothing to compare"
+                f"{type(pace).__name__} trains another model than one process does, so there is nothing to compare"
             )
         if self._ranks == 1:
             self._wrong("the program runs on 1 rank; expected at least 2, as with --nproc-per-node 3")
-        model = given["model"]
-        if isinstance(given["global_batch"], int) and isinstance(
-            model, torch.nn.Module
-        ):  # else Pace refuses it
+        # Else Pace refuses it.
+        if isinstance(given.global_batch, int) and isinstance(model, torch.nn.Module):
             self._begin(model)
-            loads = self._divided(model, given)
-            given |= {"limits": [(load, load) for load in loads]}
-            self._loads = loads
-        for name in DROPPED:
-            given.pop(name, None)
-        if not isinstance(given.get("policy", "auto"), str):
-            given["policy"] = "auto"
-        self._make(*bound.args, **bound.kwargs)
+            self._loads = self._divided(model, given)
+            given.limits = [(load, load) for load in self._loads]
+        given.callbacks, given.drop = (), None  # these say where figures go, and leave out samples
+        if not isinstance(given.policy, str):
+            given.policy = "auto"
+        self._make(pace, model, given, *others)
         self._paces.append(pace)
-        self._record.line("pace", loads=self._loads, ranks=self._ranks, batch=int(given["global_batch"]))
+        self._record.line("pace", loads=self._loads, ranks=self._ranks, batch=int(given.global_batch))
 
     def watch(self) -> None:
         """Replace the methods by which the program meets its Paces, and notice optimizer steps."""
-        Pace.__init__ = self._method(self.made)  # type: ignore[method-assign]
+        Balanced.__init__ = self._method(self.made)  # type: ignore[method-assign]
         for owner, name, instead in (
-            (Pace, "loader", self._loader),
-            (Pace, "stream", self._stream),
-            (Pace, "sizes", self._sizes),
-            (Pace, "round", self._round),
-            (Pace, "backward", self._backward),
+            (Balanced, "loader", self._loader),
+            (Pace, "batch_sampler", self._batch_sampler),
+            (BalancedSampler, "begun", self._begun_by),
+            (DataLoader, "__init__", self._data_loader),
+            (Drawing, "stream", self._stream),
+            (Drawing, "sizes", self._sizes),
+            (Exact, "round", self._round),
+            (Balanced, "backward", self._backward),
             (Pace, "weighted", self._backward),
             (Pace, "mean", functools.partial(self._metric, "pace.mean")),
-            (Pace, "loss_now", functools.partial(self._metric, "pace.loss_now")),
+            (Exact, "loss_now", functools.partial(self._metric, "pace.loss_now")),
             (Hosting, "weight", self._weight),
             (torch.Tensor, "backward", self._of_tensor),
         ):
@@ -175,14 +172,14 @@ class Inside:
                 for own, start in zip(tensors, starts, strict=True):
                     own.copy_(start)
 
-    def _divided(self, model: torch.nn.Module, given: dict[str, Any]) -> list[int]:
+    def _divided(self, model: torch.nn.Module, given: Options) -> list[int]:
         """The loads of this run."""
-        batch, limits, unit = given["global_batch"], given.get("limits"), given.get("quantum", 1)
+        batch, limits, unit = given.global_batch, given.limits, given.quantum
         floor = 2 if has_batch_norm(model) else 1
         pairs = [(None, None)] * self._ranks if limits is None or isinstance(limits, str) else limits
         most = [batch if high is None else high for _, high in pairs]
-        if given.get("micro_batch") and given.get("loop", "whole") == "whole":
-            most = [min(high, given["micro_batch"] * (given.get("micro_steps") or 1)) for high in most]
+        if given.micro_batch and given.loop == "whole":
+            most = [min(high, given.micro_batch * (given.micro_steps or 1)) for high in most]
         least = [floor if low is None else low for low, _ in pairs]
         if isinstance(asked := self._plan["loads"], list):
             if len(asked) != self._ranks or sum(asked) != batch:
@@ -199,14 +196,37 @@ class Inside:
         for name in COSTS:
             options.pop(name, None)
         if hasattr(dataset, "__len__"):
-            batch = int(pace.global_batch)
+            batch = int(pace.host.terms.batch)
             short = 0 if options.get("drop_last") else batch - 1
             self._record.line("epoch", batches=(len(dataset) + short) // batch, between=1)
         if not isinstance(dataset, IterableDataset) and hasattr(dataset, "__len__"):  # else Pace refuses it
-            dataset = Seeded(dataset, self._draws)
-            if options.get("collate_fn") is not None:
-                options["collate_fn"] = Collated(options["collate_fn"], dataset, self._draws)
+            dataset = self._seeded(dataset, options)
         return self._noticed(pace, plain(pace, dataset, *arguments, **options), alone=False)
+
+    def _seeded(self, dataset: Any, options: dict[str, Any]) -> Seeded:
+        """The data set with random numbers of each sample's own; ``options`` of its loader may be changed."""
+        seeded = Seeded(dataset, self._draws)
+        if options.get("collate_fn") is not None:
+            options["collate_fn"] = Collated(options["collate_fn"], seeded, self._draws)
+        return seeded
+
+    def _batch_sampler(self, plain: Any, pace: Any, dataset: Any, **options: Any) -> Any:
+        if hasattr(dataset, "__len__"):
+            batch = int(pace.host.terms.batch)
+            short = 0 if options.get("drop_last") else batch - 1
+            self._record.line("epoch", batches=(len(dataset) + short) // batch, between=1)
+        sampler = plain(pace, dataset, **options)
+        self._samplers[id(sampler)] = pace
+        return sampler
+
+    def _data_loader(self, plain: Any, loader: Any, dataset: Any, *arguments: Any, **options: Any) -> None:
+        if isinstance(options.get("batch_sampler"), BalancedSampler):
+            dataset = self._seeded(dataset, options)
+        plain(loader, dataset, *arguments, **options)
+
+    def _begun_by(self, plain: Any, sampler: Any) -> None:
+        plain(sampler)
+        self._micro_step(self._samplers[id(sampler)])
 
     def _stream(self, plain: Any, pace: Any, stream: Any, **options: Any) -> Any:
         if hasattr(stream, "__iter__") and not options.get("batches"):
@@ -215,7 +235,8 @@ class Inside:
                 stream = DataLoader(stream, batch_size=None, collate_fn=_as_it_is, **options)
                 options = kept
             first = self._plan["name"] == FIRST
-            equal = divided("equal", pace.global_batch, [0] * self._ranks, [pace.global_batch] * self._ranks)
+            batch = pace.host.terms.batch
+            equal = divided("equal", batch, [0] * self._ranks, [batch] * self._ranks)
             assert equal is not None
             loads = None if first else self._loads
             stream = Replayed(stream, self._place, self._rank, equal, loads, self._plan["steps"])

@@ -14,7 +14,7 @@ import torch
 
 from paceline.errors import PacelineError, WorkerError
 from paceline.samples import CostModel, SampleCosts
-from paceline.torch import Pace, join
+from paceline.torch import ElasticPace, join
 from paceline.torch.callbacks import Prometheus, Record
 from paceline.torch.elastic import buckets, commit, group, recovery
 from paceline.torch.elastic.buckets import Buckets
@@ -250,10 +250,6 @@ def test_all_are_lost_at_once(tmp_path: Path) -> None:
     assert {who for who, _ in told.of("round")} == {0, 1}
 
 
-def options(**changed: Any) -> dict[str, Any]:
-    return {"loop": "round", "weigh": "loss", "micro_steps": None, "callbacks": []} | changed
-
-
 @guarantee(
     "A model, loop, policy or option that cannot survive a lost rank is refused, or named at the start, with "
     "what to use instead."
@@ -262,14 +258,12 @@ def options(**changed: Any) -> dict[str, Any]:
     ("changed", "words"),
     [
         ({"loop": "whole"}, "use loop='round'"),
-        ({"weigh": "hook"}, "weigh='hook' leaves the sum to DDP"),
-        ({"micro_steps": 2}, "micro_steps=2"),
         ({"callbacks": [Record("runs/one"), Prometheus(0)]}, "Record and Prometheus would end with rank 0"),
     ],
 )
 def test_what_does_not_go_with_it(changed: dict[str, Any], words: str) -> None:
     with pytest.raises(PacelineError, match=words):
-        Pace(torch.nn.Linear(1, 1), 4, elastic=True, **options(**changed))
+        ElasticPace(torch.nn.Linear(1, 1), 4, **changed)
 
 
 @guarantee(
@@ -285,12 +279,12 @@ def test_what_does_not_go_with_it(changed: dict[str, Any], words: str) -> None:
 )
 def test_models_that_cannot(model: torch.nn.Module, words: str) -> None:
     with pytest.raises(PacelineError, match=words):
-        Pace(model, 4, elastic=True, loop="round")
+        ElasticPace(model, 4)
 
 
 def test_without_its_launcher() -> None:
     with pytest.raises(PacelineError, match="needs a launcher that outlives the ranks"):
-        Pace(torch.nn.Linear(1, 1), 4, elastic=True, loop="round")
+        ElasticPace(torch.nn.Linear(1, 1), 4)
     with pytest.raises(
         PacelineError, match=r"start this script with torchrun \(under paceline.torch.launcher no group"
     ):

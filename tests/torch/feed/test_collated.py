@@ -119,10 +119,11 @@ def test_a_data_set_that_has_grown_is_refused_when_an_epoch_begins() -> None:
 
 
 @guarantee("A data set that has grown, or an assignment to `pace.global_batch`, raises.")
-def test_the_global_batch_stays() -> None:
+@pytest.mark.parametrize("option", ["global_batch", "micro_batch", "policy", "stall"])
+def test_an_option_that_is_set_later_raises(option: str) -> None:
     with Pace(fresh(torch.float64), 16) as pace:
         with pytest.raises(
-            PacelineError, match="global_batch=24 was set on a Pace whose loaders and plans use 16"
+            PacelineError, match=f"{option} was set on a Pace, whose loaders and plans depend"
         ):
-            pace.global_batch = 24
-        assert pace.global_batch == 16
+            setattr(pace, option, 24)
+        assert pace.host.terms.batch == 16

@@ -52,7 +52,7 @@ def test_after_a_loop_that_was_left_the_next_begins_a_fresh_round(micro_step: in
         used += index.tolist()
         pace.backward(LOSS(model(x), y))
         pace.step(optimizer)
-    pace.detach()
+    pace.host.detach()
     assert sorted(used) == list(range(83)), "the next loop runs a whole epoch"
     assert pace.rounds == done + 6
     expected = _left_and_gone_on(done)
@@ -84,7 +84,7 @@ def test_a_first_batch_may_be_looked_at() -> None:
         micro_steps += 1
         pace.backward(LOSS(model(x), y))
         pace.step(optimizer)
-    pace.detach()
+    pace.host.detach()
     assert micro_steps == len(loader) == 6
     for ours, theirs in zip(model.parameters(), reference(83, 16, 6, torch.float64), strict=True):
         torch.testing.assert_close(ours.detach(), theirs, rtol=1e-12, atol=1e-14)
@@ -104,7 +104,7 @@ def test_loaders_of_unlike_length_take_turns() -> None:
             pace.step(optimizer)
         assert sorted(used) == list(range((83, 40, 7)[which]))
     assert pace.epoch == 5
-    pace.detach()
+    pace.host.detach()
 
 
 @guarantee(
@@ -121,7 +121,7 @@ def test_loaders_within_each_other_are_refused() -> None:
 
     with pytest.raises(PacelineError, match="another loop over a loader"):
         both()
-    pace.detach()
+    pace.host.detach()
 
 
 @guarantee(
@@ -136,7 +136,7 @@ def test_a_checkpoint_goes_on_with_the_loader_that_it_was_made_in() -> None:
         if pace.step(optimizer) and pace.rounds == 2:
             break
     state = pace.state_dict()
-    pace.detach()
+    pace.host.detach()
     _, _, again = paced()
     first, second = again.loader(Samples(40)), again.loader(Samples(83))
     again.load_state_dict(state)
@@ -144,7 +144,7 @@ def test_a_checkpoint_goes_on_with_the_loader_that_it_was_made_in() -> None:
         next(iter(first))
     again.load_state_dict(state)
     assert len(second) == 4
-    again.detach()
+    again.host.detach()
 
 
 @guarantee("With `quantum=m`, every batch is a multiple of m, or the data set is refused.")
@@ -187,7 +187,7 @@ def test_what_a_loader_is_asked() -> None:
     assert len(loader) == 5
     loader.sampler.set_epoch(3)
     assert pace.epoch == 3
-    pace.detach()
+    pace.host.detach()
 
 
 @guarantee(
@@ -209,7 +209,7 @@ def test_a_loop_that_is_left_is_given_the_epoch_that_it_asks_for(asked: list[int
                 break
             pace.backward(LOSS(model(x), y))
             pace.step(optimizer)
-    pace.detach()
+    pace.host.detach()
 
 
 def test_the_short_last_round_is_left_out() -> None:
@@ -220,7 +220,7 @@ def test_the_short_last_round_is_left_out() -> None:
         used += index.tolist()
         pace.backward(LOSS(model(x), y))
         pace.step(optimizer)
-    pace.detach()
+    pace.host.detach()
     assert len(set(used)) == len(used) == 80
 
 
@@ -234,8 +234,8 @@ def test_rounds_tell_what_people_log() -> None:
         pace.backward(loss)
         pace.step(optimizer)
         scheduler.step()
-    pace.flush()
-    pace.detach()
+    pace.host.flush()
+    pace.host.detach()
     assert [result.learning_rate for result in results] == [0.1 * 0.5**k for k in range(6)]
     assert [result.batch for result in results] == [16, 16, 16, 16, 16, 3]
     assert [result.loss for result in results] == pytest.approx(losses, rel=1e-12)
@@ -260,7 +260,7 @@ def test_what_a_round_is_handed() -> None:
         over(lambda batch: None)
     with pytest.raises(PacelineError, match="twice with one batch"):
         over(twice)
-    pace.detach()
+    pace.host.detach()
 
 
 def test_forms_of_loop_that_do_not_go_together() -> None:
@@ -281,7 +281,7 @@ def test_no_rounds_to_draw_for(call: str) -> None:
     _, _, pace = paced()
     with pytest.raises(PacelineError, match=r"rounds=.*: expected a whole number"):
         eval(f"pace.{call}", {"pace": pace})
-    pace.detach()
+    pace.host.detach()
 
 
 def test_two_handles_of_one_model_one_after_the_other() -> None:
@@ -306,7 +306,7 @@ def test_a_step_of_ones_own_tells_no_learning_rate_of_another_round() -> None:
         else:
             optimizer.step()
             optimizer.zero_grad()
-    pace.detach()
+    pace.host.detach()
     assert results[0].learning_rate == 0.1
     assert all(result.learning_rate != result.learning_rate for result in results[1:])
 
@@ -322,6 +322,6 @@ def test_the_last_round_of_a_loop_that_draws_its_own_samples_and_steps_itself_is
         pace.backward(LOSS(model(x), torch.zeros(size).long()))
         optimizer.step()
         optimizer.zero_grad()
-    pace.detach()
+    pace.host.detach()
     assert [result.step for result in results] == list(range(5))
     assert pace.rounds == 5

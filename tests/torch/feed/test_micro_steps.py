@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import PacelineError
-from paceline.torch import Pace
+from paceline.hosts.accumulating import HostedPace
 from paceline.torch.feed.pieces import spread
 from paceline.torch.host import Host
 from paceline.torch.plan import Piece
@@ -36,7 +36,7 @@ def test_a_load_is_spread_evenly_over_the_turns(load: int, micro_steps: int, flo
 def test_every_round_takes_as_many_turns() -> None:
     model = fresh(torch.float32)
     optimizer, seen = optimizer_of(model), []
-    with Pace(model, 8, micro_steps=3, fill=True) as pace:
+    with HostedPace(model, 8, micro_steps=3, fill=True) as pace:
         for x, y, _ in pace.loader(Samples(17, torch.float32)):
             seen.append((len(x), pace.counts, pace.host.first, pace.host.last))
             pace.backward(torch.nn.functional.cross_entropy(model(x), y))
@@ -48,7 +48,7 @@ def test_every_round_takes_as_many_turns() -> None:
 def test_micro_steps_of_none_are_filled_in_every_round_however_long_its_plan_is_in_force() -> None:
     model = fresh(torch.float32)
     optimizer, sizes = optimizer_of(model), []
-    with Pace(model, 2, policy="equal", micro_steps=3, fill=True) as pace:
+    with HostedPace(model, 2, policy="equal", micro_steps=3, fill=True) as pace:
         for x, y, _ in pace.loader(Samples(80, torch.float32)):
             sizes.append(len(x))
             pace.backward(torch.nn.functional.cross_entropy(model(x), y))
@@ -66,7 +66,7 @@ def test_what_does_not_go_together() -> None:
         ({"micro_steps": 2, "micro_batch": 3}, "8"),  # 2 micro-steps of 3 samples hold 6
     ):
         with pytest.raises(PacelineError, match=sentence):
-            Pace(model, 8, **options)
+            HostedPace(model, 8, **options)
 
 
 class Heard(Host):
@@ -100,7 +100,7 @@ class Heard(Host):
 def test_a_host_takes_part_in_every_turn() -> None:
     model = fresh(torch.float32)
     optimizer, host = optimizer_of(model), Heard()
-    with Pace(model, 8, micro_steps=2) as pace:
+    with HostedPace(model, 8, micro_steps=2) as pace:
         pace.host.adapter = host
         assert len(pace.host.adapter.place((torch.zeros(6),))[0]) == 3
         for number, (x, y, _) in enumerate(pace.loader(Samples(16, torch.float32))):

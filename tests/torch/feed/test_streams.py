@@ -114,7 +114,7 @@ def test_what_a_stream_is_asked() -> None:
             call()
     with pytest.raises(TypeError, match="has no length"):
         len(pace.stream(Stream(0, 9)))
-    pace.detach()
+    pace.host.detach()
 
 
 def test_a_stream_that_fails_is_named_on_the_ranks_that_wait_for_its_count() -> None:

@@ -31,7 +31,7 @@ CASES = {
 
 @guarantee(
     "Ranks with different numbers of samples train the model of one process, under DDP, FSDP2, "
-    "`elastic=True` and in every form of loop."
+    "`ElasticPace` and in every form of loop."
 )
 def test_parameters_equal_those_of_one_process() -> None:
     differences = run_ranks(3, differences_from_one_process, list(CASES.values()))

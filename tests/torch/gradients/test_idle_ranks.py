@@ -49,7 +49,7 @@ def trained(rank: int, ranks: int, order: str, options: dict[str, Any]) -> list[
     optimizer, loss_of = optimizer_of(ddp), nn.functional.mse_loss
     with Pace(ddp, BATCH, "level", limits=[(24, 24), (8, 8), (0, 0)], **options) as pace:
         for batch in pace.loader(torch.utils.data.TensorDataset(x, y), shuffle=False):
-            if pace.terms.loop == "round":
+            if pace.host.terms.loop == "round":
                 pace.round(batch, lambda x, y: loss_of(ddp(x), y))
             else:
                 pace.backward(loss_of(ddp(batch[0]), batch[1]))

@@ -33,4 +33,4 @@ def test_no_step_is_taken(by: str) -> None:
     with pytest.raises(PacelineError, match=r"pace\.backward\(loss\)"):
         train()
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
-    pace.detach()
+    pace.host.detach()

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.processes
 
 GUARANTEES = (
     "Ranks with different numbers of samples train the model of one process, under DDP, FSDP2, "
-    "`elastic=True` and in every form of loop.",
+    "`ElasticPace` and in every form of loop.",
 )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.torch import Pace
+from paceline.hosts.accumulating import HostedPace
 from support import fsdp_jobs
 from support.fsdp_jobs import measured, misuse, trained
 from support.guarantees import guarantee
@@ -83,7 +83,7 @@ def left(rank: int, ranks: int, leaves: bool) -> list[np.ndarray]:
     """The parameters after an epoch whose second round is left after its first micro-step, if it ``leaves``."""
     model = fsdp_jobs.shard(ranks, fresh(torch.float64))
     optimizer, loss_of = optimizer_of(model), torch.nn.CrossEntropyLoss()
-    pace = Pace(model, BATCH, "equal", loop="pieces", micro_steps=2)
+    pace = HostedPace(model, BATCH, "equal", loop="pieces", micro_steps=2)
     loader = pace.loader(Samples(COUNT), seed=SEED)
     while pace.epoch < 1:
         for x, y, _ in loader:
@@ -95,7 +95,7 @@ def left(rank: int, ranks: int, leaves: bool) -> list[np.ndarray]:
         else:
             continue
         pace.load_state_dict(pace.state_dict())
-    pace.detach()
+    pace.host.detach()
     return [p.full_tensor().detach().numpy() for p in model.parameters()]  # type: ignore[attr-defined]
 
 

@@ -84,8 +84,8 @@ def test_a_step_that_is_not_due_is_refused(
 
     with pytest.raises(PacelineError, match=words):
         loop()
-    pace.abandon()
-    pace.detach()
+    pace.host.abandon()
+    pace.host.detach()
     assert len(taken) == steps
 
 
@@ -121,7 +121,7 @@ def test_an_optimizer_around_one_of_torch_is_stepped_and_what_it_steps_is_checke
     with pytest.raises(PacelineError, match=r"would move second\.bias, which was not trained"):
         loop()
     assert pace.rounds == 1
-    pace.detach()
+    pace.host.detach()
 
 
 @guarantee(

@@ -61,7 +61,7 @@ def test_losses_over_all_ranks_are_those_of_one_process() -> None:
     [
         ({"count": 3}, None, {}, "it is already normalised, so leave count= out"),
         ({}, 2, {}, "a filler sample counts for nothing, and would count in a sum over ranks"),
-        ({}, None, {"loop": "local"}, "with loop='local' each rank steps "),
+        ({}, None, {"local": True}, "with LocalSGD each rank steps "),
         (
             {},
             None,
@@ -94,7 +94,7 @@ def test_a_weighted_loss_with_a_count_under_the_hook_raises_before_a_step(how: s
 
 @guarantee(
     "Ranks with different numbers of samples train the model of one process, under DDP, FSDP2, "
-    "`elastic=True` and in every form of loop."
+    "`ElasticPace` and in every form of loop."
 )
 def test_the_forward_method_of_ddp_is_its_forward_pass() -> None:
     for through in ("call", "forward"):

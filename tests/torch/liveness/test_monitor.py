@@ -85,16 +85,16 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.torch import Pace, join
+from paceline.torch import Pace, Stall, join, peers
 from support.torch_jobs import Samples, fresh, optimizer_of
 
 join()
 torch.set_num_threads(1)
 ddp = DistributedDataParallel(fresh(torch.float64))
 optimizer, loss_of = optimizer_of(ddp), nn.CrossEntropyLoss()
-pace = Pace(ddp, 20, "level", patience=float(sys.argv[2]))
+pace = Pace(ddp, 20, "level", stall=Stall(patience=float(sys.argv[2])))
 for x, y, _ in pace.loader(Samples(20 * 6), seed=5):
-    if pace.rank == 1 and pace.rounds == 2:
+    if peers.rank() == 1 and pace.rounds == 2:
         if sys.argv[1] == "raise":
             raise ValueError("a bad image\\nand more")
         sys.exit(3)

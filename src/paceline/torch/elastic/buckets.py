@@ -126,7 +126,7 @@ class Buckets(Sums):
             bucket.ready()
             if bucket.waits < 0:
                 raise PacelineError(
-                    "a parameter got a gradient twice in one backward pass, after its sum had begun; elastic=True "
+                    "a parameter got a gradient twice in one backward pass, after its sum had begun; ElasticPace "
                     "needs models in which each gets one (checkpointing with use_reentrant=False does)"
                 )
             while self._next < len(self._buckets) and not self._buckets[self._next].waits:

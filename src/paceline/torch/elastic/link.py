@@ -125,7 +125,9 @@ class Link:
     def join(self) -> None:
         """This worker can take part from now on. Raises PacelineError the second time."""
         if self._joined:
-            raise PacelineError("elastic=True was given to two Paces of one process; expected it once")
+            raise PacelineError(
+                "a second ElasticPace or ElasticLocalSGD was made in one process; expected one"
+            )
         self._joined = True
         self._ring(f"join/{self.ident}")
 

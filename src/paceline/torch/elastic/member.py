@@ -164,7 +164,7 @@ class Member(Reducer):
         """See ``Reducer``; the source is a ``BalancedLoader``. May raise Left, a SystemExit, after ``leave``."""
         if not self._joined:
             raise PacelineError(
-                "elastic=True: the loop began before pace.register(optimizer, ...), which lists the state to hand "
+                "the loop began before pace.register(optimizer, ...), which lists the state to hand "
                 "over to a joining rank; call it just before the loop"
             )
         while True:
@@ -371,5 +371,5 @@ def check_model(model: nn.Module) -> DistributedDataParallel | None:
         else ""
     )
     if wrong:
-        raise PacelineError(f"elastic=True: {wrong}")
+        raise PacelineError(f"ElasticPace: {wrong}")
     return wrapped[0] if wrapped else None

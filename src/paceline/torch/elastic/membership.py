@@ -62,7 +62,7 @@ def settings() -> Where:
         return Where(*json.loads(os.environ[WHERE]))
     except (KeyError, ValueError, TypeError):
         raise PacelineError(
-            "elastic=True needs a launcher that outlives the ranks; start the script with "
+            "a run that loses and gains ranks needs a launcher that outlives the ranks; start the script with "
             "python -m paceline.torch.launcher, or use paceline train"
         ) from None
 

@@ -100,6 +100,21 @@ def check_options(options: Mapping[str, Any], global_batch: int, ranks: int, str
         )
 
 
+def check_sizes(samples: int, used: int, batch: int, quantum: int) -> None:
+    """Raises PacelineError if rounds of ``batch`` cannot divide an epoch, which uses so many of all samples."""
+    if not used:
+        raise PacelineError(
+            f"drop_last=True leaves nothing of {samples} samples, fewer than global_batch={batch}; leave it out, or "
+            "choose a smaller batch"
+        )
+    short = used % batch
+    if short % quantum:
+        raise PacelineError(
+            f"the last round of an epoch has {short} samples, which is no multiple of quantum={quantum}; use "
+            "drop_last=True, which leaves it out, or another quantum"
+        )
+
+
 class BalancedLoader:
     """A loader of indexed data, to be iterated once an epoch. Made by ``Pace.loader``.
 
@@ -136,7 +151,7 @@ class BalancedLoader:
         step = loop.progress.rounds
         self._dealer = agreed_dealer(terms, dataset, collate, costs, step)
         self.samples = len(dataset) - (len(dataset) % terms.batch if drop_last else 0)
-        self._check_sizes(terms.batch, terms.quantum)
+        check_sizes(len(dataset), self.samples, terms.batch, terms.quantum)
         # If members change, processes load at most the next round's part ahead.
         loop.drawn_ahead(min(max(lags), 1) if loop.changes else max(lags))
         self._pins = bool(options.get("pin_memory")) and torch.cuda.is_available()
@@ -317,19 +332,6 @@ class BalancedLoader:
             whole = whole and self._drops is None
             before, before_size, loads = by if whole else None, size, plan.loads
             step += 1
-
-    def _check_sizes(self, batch: int, quantum: int) -> None:
-        if not self.samples:
-            raise PacelineError(
-                f"drop_last=True leaves nothing of {len(self.dataset)} samples, fewer than global_batch="
-                f"{batch}; leave it out, or choose a smaller batch"
-            )
-        short = self.samples % batch
-        if short % quantum:
-            raise PacelineError(
-                f"the last round of an epoch has {short} samples, which is no multiple of quantum={quantum}; use "
-                "drop_last=True, which leaves it out, or another quantum"
-            )
 
     def _as_planned(self, plan: RoundPlan, first: int) -> tuple[list[Piece], list[Indices]]:
         """This rank's pieces of a round whose samples begin at ``first``, and the samples of each non-empty one."""

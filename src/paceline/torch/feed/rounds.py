@@ -85,10 +85,9 @@ def run_round(
 
 
 def check_unchanging(loop: Loop, what: str) -> None:
-    """Refuses ``what`` by a PacelineError if ranks may be lost or join, drop late pieces, or must find equal bits."""
+    """Refuses ``what`` by a PacelineError if ranks drop late pieces, or must find equal bits."""
     reasons = {
         "drop= leaves out none of these samples; use pace.loader(dataset)": loop.drops,
-        "elastic=True needs to know what a lost rank was to run; use pace.loader(dataset)": loop.changes,
         "deterministic=True fixes which rank runs which sample; use pace.loader(dataset)": loop.terms.cell,
     }
     refuse(what, reasons)

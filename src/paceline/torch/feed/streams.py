@@ -133,7 +133,7 @@ class StreamLoader:
         check_unchanging(loop, "pace.stream()")
         peers.agree({"drop_last": drop_last, "batches": batches})
         reasons = {
-            "with loop='local', ranks report ahead how many samples they hold, which fixes the size of an interval; "
+            "with LocalSGD, ranks report ahead how many samples they hold, which fixes the size of an interval; "
             "set every= to a number of steps": not terms.every.fixed,
             f"a stream may end on no multiple of quantum={terms.quantum}; use drop_last=True, which leaves out what "
             "is too little for a round": terms.quantum > 1 and not drop_last,

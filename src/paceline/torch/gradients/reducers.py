@@ -47,16 +47,8 @@ class Reducer:
     def begin(self, loop: Any) -> None:
         """``loop``, a ``Loop``, is constructed, and its first round has not begun."""
 
-    def join(self, *things: Any) -> None:
-        """See ``Pace.register``. Raises PacelineError if ranks cannot be lost or join."""
-        raise PacelineError("pace.register() needs elastic=True: make Pace with it, or leave the call out")
-
     def check_handed_over(self, things: Sequence[Any]) -> None:
         """Raises PacelineError for an optimizer or a scaler whose state a joining rank would not receive."""
-
-    def leave(self) -> None:
-        """See ``Pace.leave``. Raises PacelineError if ranks cannot be lost or join."""
-        raise PacelineError("pace.leave() needs elastic=True: make Pace with it, or leave the call out")
 
     @property
     def chief(self) -> bool:

@@ -187,11 +187,11 @@ class Weighing(GradientStash):
         travels = reducer.travels
         self.no_global = (
             "drop= leaves out samples that the loss was normalised with; leave it out" * varies
-            or "with elastic=True there is no process group of all ranks, over which it could be one; pass a mean, a "
+            or "with ElasticPace there is no process group of all ranks, over which it could be one; pass a mean, a "
             "sum or count="
             * travels
         )
-        self.no_second = "elastic=True sums the gradients of one model only" * travels
+        self.no_second = "ElasticPace sums the gradients of one model only" * travels
         self._counts = Counts(device, counted)
         self.entered: AbstractContextManager[Any] | None = None  # the ``no_sync`` that is in effect
 
@@ -326,7 +326,7 @@ class LocalWeighing(Weighing):
     ) -> None:
         super().__init__(parameters, device, reducer)
         self.sums, self.many = False, 0.0
-        alone = "with loop='local' each rank steps by itself; "
+        alone = "with LocalSGD each rank steps by itself; "
         self.no_global, self.no_second = (
             f"{alone}pass a mean, a sum or count=",
             f"{alone}make a Pace for each model",

@@ -88,7 +88,7 @@ def join(backend: str | None = None, timeout: float = 300.0) -> None:
     if not all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")):
         raise PacelineError(
             "RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are not all set; start this script with torchrun (under "
-            "paceline.torch.launcher no group is joined: give Pace a plain model and elastic=True)"
+            "paceline.torch.launcher no group is joined: use ElasticPace with a plain model)"
         )
     global _joined
     wait = timedelta(seconds=timeout)

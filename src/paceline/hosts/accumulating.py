@@ -1,5 +1,7 @@
 """Loops that accumulate by themselves: they take k micro-steps per step and divide each loss by k.
 
+    pace = AccumulatingPace(ddp, global_batch=256, accumulate=k)
+
 A step needs the mean over such a window, which the weights already give, so the loss is multiplied by k before it is
 weighted.
 """
@@ -12,12 +14,25 @@ from typing import Any
 import torch
 
 from paceline.errors import PacelineError, whole
+from paceline.torch.balanced import Hosted
 from paceline.torch.host import Host
 from paceline.torch.pace import Pace
 from paceline.torch.passes import GLOBAL
 
+__all__ = ["AccumulatingPace"]
 
-class Windows(Pace):
+
+class HostedPace(Pace, Hosted):
+    """``paceline.torch.Pace`` for an adapter, with two more options: see ``Hosted``."""
+
+    def __init__(
+        self, *given: Any, micro_steps: int | None = None, fill: bool | None = None, **options: Any
+    ) -> None:
+        self._micro_steps, self._fill = micro_steps, fill
+        super().__init__(*given, **options)
+
+
+class AccumulatingPace(HostedPace):
     """``paceline.torch.Pace`` with one more option.
 
     accumulate: k, micro-steps that the loop itself takes for each optimizer step, on every rank. It divides its loss

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.hosts.windows import Windows
+from paceline.hosts.accumulating import AccumulatingPace
 from paceline.torch.callbacks import OnRound
 
 
@@ -25,7 +25,7 @@ def test_a_loop_that_divides_its_loss_trains_the_model_of_one_process(how: str) 
         "callbacks": [OnRound(lambda result: losses.append(result.loss))],
     }
     optimizer = torch.optim.SGD(ours.parameters(), lr=0.1)
-    with Windows(ours, 12, "equal", **options) as pace:
+    with AccumulatingPace(ours, 12, "equal", **options) as pace:
         for number, (x, y) in enumerate(pace.loader(data, shuffle=False)):
             loss = nn.functional.mse_loss(ours(x), y) / 3
             if how == "backward":

@@ -1,0 +1,181 @@
+"""``pace.batch_sampler``: batches for a DataLoader of the program's own."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from paceline.errors import PacelineError
+from paceline.torch import Pace
+from paceline.torch.feed.pieces import Order
+from support.guarantees import guarantee
+from support.ranks import run_ranks
+from support.sampler_jobs import BATCH, COUNT, STEPS, compared, loads_after_slowing
+from support.torch_jobs import Samples, fresh, optimizer_of
+
+CASES: dict[str, dict[str, Any]] = {
+    "alone": {},
+    "room": {"ahead": 3},
+    "two workers": {"workers": 2, "ahead": 4},
+    "one worker, three each": {"workers": 1, "ahead": 3, "prefetch_factor": 3},
+    "persistent workers": {"workers": 1, "ahead": 2, "persistent_workers": True},
+    "more room than needed": {"workers": 1, "ahead": 5},
+    "hook, two workers": {"workers": 2, "ahead": 4, "weigh": "hook"},
+    "own steps": {"own_step": True},
+    "own steps, two workers": {"workers": 2, "ahead": 4, "own_step": True},
+    "resumed": {"resumed": 4},
+    "resumed, two workers": {"workers": 2, "ahead": 4, "resumed": 4},
+    "resumed between epochs, two workers": {"workers": 2, "ahead": 4, "resumed": 6},
+}
+LOSS = torch.nn.CrossEntropyLoss()
+
+
+@pytest.mark.processes
+@guarantee(
+    "`pace.batch_sampler` with your own DataLoader trains the model of one process within 1e-12, "
+    "also with workers and after a resume."
+)
+def test_own_data_loaders_train_the_model_of_one_process() -> None:
+    found = run_ranks(2, compared, list(CASES.values()))
+    for number, (name, case) in enumerate(CASES.items()):
+        ours = [rank[number] for rank in found]
+        rounds = 12 if case.get("own_step") else STEPS
+        assert len(ours[0]["used"]) == rounds, name
+        for rank in ours:
+            assert rank["difference"] < 1e-12, f"{name}: relative difference {rank['difference']:.1e}"
+            assert rank["epochs"] == ours[0]["epochs"], name
+            told = rank["told"]
+            assert [each for each in told if isinstance(each, str)] == ["epoch 0", "epoch 1"], name
+            assert told.index("epoch 0") > told.index(5), name
+            assert told.index("epoch 0") < told.index(6), name
+        for epoch in range(2):
+            used = sorted(chain(*(each for rank in ours for each in rank["used"][6 * epoch :][:6])))
+            assert used == list(range(COUNT)), name
+        first = Order(COUNT, 5).epoch(0)
+        for number_of_round in range(6):
+            both = [*chain(*(rank["used"][number_of_round] for rank in ours))]
+            assert both == first[number_of_round * BATCH :][:BATCH].tolist(), name
+    by_name = dict(zip(CASES, found[0], strict=True))
+    assert by_name["alone"]["epochs"] == by_name["two workers"]["epochs"] == [1, 2, 2]
+    assert by_name["alone"]["saved"] == by_name["two workers"]["saved"] == [0, 0, 2 * BATCH]
+    assert by_name["resumed between epochs, two workers"]["saved"][0] == 0
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_slow_rank_gets_less(workers: int) -> None:
+    loads, _ = run_ranks(2, loads_after_slowing, workers)
+    fast, slow = np.mean(loads[10:], axis=0)
+    assert slow < 0.6 * fast
+
+
+def trained(pace: Pace, loader: Any, model: Any, optimizer: Any) -> list[list[int]]:
+    used = []
+    for x, y, index in loader:
+        used.append(index.tolist())
+        pace.backward(LOSS(model(x), y))
+        pace.step(optimizer)
+    return used
+
+
+def test_a_loop_that_is_left_goes_on_with_the_next_epoch() -> None:
+    model, data = fresh(torch.float64), Samples(20)
+    optimizer = optimizer_of(model)
+    with Pace(model, 8) as pace:
+        sampler = pace.batch_sampler(data, seed=5)
+        loader = DataLoader(data, batch_sampler=sampler)
+        assert len(loader) == 3
+        for x, y, _ in loader:
+            pace.backward(LOSS(model(x), y))
+            pace.step(optimizer)
+            break
+        assert (pace.epoch, pace.rounds) == (0, 1)
+        used = trained(pace, loader, model, optimizer)
+        assert [*chain(*used)] == Order(20, 5).epoch(1).tolist()
+        assert (pace.epoch, pace.rounds) == (2, 4)
+        sampler.set_epoch(7)
+        assert [*chain(*trained(pace, loader, model, optimizer))] == Order(20, 5).epoch(7).tolist()
+        # A round that was begun and left counts for nothing.
+        next(iter(loader))
+        assert [*chain(*trained(pace, loader, model, optimizer))] == Order(20, 5).epoch(8).tolist()
+
+
+def test_a_loader_of_the_pace_may_take_turns_with_it() -> None:
+    model, data = fresh(torch.float64), Samples(20)
+    optimizer = optimizer_of(model)
+    with Pace(model, 8) as pace:
+        own = DataLoader(data, batch_sampler=pace.batch_sampler(data, seed=5))
+        ours = pace.loader(data, seed=5)
+        for number, loader in enumerate((own, ours, own, own, ours)):
+            assert [*chain(*trained(pace, loader, model, optimizer))] == Order(20, 5).epoch(number).tolist()
+
+
+def test_an_order_and_whole_rounds() -> None:
+    model, data = fresh(torch.float64), Samples(20)
+    with Pace(model, 8) as pace:
+        sampler = pace.batch_sampler(data, shuffle=False, drop_last=True)
+        assert len(sampler) == 2
+        loader = DataLoader(data, batch_sampler=sampler)
+        assert trained(pace, loader, model, optimizer_of(model)) == [[*range(8)], [*range(8, 16)]]
+
+
+@guarantee(
+    "A DataLoader that draws further ahead than `pace.batch_sampler(ahead=)` says, or out of order, raises with what "
+    "to give."
+)
+def test_a_data_loader_that_draws_further_ahead_raises() -> None:
+    data = Samples(64)
+    with Pace(fresh(torch.float64), 8) as pace:
+        for options, words in (
+            ({"num_workers": 1, "prefetch_factor": 3}, r"draws 3 batches ahead .* expected ahead=3"),
+            ({"num_workers": 1, "in_order": False}, "in_order=False gives batches in another order"),
+        ):
+            loader = DataLoader(data, batch_sampler=pace.batch_sampler(data), **options)  # type: ignore[arg-type]
+            with pytest.raises(PacelineError, match=words):
+                next(iter(loader))
+
+
+def test_what_is_left_out_in_the_loop_raises() -> None:
+    data, model = Samples(64), fresh(torch.float64)
+    with Pace(model, 8) as pace:
+        batches = iter(DataLoader(data, batch_sampler=pace.batch_sampler(data)))
+        next(batches)
+        with pytest.raises(PacelineError, match=r"the loop went on without pace\.backward\(loss\)"):
+            next(batches)
+        batches = iter(DataLoader(data, batch_sampler=pace.batch_sampler(data)))
+        x, y, _ = next(batches)
+        pace.backward(LOSS(model(x), y))
+        with pytest.raises(PacelineError, match="the loop went on without an optimizer step"):
+            next(batches)
+
+
+@pytest.mark.parametrize(
+    ("made", "given", "words"),
+    [
+        ({"loop": "round"}, {}, r"batch_sampler\(\) with loop='round'"),
+        ({"loop": "pieces"}, {}, "or pace.loader"),
+        ({}, {"ahead": -1}, "ahead=-1: expected a whole number, 0 to"),
+        ({}, {"seed": "x"}, "seed='x': expected a whole number"),
+        ({}, {"shuffle": "no"}, "shuffle='no': expected True or False"),
+        ({"quantum": 8}, {}, "which is no multiple of quantum=8"),
+    ],
+)
+def test_what_cannot_be_drawn_raises(made: dict[str, Any], given: dict[str, Any], words: str) -> None:
+    with Pace(fresh(torch.float64), 16, **made) as pace, pytest.raises(PacelineError, match=words):
+        pace.batch_sampler(Samples(20), **given)
+
+
+def test_a_stream_or_a_data_set_that_has_changed_raises() -> None:
+    data = Samples(20)
+    with Pace(fresh(torch.float64), 8) as pace:
+        with pytest.raises(PacelineError, match="indexed items"):
+            pace.batch_sampler(iter(data))
+        loader = DataLoader(data, batch_sampler=pace.batch_sampler(data))
+        data.x, data.y = data.x[:10], data.y[:10]
+        with pytest.raises(PacelineError, match=r"has 10 samples, and had 20 when pace\.batch_sampler\(\)"):
+            next(iter(loader))
