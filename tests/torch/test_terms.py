@@ -23,7 +23,7 @@ from paceline.torch.counter import LocalCounter
 from paceline.torch.feed.costs import Dealer, agreed_dealer
 from paceline.torch.feed.pieces import Order, planned_pieces
 from paceline.torch.local import Merge
-from paceline.torch.options import LOOPS, Options
+from paceline.torch.options import LOCAL, LOOPS, Options
 from paceline.torch.plan import Piece, RoundPlan
 from paceline.torch.progress import Progress
 from paceline.torch.terms import Terms
@@ -42,7 +42,7 @@ KINDS: list[dict[str, Any]] = [
     {"loop": "round", "policy": "factoring"},
     {"loop": "pieces", "policy": "auto"},
     {"loop": "pieces", "policy": "factoring", "deterministic": True},
-    {"loop": "local"},
+    {"loop": LOCAL},
 ]
 POLICIES = ["auto", "equal", "level", "factoring", "factoring:scheme=guided", "dolbie", "lbbsp", "wlbs"]
 
@@ -91,18 +91,24 @@ def chosen(draw: st.DrawFn, ranks: int) -> dict[str, Any]:
         "limits": st.one_of(st.just("memory"), *[limits(ranks, batch)] * 3),
         "micro_batch": st.integers(1, 24),
         "micro_steps": st.integers(1, 5),
-        "loop": st.sampled_from(LOOPS),
+        "loop": st.sampled_from([*LOOPS, LOCAL]),
         "fill": st.booleans(),
         "weigh": st.sampled_from(["loss", "hook"]),
         "deterministic": st.booleans(),
         "elastic": st.booleans(),
         "every": st.sampled_from([1, 3, "2 s", "auto"]),
-        "merge": st.sampled_from([None, Merge(delay=1)]),
+        "merge": st.sampled_from([Merge(), Merge(delay=1)]),
         "drop": st.sampled_from([None, 0.5, "auto"]),
     }
     names = draw(st.lists(st.sampled_from(list(others)), max_size=4, unique=True))
     given = DEFAULT | draw(st.sampled_from(KINDS)) | {"global_batch": batch, "quantum": quantum}
-    return given | {name: draw(others[name]) for name in names}
+    given |= {name: draw(others[name]) for name in names}
+    # What no handle takes together.
+    if given["loop"] == LOCAL:
+        given |= {"every": given["every"] or "auto", "merge": given["merge"] or Merge()}
+    else:
+        given |= {"every": None, "merge": None}
+    return given | ({"weigh": "loss", "micro_steps": None, "drop": None} if given["elastic"] else {})
 
 
 def agreed(model: torch.nn.Module, options: dict[str, Any], ranks: int, in_step: bool) -> list[Terms] | str:
@@ -110,7 +116,7 @@ def agreed(model: torch.nn.Module, options: dict[str, Any], ranks: int, in_step:
     found: list[Any] = []
     for rank in range(ranks):
         with company(rank, ranks):
-            given = Options.of(options)
+            given = Options(**options)
             try:
                 given.check_kinds(model)
                 if given.elastic:
