@@ -49,7 +49,7 @@ SETTINGS = ROOT / "tests" / "mutate.toml"
 GOAL = 0.95  # part of a module's non-equivalent mutants that tests kill
 SAMPLE = 40  # mutants of a file, drawn by their text, so that a change elsewhere draws no others
 LONGEST = 1800  # seconds that a module's tests may take without a mutant
-MEMORY = 6 << 30  # bytes that a mutant may allocate
+MEMORY = 2 << 30  # bytes that a mutant may allocate
 QUICK = "not processes and not ray and not nightly"
 # One replacement for each operator, and two for an order: the boundary, and the negation. cosmic-ray has all pairs.
 OPERATORS = re.compile(
