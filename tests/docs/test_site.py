@@ -131,7 +131,7 @@ def test_each_picture_is_shown_in_light_and_in_dark(site: Path) -> None:
 def test_the_reference_begins_with_what_users_call(site: Path) -> None:
     page = (site / "reference" / "paceline.torch.html").read_text(encoding="utf-8")
     anchors = re.findall(r'id="paceline\.torch\.([\w.]+)"', page)
-    assert [each for each in anchors if "." not in each][:3] == ["Mended", "Merge", "Pace"]
+    assert [each for each in anchors if "." not in each][:3] == ["ElasticLocalSGD", "ElasticPace", "LocalSGD"]
     assert {"Pace.loader", "Pace.backward", "Pace.round", "Pace.step"} <= set(anchors)
     assert not {"Pace.stepped", "Pace.backward_done", "Pace.in_round", "Pace.failed"} & set(anchors), (
         "for hosts"

@@ -268,6 +268,7 @@ def parser_of(path: Path) -> argparse.ArgumentParser:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(argparse.ArgumentParser, "parse_known_args", begin)
         patch.setattr(sys, "path", [str(path.parent), *sys.path])
+        patch.setattr(sys, "argv", [str(path), "--help"])
         try:
             runpy.run_path(str(path), run_name="__main__")
         except Begun as found:

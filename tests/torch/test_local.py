@@ -144,7 +144,7 @@ def test_ranks_that_do_not_fit_together_are_named() -> None:
         assert "interval 1 began with other parameters on rank 0, 1; expected the same on all" in words
     assert "interval 1 began with other parameters on rank 1; expected the same on all" in changed[-1]
     assert "rank 1 was given a model with the checksum of parameters=" in another
-    assert "pass the plain module, as in LocalSGD(model, ...)" in wrapped
+    assert "LocalSGD: ranks take different numbers of steps" in wrapped
     assert "model(x) instead of ddp(x)" in around
     assert "calls a collective (barrier) within the round" in waits
     assert waits.endswith("call it if pace.merged")

@@ -125,13 +125,6 @@ class Settings(Strict):
             raise PacelineError(
                 f"policy {self.policy!r} moves work within a round, which a service cannot do; choose another"
             )
-        try:
-            balancer.loads(0, self.batch)
-        except PacelineError as error:
-            raise PacelineError(
-                f"quantum={self.quantum} does not fit the limits: its largest multiples within them sum to less than "
-                f"the batch of {self.batch}; raise the limits or lower the quantum"
-            ) from error
         return balancer
 
     def learner(self, lengths: Sequence[float]) -> CostLearner:
