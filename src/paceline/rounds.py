@@ -73,9 +73,8 @@ class Cluster:
         n, batch = self.workers, self.global_batch
         whole("workers", n)
         whole("global_batch", batch, most=2**53)
-        least = np.ceil(np.broadcast_to(np.asarray(0.0 if self.least is None else self.least, float), (n,)))
-        most = np.asarray(batch if self.most is None else self.most, float)
-        most = np.minimum(np.floor(np.broadcast_to(most, (n,))), batch)
+        least = np.ceil(self._each("least", 0.0 if self.least is None else self.least))
+        most = np.minimum(np.floor(self._each("most", batch if self.most is None else self.most)), batch)
         wrong = ~((least >= 0) & (least <= most))  # NaN is wrong, too
         if wrong.any():
             worker = int(np.argmax(wrong))
@@ -95,6 +94,15 @@ class Cluster:
             )
         object.__setattr__(self, "least", least)
         object.__setattr__(self, "most", most)
+
+    def _each(self, name: str, given: object) -> Array:
+        """A limit of each worker, (n,). Raises PacelineError for limits of another shape."""
+        try:
+            return np.broadcast_to(np.asarray(given, float), (self.workers,))
+        except (TypeError, ValueError) as error:
+            raise PacelineError(
+                f"{name}={short(given)}: expected one number, or one for each of the {self.workers} workers"
+            ) from error
 
     @property
     def shape(self) -> tuple[int, ...]:
