@@ -314,6 +314,8 @@ def main() -> int:
     parser.add_argument("--line", default="", help="only mutants of lines that have this text")
     parser.add_argument("--list", action="store_true", help="print the mutants, and run nothing")
     options = parser.parse_args()
+    if options.sample < 0:
+        parser.error(f"--sample {options.sample}: expected 0 for all, or a number of mutants")
     given = settings()
     os.environ |= {"OMP_NUM_THREADS": "1"}
     os.chdir(ROOT)

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Protocol, Self
 
 import torch
@@ -296,8 +297,7 @@ class Hosted(Balanced):
     _fill: bool | None = None
 
     def __init__(self, model: torch.nn.Module, given: Options, *others: Any) -> None:
-        given.micro_steps, given.fill = self._micro_steps, self._fill
-        super().__init__(model, given, *others)
+        super().__init__(model, replace(given, micro_steps=self._micro_steps, fill=self._fill), *others)
 
 
 class Membership(Balanced):

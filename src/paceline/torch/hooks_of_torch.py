@@ -107,6 +107,16 @@ def is_dropout(module: torch.nn.Module) -> bool:
     return isinstance(module, torch.nn.modules.dropout._DropoutNd)
 
 
+# -- DataLoader ----------------------------------------------------------------------------------------------
+
+
+def dataloader_iterator(iterator: Any) -> tuple[bool, int]:
+    """Of an iterator of a DataLoader: whether it gives batches in the order in which they were drawn, and how many it
+    draws ahead."""
+    ahead = getattr(iterator, "_num_workers", 0) * (getattr(iterator, "_prefetch_factor", None) or 0)
+    return bool(getattr(iterator, "_in_order", True)), int(ahead)
+
+
 # -- DistributedDataParallel and FSDP2 -----------------------------------------------------------------------
 
 

@@ -63,9 +63,8 @@ class Loop:
         self.changes = reducer.travels  # the members may change, so a round is planned when it begins
         self.rank, self.ranks = peers.rank(), peers.ranks()
         alone = terms.merge is not None
-        self.behind = (
-            terms.merge is not None and terms.merge.delay > 0
-        )  # a round may begin before the reports
+        # A round may begin before all ranks have reported the one before.
+        self.behind = terms.merge is not None and terms.merge.delay > 0
         self.round = Round(
             travels=self.changes,
             alone=alone,

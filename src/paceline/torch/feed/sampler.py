@@ -19,6 +19,7 @@ from paceline.errors import PacelineError, switches, whole
 from paceline.torch import peers
 from paceline.torch.feed.loader import check_indexed, check_sizes
 from paceline.torch.feed.pieces import Order, planned_pieces
+from paceline.torch.hooks_of_torch import dataloader_iterator
 from paceline.torch.loop import Loop
 from paceline.torch.plan import Claim, Piece
 
@@ -111,7 +112,7 @@ class BalancedSampler:
         return self._loop.over(self)
 
     def begun(self) -> None:
-        """A micro-step has begun."""
+        """A micro-step has begun. It does nothing; ``paceline verify`` puts its own function in its place."""
 
     def next(self) -> list[int]:
         """The indices of the next batch. Raises StopIteration after the last one."""
@@ -205,9 +206,10 @@ def drawn_ahead(frame: FrameType) -> int:
     """The number of batches that the iterator of a DataLoader, in whose method this frame is, draws ahead. Raises
     PacelineError if it gives batches in another order than they were drawn in."""
     iterator: Any = frame.f_locals.get("self")
-    if not getattr(iterator, "_in_order", True):
+    in_order, ahead = dataloader_iterator(iterator)
+    if not in_order:
         raise PacelineError(
             "in_order=False gives batches in another order than the planned one, so that one would count as another; "
             "leave it out"
         )
-    return int(getattr(iterator, "_num_workers", 0) * (getattr(iterator, "_prefetch_factor", None) or 0))
+    return ahead
