@@ -43,7 +43,19 @@ class Dropped(PacelineError):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """This worker's part of a round: samples ``offset`` to ``offset + samples`` of its ``batch``."""
+    """This worker's part of a round: samples ``offset`` to ``offset + samples`` of its ``batch``.
+
+    Attributes:
+        round: The round's number.
+        samples: Samples of this worker, b_i.
+        offset: Its first sample among the round's.
+        batch: Samples of all workers, B.
+        present: Workers in the round, n.
+        weight: Weight of these samples' mean gradient in a sum over the workers, b_i / B.
+        weight_in_mean: Its weight in a mean over the workers, n b_i / B.
+        indices: In a job with a cost, the positions of these samples among the round's; else None.
+        sizes: In a job with a cost, the samples of each micro-batch; else None.
+    """
 
     round: int = field(metadata=_says("The round's number."))
     samples: int = field(metadata=_says("Samples of this worker, b_i."))
@@ -68,9 +80,9 @@ class Worker:
     """Joins a job at the start of a ``with`` statement, and leaves it at the end. For one thread.
 
     Args:
-        url: As ``paceline serve`` printed them; the token may be in $PACELINE_TOKEN.
-        token: As ``paceline serve`` printed them; the token may be in $PACELINE_TOKEN.
+        url: The service's address, as ``paceline serve`` printed it.
         name: This worker's name.
+        token: As ``paceline serve`` printed it; by default that of $PACELINE_TOKEN.
         job: The job's name.
         place: This worker's place, if the job's limits are by place.
         patience: Seconds for which a service that cannot be reached is tried again, so that its restart goes
@@ -123,10 +135,18 @@ class Worker:
         self._joined, self._part = True, None
 
     def next(self, lengths: Lengths | None = None) -> Part:
-        """The part of the next round; waits until it is planned, and returns the same part until it is reported.
+        """Wait until the next round is planned.
 
         Args:
             lengths: In a job with a cost, a function from the number of a round to the lengths of its samples.
+
+        Returns:
+            This worker's part; the same one until it is reported.
+
+        Raises:
+            PacelineError: If the job has a cost and ``lengths`` is missing, or the service refuses or does not
+                answer.
+            Dropped: If the service has removed this worker.
         """
         ask = f"{self._mine}/next?wait={WAIT:g}"
         while self._part is None:
@@ -154,13 +174,19 @@ class Worker:
         cpu: float | None = None,
         memory: float | None = None,
     ) -> None:
-        """Report that the part is done, in ``seconds`` without the wait for others.
+        """Report that the part is done.
 
         Args:
-            samples: If not all were run.
+            seconds: Seconds that it took, without the wait for others.
+            samples: Samples that ran, if not all did.
             overhead: Those of the seconds that do not grow with the samples.
-            cpu: Portions of this machine that are available to this worker, for policies that read them.
-            memory: Portions of this machine that are available to this worker, for policies that read them.
+            cpu: Portion of this machine's processors that this worker can have, 0 to 1, for policies that read it.
+            memory: The same of its memory.
+
+        Raises:
+            PacelineError: If there is no part to report, a value is no finite number, or the service refuses or does
+                not answer.
+            Dropped: If the service has removed this worker.
         """
         if self._part is None:
             raise PacelineError("there is no round to report: ask for the next one first")
@@ -171,11 +197,17 @@ class Worker:
         self._part = None
 
     def rounds(self, most: int | None = None, lengths: Lengths | None = None) -> Iterator[Part]:
-        """Yield the parts; each must be reported before the next.
+        """Iterate over this worker's parts; report each before you ask for the next.
 
         Args:
-            most: How many, at most.
-            lengths: See ``next``.
+            most: Number of parts, at most; by default without end.
+            lengths: As for ``next``.
+
+        Returns:
+            An iterator of parts.
+
+        Raises:
+            PacelineError: If a part was not reported, and as ``next``.
         """
         for _ in itertools.count() if most is None else range(most):
             part = self.next(lengths)

@@ -53,21 +53,25 @@ class Cost(Protocol):
     """Non-decreasing seconds of a load in samples, for each worker."""
 
     def seconds(self, load: Array) -> Array:
-        """Seconds for each worker's load; load broadcasts to (..., n). Infinite for an impossible load.
+        """Seconds that each worker takes for its load.
 
         Args:
             load: Samples, 0 or more; broadcasts to (..., n).
+
+        Returns:
+            Shape (..., n); infinite for an impossible load.
         """
         ...
 
     def load_at(self, seconds: Array) -> Array:
-        """The largest load that takes at most the given seconds; 0 if every load takes longer, and the largest float
-        if none does and there is no ``most``.
-
-        seconds broadcasts to (..., n), as a level of shape (..., 1) does.
+        """The largest load that each worker completes within a time.
 
         Args:
-            seconds: Seconds, 0 or more; broadcasts to (..., n).
+            seconds: Seconds, 0 or more; broadcasts to (..., n), as a level of shape (..., 1) does.
+
+        Returns:
+            Samples, shape (..., n); 0 if every load takes longer, and the largest float if none does and there is no
+            ``most``.
         """
         ...
 
@@ -96,7 +100,11 @@ class Linear:
 class Saturating:
     """A GPU's cost (LB-BSP, eq. (5)): flat up to ``knee`` samples, linear up to ``most``, then impossible.
 
-    seconds_per_sample, overhead, knee (x^s), most (x^o, out of memory above): shape (..., n), knee <= most.
+    Args:
+        seconds_per_sample: The slope, shape (..., n).
+        overhead: Seconds in addition, shape (..., n).
+        knee: x^s, samples below which a load takes no less time, shape (..., n).
+        most: x^o, samples above which memory runs out, shape (..., n); at least ``knee``.
     """
 
     seconds_per_sample: Array
@@ -150,10 +158,15 @@ class Increasing:
 
 @dataclass(frozen=True, slots=True)
 class Only:
-    """Another cost with only some of its workers present; for the others, any load is impossible."""
+    """Another cost with only some of its workers present; for the others, any load is impossible.
+
+    Args:
+        cost: The cost of all workers.
+        present: Which workers take part, booleans of shape (..., n).
+    """
 
     cost: Cost
-    present: NDArray[np.bool_]  # (..., n)
+    present: NDArray[np.bool_]
 
     def seconds(self, load: Array) -> Array:
         return np.where(self.present | (load <= 0), self.cost.seconds(load), np.inf)
@@ -163,7 +176,7 @@ class Only:
 
 
 def derivative(cost: Cost, load: Array) -> Array:
-    """Seconds by which a further sample lengthens each worker's time at a load, (..., n): a subgradient of its cost.
+    """The seconds that one more sample would add for each worker: a subgradient of its cost.
 
     At the knee of a ``Saturating`` cost it is the slope above it. Other costs than this module's lines are
     differentiated numerically.
@@ -171,6 +184,9 @@ def derivative(cost: Cost, load: Array) -> Array:
     Args:
         cost: Any cost.
         load: Samples, shape (..., n).
+
+    Returns:
+        Seconds per sample, shape (..., n).
     """
     if isinstance(cost, Only):
         return derivative(cost.cost, load)
@@ -202,10 +218,17 @@ def halfway(low: Array, high: Array) -> Array:
 
 
 def line_through(loads: Array, seconds: Array, overhead: Array, otherwise: Array | float) -> Array:
-    """Seconds per sample of the line through (0, overhead) and (loads, seconds); all of shape (..., n).
+    """Slopes of the lines through (0, overhead) and (loads, seconds).
 
-    ``otherwise`` is the result if nothing was measured: no load, NaN seconds, or hardly anything beyond the
-    overhead, as with a vanishing load, whose slope would be rounding or noise.
+    Args:
+        loads: Samples, shape (..., n).
+        seconds: Measured seconds, shape (..., n); NaN if nothing was measured.
+        overhead: Seconds at load 0, shape (..., n).
+        otherwise: The result without a measurement: no load, NaN seconds, or hardly anything beyond the overhead, as
+            with a vanishing load, whose slope would be rounding or noise.
+
+    Returns:
+        Seconds per sample, shape (..., n).
     """
     beyond = seconds - overhead
     measured = (loads > 0) & (beyond > RESOLUTION * seconds)

@@ -28,14 +28,17 @@ T = TypeVar("T")
 
 
 def create(text: str, cluster: Cluster) -> Policy[Any]:
-    """The policy named by ``text``: ``name`` or ``name:key=value,...``.
+    """Make the policy named by ``text``.
 
     Args:
-        text: A name with options.
+        text: ``name`` or ``name:key=value,...``, for example ``dolbie:alpha=0.001``.
         cluster: The workers and their limits.
 
+    Returns:
+        A frozen policy for this cluster.
+
     Raises:
-        PacelineError: For an unknown name or option, or an invalid value, and lists the valid ones.
+        PacelineError: For an unknown name or option, or an invalid value; the message lists the valid ones.
     """
     if not isinstance(cluster, Cluster):
         raise PacelineError(f"cluster={short(cluster)}: expected a paceline.Cluster")
@@ -45,11 +48,11 @@ def create(text: str, cluster: Cluster) -> Policy[Any]:
 
 
 def register(name: str, kind: type[Any]) -> None:
-    """Registers a policy of your own under a name: a frozen dataclass with ``cluster`` as its first field.
+    """Register a policy of your own under a name.
 
     Args:
         name: Letters, digits and "-".
-        kind: The class.
+        kind: A frozen dataclass with ``cluster`` as its first field.
 
     Raises:
         PacelineError: If the name is taken.
@@ -59,15 +62,25 @@ def register(name: str, kind: type[Any]) -> None:
 
 
 def names() -> list[str]:
-    """Every policy's name, sorted."""
+    """List every policy's name.
+
+    Returns:
+        The names, sorted; those of ``register`` included.
+    """
     return sorted(POLICIES)
 
 
 def describe(name: str) -> str:
-    """The first line of a policy's docstring.
+    """What a policy does, in one line.
 
     Args:
         name: A registered policy.
+
+    Returns:
+        The first line of its class's docstring.
+
+    Raises:
+        PacelineError: For an unknown name.
     """
     if not isinstance(name, str) or name not in POLICIES:
         raise PacelineError(f"policy {name!r} is unknown{expected(name, names())}")
@@ -75,10 +88,13 @@ def describe(name: str) -> str:
 
 
 def leaves(state: Any) -> list[NDArray[Any]]:
-    """A state's arrays in a fixed order, nested states flattened: what a checkpoint stores.
+    """Flatten a state into what a checkpoint stores.
 
     Args:
         state: An array, or a tuple of states.
+
+    Returns:
+        The arrays in a fixed order.
     """
     if isinstance(state, tuple):
         return [leaf for part in state for leaf in leaves(part)]
@@ -86,10 +102,14 @@ def leaves(state: Any) -> list[NDArray[Any]]:
 
 
 def restore(template: S, stored: Sequence[ArrayLike]) -> S:
-    """Rebuilds the state that ``leaves`` flattened.
+    """Rebuild the state that ``leaves`` flattened.
 
     Args:
         template: Any state of the same policy, as from ``init``.
+        stored: The arrays, or lists of their numbers.
+
+    Returns:
+        A state with the template's structure and the stored numbers.
 
     Raises:
         PacelineError: If the number of arrays or their shapes belong to another policy or cluster.
@@ -155,10 +175,13 @@ DIGESTS = 2**52 - 47  # a prime, so that numbers that differ in a few bits have 
 
 
 def digest(plan: Plan) -> int:
-    """A 52-bit digest of the plan's numbers, the same on every machine; exact as a float64, to be sent as one.
+    """A number by which machines compare plans without sending them.
 
     Args:
         plan: A plan for the next round.
+
+    Returns:
+        52 bits, the same on every machine for the same plan; exact as a float64.
     """
     numbers = plan.shares.ravel().tolist()
     for part in plan.piece_plan or ():

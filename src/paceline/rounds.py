@@ -40,26 +40,35 @@ Vector = NDArray[np.float32] | NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Machines:
-    """The size of each worker's machine, for the initial division of WLBS; each of shape (n,), positive."""
+    """The size of each worker's machine, for the initial division of WLBS.
+
+    Args:
+        cpus: Processors of each machine, shape (n,), positive.
+        cores: Its cores, or its processors times their speed, shape (n,), positive.
+        memory: Its memory in any unit, the same for all, shape (n,), positive.
+    """
 
     cpus: Array
     cores: Array
-    memory: Array  # in any unit, the same for all
+    memory: Array
 
 
 @dataclass(frozen=True, eq=False)
 class Cluster:
     """The workers that take part and their limits, fixed for the life of a policy.
 
-    workers: n.
-    global_batch: B, samples in a full round.
-    least, most: whole samples each worker must and may take in a full round, shape (n,); defaults 0 and B.
-        Fractions are rounded to the whole samples within them.
-    machines: sizes of the machines, for a policy that needs them.
-    realizations: leading shape of every array, () for one run.
+    Args:
+        workers: Number of workers, n.
+        global_batch: B, samples in a full round.
+        least: Samples that each worker must take in a full round, a number or shape (n,); default 0. Fractions are
+            rounded up.
+        most: Samples that each worker may take in a full round, a number or shape (n,); default B. Fractions are
+            rounded down.
+        machines: Sizes of the machines, for a policy that needs them.
+        realizations: Leading shape of every array, () for one run.
 
     Raises:
-        PacelineError: If the limits cannot hold the batch, and says by how much.
+        PacelineError: If the limits cannot hold the batch; the message says by how much.
     """
 
     workers: int
@@ -129,19 +138,24 @@ class Cluster:
 class Round:
     """What happened in one round.
 
-    shares: portion of the round's batch that each worker really ran, shape (..., n).
-    seconds: time each took, without its wait for others, shape (..., n); NaN if a worker reported nothing.
-    overhead: the part of seconds that does not grow with the load, shape (..., n); zeros if unknown.
-    present: which workers took part, bool, shape (..., n); by default those whose seconds are not NaN.
-    batch: samples in this round; the last round of an epoch may be short. If samples cost differently, all loads
-        are costs in mean samples of the data set instead, and this is the round's cost, a fraction.
-    costs: this round's seconds as a function of load, if the engine knows more than a line through
-        (shares * batch, seconds) with the given overhead.
-    upcoming: the next round's costs. Only a clairvoyant policy reads it (``needs_upcoming``).
-    cpu, memory: portions in [0, 1] that each worker can have in the NEXT round, shape (..., n); for forecasts
-        that use them, if the engine measures them.
-    pieces: the figures of its pieces, if the round ran in pieces.
-    gradients: what is known of them, if the engine does not wait for all of them.
+    Args:
+        shares: Portion of the round's batch that each worker really ran, shape (..., n).
+        seconds: Time each took, without its wait for others, shape (..., n); NaN if a worker reported nothing.
+        batch: Samples in this round; the last round of an epoch may be short. If samples cost differently, all loads
+            are costs in mean samples of the data set instead, and this is the round's cost, a fraction.
+        overhead: The part of seconds that does not grow with the load, shape (..., n); zeros if unknown.
+        present: Which workers took part, bool, shape (..., n); by default those whose seconds are not NaN.
+        costs: This round's seconds as a function of load, if the engine knows more than a line through (shares *
+            batch, seconds) with the given overhead.
+        upcoming: The next round's costs. Only a clairvoyant policy reads it (``needs_upcoming``).
+        cpu: Portion of its machine's processors that each worker can have in the NEXT round, 0 to 1, shape (..., n);
+            for forecasts that use it, if the engine measures it.
+        memory: The same of its memory.
+        pieces: How its pieces went, if the round ran in pieces.
+        gradients: What is known of the gradients, if the engine does not wait for all of them.
+
+    Raises:
+        PacelineError: If seconds or overhead are not arrays of numbers.
     """
 
     shares: Array
@@ -180,10 +194,13 @@ class Round:
 
 
 def measurable(seconds: Array) -> Array:
-    """Seconds cut to a range whose squares and reciprocals are finite; 0 and NaN stay as they are.
+    """Cut seconds to a range whose squares and reciprocals are finite.
 
     Args:
-        seconds: Any shape.
+        seconds: Seconds of any shape.
+
+    Returns:
+        The same shape; 0 and NaN stay as they are.
     """
     within = np.minimum(np.maximum(seconds, QUICKEST), LONGEST)
     return np.where(seconds > 0, within, seconds)
@@ -221,12 +238,13 @@ class PieceTimes(NamedTuple):
 class PiecePlan(NamedTuple):
     """How a round runs in pieces: a portion of each share first, the rest claimed while the round runs.
 
-    at_once: portion of every share that runs at once, shape (...,); 1 leaves nothing to claim.
-    claim_before_known: what a worker claims, as a part of what it still has to do if all are to end together; 1 for
-        its part of all that is left (guided self-scheduling), 0 for pieces of the least size. Shape (...,).
-    claim_after_known: the same once every worker has reported its speed in this round.
-    least: samples of the smallest piece, and of the one that each worker keeps for its end, shape (..., n).
-    speeds: samples per second to expect, shape (..., n); zeros while nothing is known.
+    Attributes:
+        at_once: Portion of every share that runs at once, shape (...,); 1 leaves nothing to claim.
+        claim_before_known: What a worker claims, as a part of what it still has to do if all are to end together; 1
+            for its part of all that is left (guided self-scheduling), 0 for pieces of the least size. Shape (...,).
+        claim_after_known: The same once every worker has reported its speed in this round, shape (...,).
+        least: Samples of the smallest piece, and of the one that each worker keeps for its end, shape (..., n).
+        speeds: Samples per second to expect, shape (..., n); zeros while nothing is known.
     """
 
     at_once: Array
@@ -253,15 +271,22 @@ class Plan:
     piece_plan: PiecePlan | None = None
 
     def by_shares(self) -> Linear:
-        """Costs for which these shares are the division that ends soonest: seconds_i(b) = b / share_i."""
+        """Costs for which these shares are the division that ends soonest.
+
+        Returns:
+            Lines without overhead, seconds_i(b) = b / share_i.
+        """
         with np.errstate(divide="ignore"):
             return Linear(1.0 / self.shares, np.zeros_like(self.shares))
 
     def among(self, present: NDArray[np.bool_]) -> Plan:
-        """The plan of one run without its absent workers; the shares of the others stay in proportion.
+        """The plan of one run without its absent workers.
 
         Args:
             present: Which workers take part, booleans of shape (n,).
+
+        Returns:
+            A plan in which the shares of the others stay in proportion.
         """
         kept = np.where(present, self.shares, 0.0)
         if not kept.any():
@@ -289,30 +314,46 @@ class PieceRecord(NamedTuple):
 
 @dataclass(kw_only=True, eq=False)
 class RoundResult:
-    """One finished round, as passed to callbacks; the same on every rank. Arrays of shape (n,), NaN for a worker
-    that was absent or reported nothing."""
+    """One finished round, as passed to callbacks; the same on every rank.
 
-    step: int  # counted over the whole run
+    Arrays have the shape (n,), with NaN for a worker that was absent or reported nothing.
+
+    Attributes:
+        step: The round's number over the whole run, from 0.
+        epoch: The epoch's number, from 0.
+        batch: Samples of all workers.
+        loads: Samples of each worker.
+        compute: Seconds of each worker, without its wait for others.
+        overhead: The part of ``compute`` that does not grow with the load, as fitted.
+        seconds: Wall seconds from the sum of gradients before it to its own, without what the loop did between the
+            rounds; at least the slowest worker's.
+        loss: Mean over the round's samples, or what was counted; NaN if none was reported.
+        shares: The plan made from this round.
+        within: Its pieces, if work may move within the round.
+        learning_rate: Of the optimizer's first group; NaN if ``pace.step`` did not step it.
+        costs: Cost of each worker's part in mean samples, if the loader was given costs.
+        parts: Lengths, squared lengths and micro-batches that make up the costs, shape (n, 3).
+        ran_out: Passes of each worker that did not fit into its memory since the last report.
+        links: Seconds of a message over each worker's link, in the round before which it was measured.
+        dropped_loads: Samples of each worker that were planned and not run, if late samples are dropped.
+        ended: When its gradients were summed, in seconds of this rank's ``time.perf_counter`` or of the engine's
+            clock.
+    """
+
+    step: int
     epoch: int = 0
-    batch: int  # samples of all workers
-    loads: NDArray[Any]  # samples of each
-    compute: Array  # seconds, without the wait for others
-    overhead: Array  # the part of compute that does not grow with the load, as fitted
-    # Wall seconds from the sum of gradients before it to its own, without what the loop did between the rounds; at
-    # least the slowest worker's.
+    batch: int
+    loads: NDArray[Any]
+    compute: Array
+    overhead: Array
     seconds: float
-    loss: float = math.nan  # mean over the round's samples, or what was counted; NaN if none was reported
-    shares: Array  # the plan made from it
-    within: PieceRecord | None = None  # its pieces, if work may move within the round
-    # Of the first optimizer's first group; NaN if pace.step did not step it.
+    loss: float = math.nan
+    shares: Array
+    within: PieceRecord | None = None
     learning_rate: float = math.nan
-    costs: Array | None = None  # of each worker's part in mean samples, if the loader was given costs
-    parts: Array | None = None  # lengths, squared lengths and micro-batches that make up the costs, (n, 3)
-    ran_out: Array | None = None  # passes of each that did not fit into its memory since the last report
-    # Seconds of a message over each worker's link, in the round before which it was measured.
+    costs: Array | None = None
+    parts: Array | None = None
+    ran_out: Array | None = None
     links: Array | None = None
-    # Samples of each that were planned and not run, if late samples are dropped.
     dropped_loads: Array | None = None
-    ended: float = (
-        math.nan
-    )  # when its gradients were summed, by this rank's ``time.perf_counter`` or the engine's clock
+    ended: float = math.nan

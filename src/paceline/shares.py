@@ -25,10 +25,15 @@ CLOSE = 1e-14  # relative error that the sum of the loads may have
 
 
 class WaterLevel(NamedTuple):
-    """The common finishing time, and each worker's load that ends by then."""
+    """A division that ends soonest.
 
-    seconds: Array  # (...,)
-    loads: Array  # (..., n), sum to the batch
+    Attributes:
+        seconds: The common finishing time, shape (...,).
+        loads: Samples of each worker, shape (..., n); they sum to the batch.
+    """
+
+    seconds: Array
+    loads: Array
 
 
 def water_level(
@@ -38,20 +43,24 @@ def water_level(
     most: ArrayLike | None = None,
     guess: ArrayLike | None = None,
 ) -> WaterLevel:
-    """The division of ``batch`` that ends soonest: min over loads of max_i seconds_i(load_i).
+    """Divide ``batch`` so that it ends soonest: min over loads of max_i seconds_i(load_i).
 
     Linear costs are solved exactly in a few passes of O(n); others by bisection down to neighbouring floats; what
     these cannot resolve (a jump) is divided in proportion.
 
     Args:
+        cost: Seconds of each worker as a function of its load.
         batch: Samples, a number or shape (...,).
-        least: Samples, default 0 and the batch.
-        most: Samples, default 0 and the batch.
+        least: Samples that each worker takes at least, a number or shape (n,) or (..., n).
+        most: Samples that each worker takes at most, a number or shape (n,) or (..., n); default ``batch``.
         guess: A level near the answer, shape (...,), or NaN, which saves a pass or two over the workers of a linear
             cost.
 
+    Returns:
+        The finishing time and the loads, which are fractions of samples.
+
     Raises:
-        PacelineError: If the limits cannot hold the batch.
+        PacelineError: If the limits cannot hold the batch, or an argument is no number or cost.
     """
     total = numbers("batch", batch, "a number of samples, or one for each realization")[..., None]
     low, high = _limits(total, least, total if most is None else most)
@@ -72,12 +81,18 @@ def _level_within(
 
 
 def project(y: ArrayLike, least: ArrayLike = 0.0, most: ArrayLike = 1.0) -> Array:
-    """The nearest point (Euclidean) to y, shape (..., n), with least <= x <= most and sum 1.
+    """The nearest point (Euclidean) to ``y`` among divisions within the limits.
 
     Args:
-        y: Shape (..., n).
-        least: Broadcasts to (..., n).
-        most: Broadcasts to (..., n).
+        y: Any numbers, shape (..., n).
+        least: Least share of each worker; broadcasts to (..., n).
+        most: Largest share of each worker; broadcasts to (..., n).
+
+    Returns:
+        x of shape (..., n), with least <= x <= most and sum 1.
+
+    Raises:
+        PacelineError: If the limits cannot hold a sum of 1, or have another shape.
     """
     y, whole = numbers("y", y, "one number for each worker"), np.ones(1)
     low, high = _limits(whole, least, most)
@@ -87,14 +102,20 @@ def project(y: ArrayLike, least: ArrayLike = 0.0, most: ArrayLike = 1.0) -> Arra
 
 
 def proportional(weights: ArrayLike, least: ArrayLike = 0.0, most: ArrayLike = 1.0) -> Array:
-    """Portions that sum to 1, in proportion to weights (..., n), cut to the limits.
+    """Shares in proportion to ``weights``, cut to the limits.
 
     Workers with weight 0 get their least, unless no other may take the rest: then they share it equally.
 
     Args:
         weights: Numbers of 0 or more, shape (..., n).
-        least: Broadcasts to (..., n).
-        most: Broadcasts to (..., n).
+        least: Least share of each worker; broadcasts to (..., n).
+        most: Largest share of each worker; broadcasts to (..., n).
+
+    Returns:
+        Shares of shape (..., n), with sum 1.
+
+    Raises:
+        PacelineError: If the limits cannot hold a sum of 1, or have another shape.
     """
     weights, whole = numbers("weights", weights, "one number for each worker"), np.ones(1)
     low, high = _limits(whole, least, most)
@@ -278,23 +299,26 @@ def whole_samples(
     most: ArrayLike | None = None,
     unit: int = 1,
 ) -> NDArray[np.int64]:
-    """Samples for each worker, shape (..., n): they sum exactly to ``batch``, and no other division ends sooner.
+    """Divide ``batch`` into whole samples so that no other division ends sooner.
 
-    The result is the same as that of giving one sample after another to the worker that then ends soonest (exact
-    for non-decreasing costs); all but a few of these steps are done at once.
+    The result is the same as that of giving one sample after another to the worker that then ends soonest (exact for
+    non-decreasing costs); all but a few of these steps are done at once. Ties go to the lowest rank.
 
     Args:
-        expected: A cost, or a plan; a plan without costs means seconds_i(b) = b / share_i. Ties go to the lowest
-            rank.
-        least: Samples, as for a full batch; if a short batch is smaller than the sum of the leasts, they shrink in
-            proportion, and a worker to which a plan gives nothing needs no least.
-        most: Samples, as for a full batch; if a short batch is smaller than the sum of the leasts, they shrink in
-            proportion, and a worker to which a plan gives nothing needs no least.
-        unit: Loads are multiples of this many samples, except that one worker takes the remainder of a batch that
-            is not a multiple.
+        expected: A cost, or a plan; a plan without costs means seconds_i(b) = b / share_i.
+        batch: Samples to divide, 0 or more.
+        least: Samples of a full batch that each worker takes at least, a number or shape (n,) or (..., n). If a short
+            batch is smaller than their sum, they shrink in proportion; a worker to which a plan gives nothing needs
+            no least.
+        most: Samples that each worker takes at most, a number or shape (n,) or (..., n); default ``batch``.
+        unit: Loads are multiples of this many samples, except that one worker takes the remainder of a batch that is
+            not a multiple.
+
+    Returns:
+        Samples of each worker, int64 of shape (..., n); they sum to ``batch``.
 
     Raises:
-        PacelineError: If the mosts cannot hold the batch.
+        PacelineError: If the mosts cannot hold the batch, or an argument has another shape or type.
     """
     whole("batch", batch, 0)
     total = np.asarray(float(batch))[None]
@@ -435,11 +459,17 @@ def _with_rest(cost: Cost, loads: Array, left: Array, soonest: Array, high: Arra
 
 
 def at_least(loads: NDArray[np.int64], floor: int) -> NDArray[np.int64]:
-    """Moves all loads below the floor to one worker: the one with the largest load, and the lowest rank of equals.
+    """Move all loads below the floor to one worker: the one with the largest load, and the lowest rank of equals.
 
     Args:
-        loads: Samples of each worker, (..., n).
-        floor: The fewest samples of a worker with any.
+        loads: Samples of each worker, shape (n,).
+        floor: The fewest samples of a worker that has any.
+
+    Returns:
+        The loads, shape (n,), with the same sum.
+
+    Raises:
+        PacelineError: If ``loads`` is no array of numbers of shape (n,), or ``floor`` is no number.
     """
     try:
         if np.ndim(loads) != 1:

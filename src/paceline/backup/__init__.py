@@ -31,6 +31,9 @@ def create(text: str, workers: int, mode: str = "push-wait") -> Backup[Any]:
         workers: Number of workers, n.
         mode: How parameters reach the workers: "push-wait", "push-interrupt" or "pull".
 
+    Returns:
+        The policy; pass it each update with ``step``.
+
     Raises:
         PacelineError: For an unknown name or option, or a value out of range, for example k > n.
     """

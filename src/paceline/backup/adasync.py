@@ -20,11 +20,14 @@ class AdasyncState(NamedTuple):
 class Adasync(Backup[AdasyncState]):
     """Waits for few gradients at first and for more as the loss falls, by the loss alone (DBW, baseline AdaSync).
 
-    first: K_0. window: seconds between decisions; 0 decides after each update.
-    kind: "sync" for K-sync SGD (with bsp), "async" for K-async SGD (with lsp:barrier=0,scale=mean).
-
     The rule's bound takes 0 for the least possible loss. It waits for all while the loss is 0 or less, and always if
     the first one is.
+
+    Args:
+        workers: Number of workers, n.
+        first: K_0, gradients of the first update, from 1 to n.
+        window: Seconds between decisions; 0 decides after each update.
+        kind: "sync" for K-sync SGD (with bsp), "async" for K-async SGD (with lsp:barrier=0,scale=mean).
     """
 
     workers: int

@@ -182,13 +182,16 @@ class DbwState(NamedTuple):
 class Dbw(Backup[DbwState]):
     """Waits for as many gradients as promise the largest decrease of the loss per second (DBW, eqs. (18), (19)).
 
-    depth: D, iterations over which estimates are averaged.
-    beta: a loss that grew by this factor requires one gradient more.
-    times: "constrained" solves eq. (17); "naive" takes the plain means; "workers" models each worker's own
-        round trips, for clusters whose workers differ.
-    memory: factor on the weight of a time sample after each iteration, for "constrained" and "naive".
-    worth: "smoothness" is eq. (16), whose L comes from differences of noisy losses; "noise" does not use the
-        losses: N / (1 + V / (k N)), the gain of an update from k gradients at the best rate for it.
+    Args:
+        workers: Number of workers, n.
+        mode: How parameters reach the workers: "push-wait", "push-interrupt" or "pull".
+        depth: D, iterations over which estimates are averaged.
+        beta: A loss that grew by this factor requires one gradient more.
+        times: "constrained" solves eq. (17); "naive" takes the plain means; "workers" models each worker's own round
+            trips, for clusters whose workers differ.
+        memory: Factor on the weight of a time sample after each iteration, for "constrained" and "naive".
+        worth: "smoothness" is eq. (16), whose L comes from differences of noisy losses; "noise" does not use the
+            losses: N / (1 + V / (k N)), the gain of an update from k gradients at the best rate for it.
     """
 
     workers: int

@@ -34,9 +34,13 @@ class TraceState(NamedTuple):
 class DropCompute(Backup[TraceState]):
     """Waits for all workers, and drops pieces that have not begun by a threshold.
 
-    tau: the threshold, seconds; 0 finds the one with the largest effective speed-up from the first updates, in which
-        nothing is dropped.
-    pieces: of a task. trace: the number of first updates. exchange: further seconds of each update, for its sums.
+    Args:
+        workers: Number of workers, n.
+        tau: The threshold, in seconds; 0 finds the one with the largest effective speed-up from the first updates, in
+            which nothing is dropped.
+        pieces: Pieces of a task, 2 or more.
+        trace: First updates from which the threshold is found.
+        exchange: Further seconds of each update, for summing the gradients.
     """
 
     workers: int

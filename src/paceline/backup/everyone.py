@@ -12,7 +12,11 @@ Nothing = tuple[()]  # the state: these policies remember nothing
 
 @dataclass(frozen=True)
 class Everyone(Backup[Nothing]):
-    """Waits for every worker that is present."""
+    """Waits for every worker that is present.
+
+    Args:
+        workers: Number of workers, n.
+    """
 
     workers: int
 
@@ -27,7 +31,9 @@ class Everyone(Backup[Nothing]):
 class Static(Backup[Nothing]):
     """Waits for the first k gradients (Chen et al. 2016).
 
-    k: from 1 to the number of workers.
+    Args:
+        workers: Number of workers, n.
+        k: Gradients of an update, from 1 to n.
     """
 
     workers: int

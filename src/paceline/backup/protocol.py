@@ -38,11 +38,12 @@ class Iteration(NamedTuple):
     Attributes:
         quorum: Gradients in it (k_t).
         present: Number of workers present now.
-        now: seconds.
+        now: Time of the update, in seconds.
         loss: Mean over the gradients' samples, at the parameters before the update.
         norm2: Squared norm of the aggregated gradient.
         variance: Unbiased estimate of the summed variance of one gradient's components; NaN from one gradient.
         rate: Learning rate of the update.
+        timings: The gradients that arrived since the last decision.
         rates: Learning rates that the next update would have from 1..n gradients, (n,); None if they are all
             ``rate``.
     """
@@ -59,31 +60,46 @@ class Iteration(NamedTuple):
 
 
 class Backup(Protocol[S]):
-    """Decides how many gradients an update waits for. Frozen: all that changes is in the state."""
+    """Decides how many gradients an update waits for. Frozen: all that changes is in the state.
+
+    Attributes:
+        workers: Number of workers, n.
+        needs_variance: Whether it reads ``Iteration.variance``, for which all gradients are read once more.
+        pieces: Pieces in which a task runs, until ``cut``; 0 for whole tasks.
+    """
 
     workers: int
-    # Whether it reads Iteration.variance, for which all gradients are read once more.
     needs_variance: ClassVar[bool] = False
-    pieces: int = 0  # the number of pieces in which a task runs, until ``cut``; 0 for whole tasks
+    pieces: int = 0
 
     def init(self) -> tuple[int, S]:
-        """The first quorum, and the state to hand to ``step``."""
+        """Begin a run.
+
+        Returns:
+            The first quorum, and the state to pass to ``step``.
+        """
         ...
 
     def step(self, state: S, happened: Iteration) -> tuple[int, S]:
-        """The next quorum, from 1 to ``happened.present``.
+        """Decide how many gradients the next update waits for.
 
         Args:
             state: As the step before returned it.
             happened: The iteration that has just ended.
+
+        Returns:
+            The next quorum, from 1 to ``happened.present``, and the next state.
         """
         ...
 
     def cut(self, state: S) -> float:
-        """Seconds after which a worker begins no more pieces of its task.
+        """When a worker stops beginning pieces of its task.
 
         Args:
             state: As the newest step returned it.
+
+        Returns:
+            Seconds from the beginning of the task; infinite to run all of it.
         """
         return np.inf
 

@@ -24,12 +24,14 @@ class AbsState(NamedTuple):
 
 @dataclass(frozen=True)
 class Abs(Policy[AbsState]):
-    """Adaptive batch size: every few rounds, shares by the mean latency of the rounds before.
+    """Adaptive batch size: every few rounds, shares by the mean latency of the rounds before (DOLBIE, baseline ABS).
 
-    reading: what "inversely proportional to the historical local cost" means. "inverse" takes it literally,
-        share 1/T: without communication it alternates between equal shares and shares by speed, which are the
-        paper's radical fluctuations. "share" divides a worker's samples by the time that they took, and settles.
-    window: P, rounds between changes. DOLBIE, baseline ABS.
+    Args:
+        cluster: The workers and their limits.
+        window: P, rounds between changes.
+        reading: What "inversely proportional to the historical local cost" means. "inverse" takes it literally, share
+            1/T: without communication it alternates between equal shares and shares by speed, which are the paper's
+            radical fluctuations. "share" divides a worker's samples by the time that they took, and settles.
     """
 
     cluster: Cluster

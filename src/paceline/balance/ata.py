@@ -42,8 +42,10 @@ class Ata(Policy[AtaState]):
 
     It ignores overhead and never forgets: a baseline for workers that do not change.
 
-    alpha: sub-exponential scale of a worker's seconds per sample, in seconds; 0 takes eta times its mean.
-    eta: that scale over the mean; 1 for exponential seconds.
+    Args:
+        cluster: The workers and their limits.
+        alpha: Sub-exponential scale of a worker's seconds per sample, in seconds; 0 takes eta times its mean.
+        eta: That scale over the mean; 1 for exponential seconds.
     """
 
     cluster: Cluster
@@ -71,7 +73,14 @@ class Ata(Policy[AtaState]):
         return Plan(loads / batch, costs=costs), state
 
     def lower_bound(self, state: AtaState) -> Array:
-        """Lower confidence bounds of each worker's mean seconds per sample, (..., n); 0 if nothing is known."""
+        """Lower confidence bounds of each worker's mean seconds per sample.
+
+        Args:
+            state: As ``step`` returned it.
+
+        Returns:
+            Seconds per sample, shape (..., n); 0 if nothing is known.
+        """
         known = np.maximum(state.observed, 1.0)
         level = log(np.asarray(2.0 * float(state.rounds) ** 2))
         radius, mean = np.sqrt(2.0 * level / known) + level / known, state.seconds / known

@@ -51,15 +51,17 @@ class DolbieState(NamedTuple):
 class Dolbie(Policy[DolbieState]):
     """Shares move towards what the straggler's time allows (DOLBIE, eqs. (5), (6), section IV-B, Algorithm 1).
 
-    alpha: the first step alpha_1. By default eq. (7) of the initial shares; a larger one is cut to that, since the
-        paper's proof of feasibility starts there. Two workers have the step of three.
-    monotone: steps never grow, as printed. False computes each step again, min(alpha_1, eq. (7)) of the round's
-        straggler, so that steps do not fall to 0.
-    tight: in place of eq. (7), the exact limit x_s / sum (x'_i - x_i), of which (7) is the worst case.
-    floor: part of an equal share below which a straggler no longer shrinks the step of later rounds. With 0, as
-        printed, a straggler that gives away its whole share ends all movement.
-    start: the first partition x_1, as one number for each worker with "/" between them ("3/1/1"), of any sum.
-        Shares are in proportion to them, within the workers' limits. By default all shares are equal.
+    Args:
+        cluster: The workers and their limits.
+        alpha: The first step alpha_1. By default eq. (7) of the initial shares; a larger one is cut to that, since
+            the paper's proof of feasibility starts there. Two workers have the step of three.
+        monotone: Steps never grow, as printed. False computes each step again, min(alpha_1, eq. (7)) of the round's
+            straggler, so that steps do not fall to 0.
+        tight: In place of eq. (7), the exact limit x_s / sum (x'_i - x_i), of which (7) is the worst case.
+        floor: Part of an equal share below which a straggler no longer shrinks the step of later rounds. With 0, as
+            printed, a straggler that gives away its whole share ends all movement.
+        start: The first partition x_1, as one number for each worker with "/" between them ("3/1/1"), of any sum.
+            Shares are in proportion to them, within the workers' limits. By default all shares are equal.
     """
 
     cluster: Cluster

@@ -17,6 +17,9 @@ class Equal(Policy[Array]):
     """Every present worker gets the same share, within its limits (DOLBIE, baseline EQU).
 
     Its state is each worker's share when all are present, shape (..., n).
+
+    Args:
+        cluster: The workers and their limits.
     """
 
     cluster: Cluster

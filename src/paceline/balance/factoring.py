@@ -66,14 +66,17 @@ class FactoringState(NamedTuple):
 class Factoring(Forecasting, Policy[FactoringState]):
     """A part of the plan at once, the rest in shrinking pieces, claimed while the round runs.
 
-    scheme: "adaptive" learns what portion to run at once; "factoring" runs half, then half of what is left, and
-        so on; "guided" claims an n-th (weighted) of what is left from the start; "self" claims pieces of one size.
-    portion: run this portion of the plan at once, instead of learning it.
-    part: a claim is this part of what is due to the worker, instead of learning it.
-    piece: samples of the smallest piece (of every piece, with "self"), if its cost is not to decide. On a
-        GPU, the load below which a piece takes no less time.
-    overhead: seconds that a piece costs beyond its samples, until it has been measured.
-    forecast: the forecast of the plan's paces, as for level.
+    Args:
+        cluster: The workers and their limits.
+        scheme: "adaptive" learns what portion to run at once; "factoring" runs half, then half of what is left, and
+            so on; "guided" claims an n-th (weighted) of what is left from the start; "self" claims pieces of one
+            size.
+        portion: Run this portion of the plan at once, instead of learning it.
+        part: A claim is this part of what is due to the worker, instead of learning it.
+        piece: Samples of the smallest piece (of every piece, with "self"), if its cost is not to decide. On a GPU,
+            the load below which a piece takes no less time.
+        overhead: Seconds that a piece costs beyond its samples, until it has been measured.
+        forecast: The forecast of the plan's paces, as for level.
     """
 
     cluster: Cluster

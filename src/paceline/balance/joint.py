@@ -40,7 +40,9 @@ class JointState(NamedTuple):
 class Joint(Policy[JointState]):
     """Shares and the number of gradients to wait for, chosen together; `level` if no gradient may be lost.
 
-    mode: what late workers do, see ``sync.MODES``; the parameter server sets it itself.
+    Args:
+        cluster: The workers and their limits.
+        mode: What late workers do, see ``sync.MODES``; the parameter server sets it itself.
     """
 
     cluster: Cluster

@@ -25,11 +25,14 @@ class LbbspState(NamedTuple):
 
 @dataclass(frozen=True)
 class Lbbsp(Policy[LbbspState]):
-    """LB-BSP by steps: a worker that keeps preceding the straggler takes over a few of its samples.
+    """LB-BSP by steps: a worker that keeps preceding the straggler takes over samples (DOLBIE, baseline LB-BSP).
 
-    delta: samples that move. rounds: D, consecutive rounds before a move; the count starts again after one.
-    reading: "loose" counts rounds in which some worker precedes the straggler; "strict" requires the same worker
-        each time, so that equally fast workers keep resetting the count. DOLBIE, baseline LB-BSP.
+    Args:
+        cluster: The workers and their limits.
+        delta: Samples that move.
+        rounds: D, consecutive rounds before a move; the count starts again after one.
+        reading: "loose" counts rounds in which some worker precedes the straggler; "strict" requires the same worker
+            each time, so that equally fast workers keep resetting the count.
     """
 
     cluster: Cluster

@@ -28,7 +28,11 @@ class PredictiveState(NamedTuple):
 class LbbspCpu(Forecasting, Policy[PredictiveState]):
     """LB-BSP for CPU clusters: shares in proportion to the forecast speeds (communication is ignored).
 
-    forecast: its name, with its options after a colon and ";" between them. LB-BSP, section 3.2 (processors).
+    LB-BSP, section 3.2 (processors).
+
+    Args:
+        cluster: The workers and their limits.
+        forecast: The forecast's name, with its options after a colon and ";" between them.
     """
 
     cluster: Cluster
@@ -72,8 +76,11 @@ class LbbspCpu(Forecasting, Policy[PredictiveState]):
 class LbbspGpu(LbbspCpu):
     """Equal times with communication, from the knee to the memory's end (LB-BSP, eqs. (3), (5), section 3.3).
 
-    knee: x^s, samples below which a GPU is no quicker; every present worker gets at least as many. The
-        upper end x^o is the cluster's ``most``; if knees differ between workers, give them as its ``least``.
+    Args:
+        cluster: The workers and their limits.
+        forecast: The forecast's name, with its options after a colon and ";" between them.
+        knee: x^s, samples below which a GPU is no quicker; every present worker gets at least as many. The upper end
+            x^o is the cluster's ``most``; if knees differ between workers, give them as its ``least``.
     """
 
     knee: float = 0.0

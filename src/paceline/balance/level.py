@@ -62,8 +62,10 @@ class LevelState(NamedTuple):
 class Level(Forecasting, Policy[LevelState]):
     """Water filling: shares with which all are expected to end at the same time.
 
-    forecast: the source of the expected paces. "tracking" averages noise and follows changes at once, and needs no
-        settings; or the name of any forecast, with its options after a colon and ";" between them.
+    Args:
+        cluster: The workers and their limits.
+        forecast: The source of the expected paces. "tracking" averages noise and follows changes at once, and needs
+            no settings; or the name of any forecast, with its options after a colon and ";" between them.
     """
 
     cluster: Cluster

@@ -20,13 +20,16 @@ NOTICED = 1e-3  # of an equal load: with less, a load that takes no time beyond 
 
 
 def bounds(cluster: Cluster, present: NDArray[np.bool_]) -> tuple[Array, Array]:
-    """Least and most share of each worker, shape (n,) or (..., n), if only some are present.
+    """The limits of each worker's share if only some are present.
 
     Absent workers get nothing except what the present ones cannot hold.
 
     Args:
         cluster: The workers and their limits.
         present: Which workers take part, booleans of shape (..., n).
+
+    Returns:
+        Least and most shares, each of shape (n,) or (..., n).
     """
     least, most = cluster.least_shares, cluster.most_shares
     if present.all():
@@ -40,24 +43,31 @@ def bounds(cluster: Cluster, present: NDArray[np.bool_]) -> tuple[Array, Array]:
 
 
 def among_present(cluster: Cluster, present: NDArray[np.bool_], weights: Array) -> Array:
-    """Shares in proportion to the weights, shape (..., n), within the limits of those present.
+    """Shares in proportion to the weights, within the limits of those present.
 
     Args:
         cluster: The workers and their limits.
         present: Which workers take part, booleans of shape (..., n).
         weights: Numbers of 0 or more, shape (..., n).
+
+    Returns:
+        Shares that sum to 1, shape (..., n).
     """
     least, most = bounds(cluster, present)
     return proportional(weights, least, most)
 
 
 def carried(cluster: Cluster, present: NDArray[np.bool_], shares: Array) -> Array:
-    """Like ``among_present``, but the shares stay to the last bit in each realization in which all are present.
+    """The shares so far, without the absent workers.
 
     Args:
         cluster: The workers and their limits.
         present: Which workers take part, booleans of shape (..., n).
         shares: The shares so far, shape (..., n).
+
+    Returns:
+        ``shares`` to the last bit in each realization in which all are present; elsewhere as ``among_present``. Shape
+        (..., n).
     """
     if (everybody := present.all(-1, keepdims=True)).all():
         return shares
@@ -65,20 +75,26 @@ def carried(cluster: Cluster, present: NDArray[np.bool_], shares: Array) -> Arra
 
 
 def even(cluster: Cluster) -> Array:
-    """The equal division within the limits, shape (*realizations, n).
+    """The equal division within the limits.
 
     Args:
         cluster: The workers and their limits.
+
+    Returns:
+        Shares of shape (*realizations, n).
     """
     shares = proportional(np.ones(cluster.workers), cluster.least_shares, cluster.most_shares)
     return np.array(np.broadcast_to(shares, cluster.shape))
 
 
 def fill_unknown(seconds_per_sample: Array) -> Array:
-    """The seconds per sample, with the mean of the others for workers that were never measured (NaN).
+    """Replace the paces of workers that were never measured by the mean of the others.
 
     Args:
         seconds_per_sample: Shape (..., n), NaN where unknown.
+
+    Returns:
+        Shape (..., n), without NaN; 1 for all if none was measured.
     """
     unknown = np.isnan(seconds_per_sample)
     if not unknown.any():
@@ -89,9 +105,14 @@ def fill_unknown(seconds_per_sample: Array) -> Array:
 
 
 def measured_slopes(round: Round, before: Array) -> Array:
-    """Seconds per sample of each worker as the round shows them, (..., n); as before if it does not show them.
+    """Seconds per sample of each worker, as a round shows them.
 
-    0 for a worker whose load took its overhead and nothing beyond: its cost is flat.
+    Args:
+        round: A finished round.
+        before: What to return for workers of which it shows nothing, shape (..., n).
+
+    Returns:
+        Shape (..., n); 0 for a worker whose load took its overhead and nothing beyond, as its cost is flat.
     """
     loads, beyond = round.loads, round.seconds - round.overhead
     slopes = line_through(loads, round.seconds, round.overhead, before)
@@ -103,9 +124,15 @@ def measured_slopes(round: Round, before: Array) -> Array:
 
 
 def remembered(present: NDArray[np.bool_], shares: Array, before: Array) -> Array:
-    """The shares to keep in a state: new shares of the present workers, scaled to the sum that they had before.
+    """The shares to keep in a state, so that absent workers find their own unchanged when they are back.
 
-    So absent workers find their own shares unchanged when they are back.
+    Args:
+        present: Which workers take part, booleans of shape (..., n).
+        shares: The new plan, shape (..., n).
+        before: The shares in the state so far, shape (..., n).
+
+    Returns:
+        ``before`` for the absent; the others' new shares, scaled to the sum that they had before.
     """
     if (everybody := present.all(-1, keepdims=True)).all():
         return shares

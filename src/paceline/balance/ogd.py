@@ -27,9 +27,11 @@ class Ogd(Policy[OgdState]):
 
     The round's time is a maximum, so that its subgradient is the derivative of the straggler's own cost, in seconds
     for the whole batch, and 0 for all others. If only seconds were measured, its cost is the line through them and
-    the overhead.
+    the overhead. DOLBIE, baseline OGD.
 
-    rate: beta, the step. It depends on the unit of time: for seconds the paper has 0.001. DOLBIE, baseline OGD.
+    Args:
+        cluster: The workers and their limits.
+        rate: beta, the step. It depends on the unit of time; for seconds the paper has 0.001.
     """
 
     cluster: Cluster

@@ -18,13 +18,21 @@ from paceline.shares import water_level
 
 @dataclass(frozen=True)
 class Optimum(Policy[tuple[()]]):
-    """The clairvoyant optimum of each round, for comparison: no policy is quicker (DOLBIE, baseline OPT)."""
+    """The clairvoyant optimum of each round, for comparison: no policy is quicker (DOLBIE, baseline OPT).
+
+    Args:
+        cluster: The workers and their limits.
+    """
 
     cluster: Cluster
     needs_upcoming: ClassVar[bool] = True
 
     def init(self) -> tuple[Plan, tuple[()]]:
-        """An equal division, since nothing is known yet. If you know the first round's costs, call ``plan``."""
+        """Divide equally, since nothing is known yet. If you know the first round's costs, call ``plan``.
+
+        Returns:
+            The plan, and an empty state.
+        """
         return Plan(even(self.cluster)), ()
 
     def step(self, state: tuple[()], round: Round) -> tuple[Plan, tuple[()]]:
@@ -33,7 +41,15 @@ class Optimum(Policy[tuple[()]]):
         return self.plan(round.upcoming, round.present), state
 
     def plan(self, upcoming: Cost, present: NDArray[np.bool_] | None = None) -> Plan:
-        """The best plan for a round of the given costs."""
+        """The best plan for a round of the given costs.
+
+        Args:
+            upcoming: The round's seconds as a function of each worker's load.
+            present: Which workers take part, booleans of shape (..., n); by default all.
+
+        Returns:
+            The shares with which all end together, and their costs.
+        """
         batch = self.cluster.global_batch
         here = np.ones(self.cluster.shape, bool) if present is None else present
         least, most = bounds(self.cluster, here)

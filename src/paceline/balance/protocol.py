@@ -19,14 +19,19 @@ class Policy(Protocol[S]):
 
     Attributes:
         cluster: The workers and their limits.
+        needs_upcoming: Reads ``Round.upcoming``: a simulation's oracle, never a real run.
+        needs_machines: Reads ``Cluster.machines``.
+        needs_noise: Reads ``Round.gradients``, and may then plan a quorum.
+        follows: Plans by what was measured.
+        settles: Keeps shares with which all workers end together.
     """
 
     cluster: Cluster
-    needs_upcoming: ClassVar[bool] = False  # reads Round.upcoming: a simulation's oracle, never a real run
-    needs_machines: ClassVar[bool] = False  # uses Cluster.machines
-    needs_noise: ClassVar[bool] = False  # reads Round.gradients, and may then plan a quorum
-    follows: ClassVar[bool] = True  # plans by what was measured
-    settles: ClassVar[bool] = True  # keeps shares with which all workers end together
+    needs_upcoming: ClassVar[bool] = False
+    needs_machines: ClassVar[bool] = False
+    needs_noise: ClassVar[bool] = False
+    follows: ClassVar[bool] = True
+    settles: ClassVar[bool] = True
 
     @property
     def needs_readings(self) -> bool:
@@ -39,26 +44,36 @@ class Policy(Protocol[S]):
         return False
 
     def init(self) -> tuple[Plan, S]:
-        """The first round's plan, and the state to hand to ``step``."""
+        """Begin a run.
+
+        Returns:
+            The first round's plan, and the state to pass to ``step``.
+        """
         ...
 
     def step(self, state: S, round: Round) -> tuple[Plan, S]:
-        """The next round's plan, and the next state. Neither argument is changed.
+        """Plan the next round. Neither argument is changed.
 
         Args:
             state: As the step before returned it.
             round: What happened in the newest round.
+
+        Returns:
+            The next round's plan, and the next state.
         """
         ...
 
     def train(self, state: S) -> S:
-        """The state after the training that is due between two rounds; the argument is not changed.
+        """Do the training that is due between two rounds.
 
         Engines call it once after each ``step``, in a background thread while the next round runs, and give its
         result to the next ``step``.
 
         Args:
-            state: As the newest step returned it.
+            state: As the newest step returned it; it is not changed.
+
+        Returns:
+            The state after training.
         """
         return state
 

@@ -39,9 +39,12 @@ class WlbsState(NamedTuple):
 class Wlbs(Policy[WlbsState]):
     """WLBS: a start by CPU count, cores and memory, then the quickest takes over work of the slowest, pair by pair.
 
-    micro: samples in a micro-batch; a small adjustment moves whole ones; 0 takes a sixteenth of an equal share.
-    period: rounds between small adjustments. epoch: rounds between major ones; 0 makes none.
-    theta: spread of the workers' mean times, as a part of their mean, at which adjusting stops.
+    Args:
+        cluster: The workers and their limits.
+        micro: Samples in a micro-batch; a small adjustment moves whole ones; 0 takes a sixteenth of an equal share.
+        period: Rounds between small adjustments.
+        epoch: Rounds between major ones; 0 makes none.
+        theta: Spread of the workers' mean times, as a part of their mean, at which adjusting stops.
     """
 
     cluster: Cluster

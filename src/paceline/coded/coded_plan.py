@@ -44,10 +44,16 @@ ASSIGNMENTS: dict[str, Callable[[Array], Array]] = {
 class CodedPlan:
     """An assignment with its loads.
 
-    probability: k, shape (M, N), 1 for a dedicated worker; loads: rows as planned, fractional, shape (M, N).
-    t_star: milliseconds by which each master's rows are expected, shape (M,), from the fractional loads; for an
-        uncoded plan the mean time until all its workers are done with their whole rows.
-    survive: workers of a master that may be lost, whichever they are; ``coded.stretched`` plans for them.
+    Attributes:
+        problem: The masters and workers that it is for.
+        assign: The assignment's name, one of ``ASSIGNMENTS``.
+        coded: Whether rows are coded; if not, a master waits for all its workers.
+        probability: k, the probability with which each worker serves each master, shape (M, N); 1 for a dedicated
+            worker.
+        loads: Rows as planned, fractional, shape (M, N).
+        t_star: Milliseconds by which each master's rows are expected, shape (M,), from the fractional loads; for an
+            uncoded plan the mean time until all its workers are done with their whole rows.
+        survive: Workers of a master that may be lost, whichever they are; ``coded.stretched`` plans for them.
     """
 
     problem: Problem
@@ -101,18 +107,30 @@ class CodedPlan:
         return np.asarray((left >= self.problem.rows[:, None]).sum(1) - 1 if self.coded else 0 * left[:, 0])
 
     def workers_of(self, master: int | str) -> NDArray[np.intp]:
-        """Positions of the workers that may serve a master, given by position or name.
+        """The workers that may serve a master.
 
         Args:
             master: A position from 0, or a name.
+
+        Returns:
+            Their positions, from 0.
+
+        Raises:
+            PacelineError: For a master that is not in the plan.
         """
         return np.flatnonzero(self.probability[self.master(master)] > 0)
 
     def master(self, master: int | str) -> int:
-        """Position of a master given by position or name.
+        """Find a master by position or name.
 
         Args:
             master: A position from 0, or a name.
+
+        Returns:
+            Its position, from 0.
+
+        Raises:
+            PacelineError: For a master that is not in the plan.
         """
         names = self.problem.masters
         if isinstance(master, str) and master in names:
@@ -122,7 +140,11 @@ class CodedPlan:
         raise PacelineError(f"master {master!r} is not in the plan: expected one of {', '.join(names)}")
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data: overall ``t_star`` and one entry for each master, in milliseconds and rows."""
+        """The plan as plain data.
+
+        Returns:
+            The overall ``t_star`` and one entry for each master, in milliseconds and rows.
+        """
         whole, redundancy, copies, may_lose = self.rows_assigned, self.redundancy, self.copies, self.may_lose
         masters = [
             {
@@ -154,15 +176,22 @@ class CodedPlan:
         }
 
     def dumps(self) -> str:
-        """``to_json`` as text."""
+        """The plan as text, which ``read_plan`` reads from a file.
+
+        Returns:
+            ``to_json`` as JSON.
+        """
         return json.dumps(self.to_json(), indent=2, allow_nan=False) + "\n"
 
 
 def read_plan(path: Path) -> CodedPlan:
-    """The plan in a file that ``paceline plan --json`` or ``dumps`` has written.
+    """Read a plan that ``paceline plan --json`` or ``dumps`` has written.
 
     Args:
         path: A JSON file.
+
+    Returns:
+        The plan.
 
     Raises:
         PacelineError: For a file that cannot be read, or is not a plan.
@@ -301,11 +330,15 @@ def plan(problem: Problem, assign: str = "iterated", coded: bool = True, rule: s
     """Assign the workers and divide the rows so that the slowest master's t* is least (Sun et al., eq. (6)).
 
     Args:
+        problem: The masters, their rows, and the workers.
         assign: One of ``ASSIGNMENTS``.
-        coded: False divides L without redundancy, so that a master waits for all its workers; equally for
-            "uniform", as in the paper's benchmark, otherwise by mean speed.
-        rule: "capped" gives no worker more than L rows; "printed" has the loads of Theorem 1, which may be many
-            times L.
+        coded: False divides L without redundancy, so that a master waits for all its workers; equally for "uniform",
+            as in the paper's benchmark, otherwise by mean speed.
+        rule: "capped" gives no worker more than L rows; "printed" has the loads of Theorem 1, which may be many times
+            L.
+
+    Returns:
+        The plan, with fractional loads.
 
     Raises:
         PacelineError: For an unknown name, an uncoded probabilistic plan, and a master that cannot be covered.
@@ -373,6 +406,7 @@ class Rearranged(NamedTuple):
     """A plan after a change.
 
     Attributes:
+        plan: The new plan.
         moved: Workers that serve another master although their old one is still there.
     """
 
@@ -388,9 +422,13 @@ def rearrange(old: CodedPlan, problem: Problem, within: float = 0.05) -> Rearran
 
     Args:
         old: A dedicated plan; its masters and workers are recognized in ``problem`` by name.
+        problem: The masters and workers as they are now.
         within: How much longer than the exact assignment's t* the plan may take, as a portion of it. The
-            mixed-integer programme has ``SECONDS``; then the result is the best assignment found, at worst the
-            exact one itself.
+            mixed-integer programme has ``SECONDS``; then the result is the best assignment found, at worst the exact
+            one itself.
+
+    Returns:
+        The new plan, and the workers that it moves.
 
     Raises:
         PacelineError: For a probabilistic old plan and a negative portion.

@@ -91,7 +91,7 @@ class MDS:
         return np.vstack([np.eye(self.k), self.parity])
 
     def encode(self, a: Array, chosen: Sequence[int] | None = None) -> list[Array]:
-        """The n coded blocks of a matrix, or the chosen ones, each of shape (ceil(rows / k), columns).
+        """Code a matrix.
 
         A's own blocks are views of ``a`` if they need no padding, so that only the parities take further memory.
         float32 stays float32.
@@ -99,6 +99,9 @@ class MDS:
         Args:
             a: The matrix, shape (rows, columns).
             chosen: Positions of coded blocks from 0; None for all n.
+
+        Returns:
+            The n coded blocks, or the chosen ones, each of shape (ceil(rows / k), columns).
         """
         order = range(self.n) if chosen is None else chosen
         parities = [i - self.k for i in order if i >= self.k]
@@ -106,14 +109,17 @@ class MDS:
         return [own_block(a, self.k, i) if i < self.k else next(coded) for i in order]
 
     def decode(self, blocks: Mapping[int, Array], rows: int) -> Array:
-        """A x from the products of at least k coded blocks, by position, each of shape (block rows, ...).
+        """Compute A x from the products of at least k coded blocks.
 
         Only the missing blocks of A are computed, as one product with a small matrix. If more parities arrived than
         blocks are missing, least squares uses all of them, which is more accurate.
 
         Args:
-            blocks: Products of coded blocks by position.
+            blocks: Products by the position of their coded block, each of shape (block rows, ...).
             rows: Rows of A.
+
+        Returns:
+            A x, shape (rows, ...).
 
         Raises:
             PacelineError: For fewer than k products.
@@ -131,10 +137,13 @@ class MDS:
         return filled.reshape(-1, *filled.shape[2:])[:rows]
 
     def amplification(self, blocks: Iterable[int]) -> float:
-        """How much decoding from these blocks enlarges rounding errors: the mean square over the k blocks of A.
+        """How much decoding from these blocks enlarges rounding errors.
 
         Args:
             blocks: Positions of the coded blocks that arrived.
+
+        Returns:
+            The factor, as a root mean square over the k blocks of A.
         """
         missing, _, recover = _recovery(self, frozenset(blocks))
         return float(np.sqrt((self.k - len(missing) + np.square(recover).sum()) / self.k))

@@ -60,13 +60,17 @@ def never_done(made: CodedPlan) -> Array:
 
 
 def by_deadline(made: CodedPlan, t: float) -> tuple[CodedPlan, Array]:
-    """(plan, P[done by t ms] of each master): probable loads by a local search, then moves of workers.
+    """Plan for a deadline: probable loads by a local search, then moves of workers.
 
     Sun et al., eq. (2).
 
     Args:
-        made: A dedicated, coded plan to start with. Up to ten workers are moved, each from one master to another,
-            if that raises the probability that all masters are done.
+        made: A dedicated, coded plan to start with. Up to ten workers are moved, each from one master to another, if
+            that raises the probability that all masters are done.
+        t: The deadline, in milliseconds.
+
+    Returns:
+        The plan, and each master's probability to be done by ``t``, shape (M,).
 
     Raises:
         PacelineError: For a deadline that is not positive or cannot be met, and plans that are uncoded or

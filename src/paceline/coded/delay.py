@@ -74,44 +74,69 @@ class Delay(ABC):
         return np.shape(self.a)
 
     def take(self, index: Any) -> Self:
-        """The pairs at a numpy index."""
+        """Select pairs.
+
+        Args:
+            index: A numpy index into the parameters' arrays.
+
+        Returns:
+            The delays of these pairs.
+        """
         return type(self)(**{f.name: getattr(self, f.name)[index] for f in fields(self)})  # type: ignore[arg-type]
 
     @abstractmethod
     def cdf(self, z: Array) -> Array:
-        """P[Z <= z], z in milliseconds for a row.
+        """The distribution function.
 
         Args:
             z: Milliseconds for a row; broadcasts against ``shape``.
+
+        Returns:
+            P[Z <= z], of the broadcast shape.
         """
 
     def pdf(self, z: Array) -> Array:
-        """Density of Z at z, 1/ms per row.
+        """The density.
 
         Args:
             z: Milliseconds for a row; broadcasts against ``shape``.
+
+        Returns:
+            1/ms per row, of the broadcast shape.
+
+        Raises:
+            NotImplementedError: For a delay without a density.
         """
         raise NotImplementedError
 
     @abstractmethod
     def sample(self, rng: np.random.Generator, runs: int) -> Array:
-        """Independent draws of Z, shape (runs, *shape).
+        """Draw independent times.
 
         Args:
             rng: The source of the draws.
             runs: Number of draws for each pair.
+
+        Returns:
+            Milliseconds for a row, shape (runs, *shape).
         """
 
     @abstractmethod
     def mean(self) -> Array:
-        """E[Z]."""
+        """The mean time.
+
+        Returns:
+            E[Z], milliseconds for a row.
+        """
 
     def peak(self) -> tuple[Array, Array]:
-        """(phi, rate): argmax and max over z of F(z) / z, in milliseconds per row and rows per millisecond.
+        """The z for which F(z) / z is largest: the time with the most rows per millisecond.
 
-        F(z) / z is largest at the z > a with z f(z) = F(z), which bisection of log(z - a) finds.
+        It is the z > a with z f(z) = F(z), which bisection of log(z - a) finds: F is log-concave in log(z - a), so z
+        f(z) / F(z) falls and crosses 1 once.
 
-        F is log-concave in log(z - a), so z f(z) / F(z) falls and crosses 1 once.
+        Returns:
+            phi, this z in milliseconds per row, and the rate F(phi) / phi in rows per millisecond.
         """
         scale = self.mean()
         low, high = np.log(scale) - 40.0, np.log(scale) + 8.0
@@ -152,7 +177,11 @@ class ShiftedExponential(Delay):
         return self.a + 1 / self.u
 
     def peak(self) -> tuple[Array, Array]:
-        """Closed form (Sun et al., Theorem 1): phi = s / u and rate = u / (1 + s), s - log(1 + s) = u a."""
+        """The closed form (Sun et al., Theorem 1).
+
+        Returns:
+            phi = s / u and the rate u / (1 + s), in which s - log(1 + s) = u a.
+        """
         s = shifted_exponential_level(self.u * self.a)
         return s / self.u, self.u / (1 + s)
 
@@ -190,6 +219,8 @@ class Transmitted(Delay):
     """Each row is computed and then sent: Z = a + E1 / u + E2 / gamma (the journal version's communication delay).
 
     Attributes:
+        u: 1 / (mean milliseconds of a row beyond ``a``), per millisecond, positive.
+        a: Least milliseconds for a row.
         gamma: 1 / (mean milliseconds to send the result of a row), per millisecond, positive.
     """
 
@@ -273,7 +304,11 @@ class Empirical(Delay):
         return self._each(np.mean)
 
     def peak(self) -> tuple[Array, Array]:
-        """(phi, rate) as for all delays; F jumps at the measurements, so the largest F(z) / z is at one of them."""
+        """F jumps at the measurements, so the largest F(z) / z is at one of them.
+
+        Returns:
+            phi and the rate, as for all delays.
+        """
 
         def rates(values: Array) -> Array:
             return np.arange(1, len(values) + 1) / len(values) / values
@@ -288,9 +323,10 @@ FAMILIES = ("shifted-exponential", "weibull", "empirical")
 class Fit:
     """A fitted delay.
 
-    standard_errors: by parameter name, in the parameter's unit, arrays of the pairs' shape; none for
-        "empirical".
-    log_likelihood: of all pairs' measurements.
+    Attributes:
+        delay: The fitted delay.
+        standard_errors: By parameter name, in the parameter's unit, arrays of the pairs' shape; none for "empirical".
+        log_likelihood: Of all pairs' measurements.
     """
 
     delay: Delay
@@ -305,12 +341,18 @@ def fit(
 ) -> Fit:
     """Fit every pair's milliseconds per row.
 
-    times: object array of the pairs' shape, each entry 1-D, positive.
-    finished: the same with bools: False if the work was cancelled after that time and would have taken longer
-        (right-censored). Only "shifted-exponential" takes them; without them, short times are overrepresented.
+    Args:
+        times: Object array of the pairs' shape; each entry has the pair's measurements, 1-D, positive.
+        family: The name of a distribution, one of ``FAMILIES``.
+        finished: The same with bools, False if the work was cancelled after that time and would have taken longer
+            (right-censored). Only "shifted-exponential" takes them; without them, short times are overrepresented.
+
+    Returns:
+        The delays of the pairs' shape, with the errors of their parameters.
 
     Raises:
-        PacelineError: If a pair has fewer than two different times, since its spread is then unknown.
+        PacelineError: For an unknown family, times that are not positive, or a pair with fewer than two different
+            times, since its spread is then unknown.
     """
     if not isinstance(family, str) or family not in FAMILIES:
         raise PacelineError(f"family={family!r}: expected one of {among(family, FAMILIES)}")

@@ -34,10 +34,13 @@ class Layout(NamedTuple):
         return split(self.rows, self.code.k)
 
     def enough(self, workers: Iterable[int]) -> bool:
-        """Whether all blocks of these workers together give A x.
+        """Whether all blocks of some workers together give A x.
 
         Args:
             workers: Positions of workers.
+
+        Returns:
+            True if they hold at least k coded blocks.
         """
         return sum(len(self.owned[n]) for n in workers) >= self.code.k
 
@@ -46,8 +49,13 @@ def layout(plan: CodedPlan, master: int | str, blocks: int | None = None) -> Lay
     """Cut a master's rows into blocks and give every worker the number of coded blocks nearest to its load.
 
     Args:
+        plan: A plan with this master.
+        master: Its position from 0, or its name.
         blocks: K, the number of blocks of A; None chooses k so that there are 64 coded blocks, or four for each
             worker if that is more.
+
+    Returns:
+        The code, and the coded blocks of each worker.
 
     Raises:
         PacelineError: If the workers' loads do not cover the rows.
@@ -94,7 +102,7 @@ class Moves(NamedTuple):
 
 
 def relayout(old: Layout, loads: np.ndarray, survive: int = 0) -> tuple[Layout, Moves]:
-    """The layout for new loads, shape (N,), that moves the fewest blocks: workers keep those that they still need.
+    """Change the layout to new loads and move the fewest blocks: workers keep those that they still need.
 
     Dropped blocks are placed again before new ones are made; k stays, and if more coded blocks are needed, the code
     grows without changing the old ones.
@@ -103,6 +111,9 @@ def relayout(old: Layout, loads: np.ndarray, survive: int = 0) -> tuple[Layout, 
         old: The layout in use.
         loads: Rows of each worker, shape (N,).
         survive: Number of workers that may be lost.
+
+    Returns:
+        The new layout, and the blocks that each worker drops and gets.
     """
     counts = block_counts(loads, old.rows, old.code.k, survive)
     keep = [owned[:count] for owned, count in zip(old.owned, counts, strict=True)]

@@ -37,10 +37,13 @@ ENOUGH = 5  # finished products of a worker from which on its parameters are fit
 class Problem:
     """M masters and N workers.
 
-    rows: L, rows of each master's matrix, shape (M,), at least 1.
-    delay: milliseconds for a row, pairs of shape (M, N).
-    latency: milliseconds that a pair loses once per product, independent of its rows (sending x and the result),
-        shape (M, N), 0 or more; None for none.
+    Args:
+        masters: Names of the M masters.
+        workers: Names of the N workers.
+        rows: L, rows of each master's matrix, shape (M,), at least 1.
+        delay: Milliseconds for a row, of pairs of shape (M, N).
+        latency: Milliseconds that a pair loses once per product, independent of its rows (sending x and the result),
+            shape (M, N), 0 or more; None for none.
 
     Raises:
         PacelineError: For no rows, fewer workers than masters, duplicate names and arrays that do not fit.
@@ -97,7 +100,11 @@ class Problem:
         return np.zeros(self.shape) if self.latency is None else self.latency
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, which ``problem_from_json`` reads."""
+        """The problem as plain data.
+
+        Returns:
+            What ``problem_from_json`` reads.
+        """
         delay = self.delay
         parameters = {
             f.name: [[np.asarray(each).tolist() for each in row] for row in getattr(delay, f.name)]
@@ -133,7 +140,14 @@ def random_problem(
     """A random problem as in the paper's section V: u uniform on [1, 5] per ms for each pair, a = 1 / u.
 
     Args:
+        masters: M.
+        workers: N.
+        rows: L, the same for all masters.
+        rng: The source of the draws.
         speeds: Draw u from these values instead, with equal probability.
+
+    Returns:
+        A problem with masters "master0", ... and workers "worker0", ....
     """
     shape = (masters, workers)
     u = rng.uniform(1, 5, shape) if speeds is None else rng.choice(np.asarray(speeds, float), shape)
@@ -226,14 +240,21 @@ def rows_for(masters: Sequence[str], rows: float | Mapping[str, float]) -> Array
 
 
 def read_problem(path: Path, rows: float | Mapping[str, float]) -> Problem:
-    """A problem from a CSV file with columns master, worker, u, a, and, if known, latency and gamma.
+    """Read a problem from a CSV file with columns master, worker, u, a, and, if known, latency and gamma.
 
-    u is per millisecond, a milliseconds per row, latency milliseconds, gamma per millisecond
-    (``Transmitted``). Every master needs a line for every worker. PacelineError names the file and the wrong line.
+    u is per millisecond, a milliseconds per row, latency milliseconds, gamma per millisecond (``Transmitted``). Every
+    master needs a line for every worker.
 
     Args:
         path: A CSV file.
         rows: Rows of every master's matrix, or of each by its name.
+
+    Returns:
+        The problem.
+
+    Raises:
+        PacelineError: Naming the file and the line, for a value, pair or column that is missing, repeated or out of
+            range.
     """
     lines = read_table(path, ("master", "worker", "u", "a"), ("latency", "gamma"))
     masters, workers, found = pair_table(lines, path, "line", "one")
@@ -259,14 +280,18 @@ def read_problem(path: Path, rows: float | Mapping[str, float]) -> Problem:
 def read_times(
     path: Path, rows: float | Mapping[str, float], family: str = "shifted-exponential"
 ) -> tuple[Problem, Fit]:
-    """(problem, fit) for a CSV file with columns master, worker, rows, milliseconds: one line per measured product.
-
-    PacelineError names the wrong line, or the pair with too few measurements.
+    """Fit a problem to a CSV file with columns master, worker, rows, milliseconds: one line per measured product.
 
     Args:
         path: A CSV file.
         rows: Rows of every master's matrix, or of each by its name.
         family: The distribution to fit, by its name.
+
+    Returns:
+        The problem, and the fit of its delays.
+
+    Raises:
+        PacelineError: Naming the line that is wrong, or the pair with too few measurements.
     """
     lines = read_table(path, ("master", "worker", "rows", "milliseconds"))
     masters, workers, found = pair_table(lines, path, "times", "some")

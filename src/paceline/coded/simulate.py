@@ -25,7 +25,11 @@ class Interval(NamedTuple):
 
 
 class Completion(NamedTuple):
-    """Completion times in ms, shape (runs, M); infinite if a master's workers never delivered enough rows."""
+    """The simulated completion times.
+
+    Attributes:
+        times: Milliseconds, shape (runs, M); infinite if a master's workers never delivered enough rows.
+    """
 
     times: Array
 
@@ -35,18 +39,24 @@ class Completion(NamedTuple):
         return self.times.max(1)
 
     def never(self, master: int | None = None) -> float:
-        """Probability that one master, or any of them, never finishes.
+        """How often one master, or any of them, never finishes.
 
         Args:
             master: A position or name; None for any of them.
+
+        Returns:
+            A portion of the runs, 0 to 1.
         """
         return float(np.isinf(self._of(master)).mean())
 
     def mean(self, master: int | None = None) -> Interval:
-        """Mean completion time; infinite if any run never finishes.
+        """The mean completion time.
 
         Args:
             master: A position or name; None for the slowest of them.
+
+        Returns:
+            Milliseconds, with a normal interval of 95 %; infinite if any run never finishes.
         """
         times = self._of(master)
         value = float(times.mean())
@@ -56,11 +66,17 @@ class Completion(NamedTuple):
         return Interval(value, value - half, value + half)
 
     def quantile(self, q: float, master: int | None = None) -> Interval:
-        """The time by which a portion q of the runs end, with a distribution-free interval (order statistics).
+        """The time by which a portion q of the runs end.
 
         Args:
             q: A portion between 0 and 1.
             master: A position or name; None for the slowest of them.
+
+        Returns:
+            Milliseconds, with a distribution-free interval of 95 % (order statistics).
+
+        Raises:
+            PacelineError: For a q outside of 0 to 1.
         """
         number("q", q, "a portion between 0 and 1", lambda q: 0 < q < 1)
         times = np.sort(self._of(master))
@@ -71,22 +87,28 @@ class Completion(NamedTuple):
         return Interval(float(value), float(low), float(high))
 
     def probability(self, t: float, master: int | None = None) -> Interval:
-        """P[done by t ms], with the exact (Clopper-Pearson) interval.
+        """P[done by t ms].
 
         Args:
             t: Milliseconds.
             master: A position or name; None for the slowest of them.
+
+        Returns:
+            A portion of the runs, with the exact (Clopper-Pearson) interval of 95 %.
         """
         times = self._of(master)
         found = binomtest(int((times <= t).sum()), len(times))
         return Interval(found.statistic, *found.proportion_ci(method="exact"))
 
     def cdf(self, points: int = 200, master: int | None = None) -> tuple[Array, Array]:
-        """(t, P[done by t]) at ``points`` evenly spread portions of the runs.
+        """The distribution function, for a chart.
 
         Args:
-            points: Number of portions.
+            points: Portions of the runs, evenly spread.
             master: A position or name; None for the slowest of them.
+
+        Returns:
+            t in milliseconds and P[done by t], each of shape (points,) or shorter.
         """
         times = np.sort(self._of(master))
         at = np.unique(np.linspace(0, len(times) - 1, points).astype(int))
@@ -97,18 +119,22 @@ class Completion(NamedTuple):
 
 
 def simulate(plan: CodedPlan, runs: int, rng: np.random.Generator, messages: int = 1) -> Completion:
-    """Draw ``runs`` products of every master.
-
-    messages: parts in which a worker delivers its rows, each counted when it arrives; 1 is the paper's model,
-        in which a worker's rows count all together or not at all. Each worker and run has one draw of its row time.
+    """Draw ``runs`` products of every master. Each worker and run has one draw of its row time.
 
     A probabilistic plan draws one master for each worker and run, or none with the remaining probability.
 
     Args:
         plan: The plan to simulate.
-        runs: Number of products.
+        runs: Number of products, 1 or more.
         rng: The source of the draws.
-        messages: Parts in which each worker delivers its rows.
+        messages: Parts in which a worker delivers its rows, each counted when it arrives; 1 is the paper's model, in
+            which a worker's rows count all together or not at all.
+
+    Returns:
+        The completion times.
+
+    Raises:
+        PacelineError: For a number below 1.
     """
     whole("runs", runs)
     whole("messages", messages)
@@ -169,6 +195,9 @@ def work_queue(plan: CodedPlan, runs: int, rng: np.random.Generator) -> Completi
         plan: The plan whose assignment holds.
         runs: Number of products.
         rng: The source of the draws.
+
+    Returns:
+        The completion times.
     """
     problem = plan.problem
     times = np.empty((runs, problem.shape[0]))
@@ -183,8 +212,12 @@ def stretched(made: CodedPlan, redundancy: float | None = None, survive: int = 0
     messages, which uses the finished part of a straggler's rows, and for workers that may be lost.
 
     Args:
+        made: A coded plan.
         redundancy: Coded rows over L; None leaves the loads.
         survive: Workers of each master, whichever they are, without which the others still hold L rows.
+
+    Returns:
+        The plan with these loads.
 
     Raises:
         PacelineError: For less than 1 and for more than the workers can hold.

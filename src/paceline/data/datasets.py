@@ -44,9 +44,11 @@ class Data(NamedTuple):
 
     Attributes:
         x_train: Images, shape (count, channels, height, width); uint8, or float32 in [0, 1].
-        x_test: Images, shape (count, channels, height, width); uint8, or float32 in [0, 1].
         y_train: Labels from 0 to classes - 1, int64, shape (count,).
+        x_test: Images, shape (count, channels, height, width); uint8, or float32 in [0, 1].
         y_test: Labels from 0 to classes - 1, int64, shape (count,).
+        classes: Number of classes.
+        name: The data's name, for a run's record.
     """
 
     x_train: Images
@@ -64,10 +66,13 @@ class Data(NamedTuple):
 
 
 def floats(images: Images) -> NDArray[np.float32]:
-    """Images as float32 in [0, 1]: bytes are divided by 255, floats are returned unchanged.
+    """Images as float32 in [0, 1].
 
     Args:
-        images: Bytes or floats of any shape.
+        images: Bytes from 0 to 255, or floats in [0, 1], of any shape.
+
+    Returns:
+        The same shape; bytes are divided by 255, floats are returned unchanged.
     """
     if images.dtype == np.uint8:
         return images.astype(np.float32) / np.float32(255)
@@ -84,8 +89,11 @@ def load(spec: str) -> Data:
     Args:
         spec: "digits", or a path.
 
+    Returns:
+        The data, in memory.
+
     Raises:
-        PacelineError: With one sentence, if data are missing, damaged or do not fit together.
+        PacelineError: If data are missing, damaged or do not fit together.
     """
     if spec == "digits":
         return _digits()

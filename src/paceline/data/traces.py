@@ -44,12 +44,19 @@ class Trace(NamedTuple):
 
 
 def read(path: str | os.PathLike[str], gaps: Literal["error", "absent"] = "error") -> Trace:
-    """Read a trace. With ``gaps="absent"`` a missing row or a NaN means that the worker was absent.
+    """Read a trace.
+
+    Args:
+        path: A CSV file.
+        gaps: "absent" takes a missing row or a NaN for a worker that was absent; "error" refuses them.
+
+    Returns:
+        The trace of T rounds and n workers.
 
     Raises:
         PacelineError: Naming the line, for a missing or repeated column, a row with more or fewer fields than the
-            header, a field that is not a number, seconds outside of ``costs.SPAN``, a repeated row, a missing
-            worker or a missing round.
+            header, a field that is not a number, seconds outside of ``costs.SPAN``, a repeated row, a missing worker
+            or a missing round.
     """
     path = Path(path)
     lines, rows = _rows(path)

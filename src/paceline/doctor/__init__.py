@@ -35,6 +35,9 @@ def watch(model: Any, steps: int = STEPS, run_dir: str | os.PathLike[str] | None
         steps: Optimizer steps to watch; the first few are not measured.
         run_dir: A new directory for the record (by default none is kept); ``paceline whatif`` reads it.
 
+    Returns:
+        The probe, which removes its hooks when it is done.
+
     Raises:
         PacelineError: If there is nothing to watch (another kind of model, or only one process), or if the package
             that prints the findings is not installed.

@@ -24,10 +24,16 @@ FORECASTS: dict[str, type[AnyForecast]] = {
 
 
 def create(text: str) -> AnyForecast:
-    """The forecast named by ``text``: ``name`` or ``name:key=value,...`` (";" for "," if nested).
+    """Make the forecast named by ``text``.
 
     Args:
-        text: A name with options.
+        text: ``name`` or ``name:key=value,...``; ";" for "," if nested in a policy's text.
+
+    Returns:
+        The forecast; forecasts are frozen, and equal texts give the same one.
+
+    Raises:
+        PacelineError: For an unknown name or option, or an invalid value.
     """
     return made(text) if isinstance(text, str) else options.build(FORECASTS, text, "forecast")
 

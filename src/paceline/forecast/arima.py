@@ -39,7 +39,15 @@ class ArimaState(NamedTuple):
 class Arima(Forecast[ArimaState]):
     """ARIMA(p, d, q) of each worker's speed, fitted every ``refit`` rounds to the latest ``window``.
 
-    q is 0 or 1. gain: of the EMA that predicts the first 30 rounds. LB-BSP, Table 3 (ARIMA).
+    LB-BSP, Table 3 (ARIMA).
+
+    Args:
+        p: Past differences in the regression.
+        d: How often the series is differenced.
+        q: Past errors in the regression, 0 or 1.
+        window: Rounds to fit.
+        refit: Rounds between two fits.
+        gain: Weight of the newest reading in the EMA that predicts the first 30 rounds.
     """
 
     p: int = 2

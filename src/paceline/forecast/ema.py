@@ -33,10 +33,11 @@ class Last(Forecast[Array]):
 class Ema(Forecast[Array]):
     """Exponential moving average: s <- gain v + (1 - gain) s (LB-BSP, Table 3 (EMA)).
 
-    gain: weight of the newest reading, in (0, 1]; the paper's is 0.2.
-    of: "speed" averages samples/s as the paper does; "seconds" averages seconds per sample, so that the
-        prediction is a harmonic mean of speeds: unbiased for the time that a load takes. This average is the state,
-        NaN before a worker's first reading.
+    Args:
+        gain: Weight of the newest reading, in (0, 1]; the paper's is 0.2.
+        of: "speed" averages samples/s as the paper does; "seconds" averages seconds per sample, so that the
+            prediction is a harmonic mean of speeds: unbiased for the time that a load takes. This average is the
+            state, NaN before a worker's first reading.
     """
 
     gain: float = 0.2
@@ -69,7 +70,8 @@ class Ratio(Forecast[RatioState]):
     """Predicts speed in proportion to the processors that a worker can have, c^k x EMA(v/c): it follows a change of
     these at once, and smooths the rest.
 
-    gain: weight of the newest v/c, in (0, 1]. For a worker without readings it predicts EMA(v).
+    Args:
+        gain: Weight of the newest v/c, in (0, 1]. For a worker without readings it predicts EMA(v).
     """
 
     gain: float = 0.2

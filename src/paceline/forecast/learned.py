@@ -116,15 +116,8 @@ def units(state: LearnedState) -> tuple[Array, Array]:
 
 @dataclass(frozen=True, slots=True)
 class Learned(Forecast[LearnedState]):
-    """Options of every trained forecast (LB-BSP, Alg. 1, manager, lines 4 to 6, section 4.2).
-
-    pooled: one model for all workers, each in its own units; otherwise one for each worker.
-    warmup: rounds in which EMA predicts; 500 in the paper. A saved model (``model``) is used after 20.
-    window: past rounds that training uses.
-    fallback: EMA predicts for workers for which it has been more accurate recently (running squared error).
-    gain: of that EMA.
-    model: file of a model that ``save`` wrote, to start from.
-    seed: of the first weights, and of the choice of samples if there are too many to train on all.
+    """Options of every trained forecast, which ``Narx`` documents (LB-BSP, Alg. 1, manager, lines 4 to 6, section
+    4.2).
     """
 
     pooled: bool = True
@@ -197,11 +190,20 @@ class Learned(Forecast[LearnedState]):
 
 @dataclass(frozen=True, slots=True)
 class Narx(Learned):
-    """v^k = F(v^{k-1}, v^{k-2}; c^k, c^{k-1}[, c^{k-2}]; m^k, m^{k-1}[, m^{k-2}]), one hidden layer of tanh.
+    """v^k = F(v^{k-1}, v^{k-2}; c^k, c^{k-1}[, c^{k-2}]; m^k, m^{k-1}[, m^{k-2}]), one hidden layer of tanh (LB-BSP,
+    eq. (4)).
 
-    inputs: 8 is eq. (4) as printed, with d = 2; "less than 20 parameters" then allows one hidden unit (11).
-        6 takes the window of two as the current reading and one before: two hidden units (17).
-    hidden: hidden units; 0 takes the number above. LB-BSP, eq. (4).
+    Args:
+        pooled: One model for all workers, each in its own units; otherwise one for each worker.
+        warmup: Rounds in which an EMA predicts; 500 in the paper. A saved model (``model``) is used after 20.
+        window: Past rounds that training uses.
+        fallback: The EMA predicts for workers for which it has been more accurate recently (running squared error).
+        gain: Weight of the newest reading in that EMA.
+        model: File of a model that ``save`` wrote, to start from.
+        seed: Of the first weights, and of the choice of samples if there are too many to train on all.
+        inputs: 8 is the equation as printed, with d = 2; "less than 20 parameters" then allows one hidden unit (11).
+            6 takes the window of two as the current reading and one before: two hidden units (17).
+        hidden: Hidden units; 0 takes the number above.
     """
 
     inputs: Literal[6, 8] = 6
@@ -226,10 +228,14 @@ class Narx(Learned):
 
 @dataclass(frozen=True, slots=True)
 class Recurrent(Learned):
-    """v^k from v^{k-look}, ..., v^{k-1}; trained online like ``narx``, but without processor and memory readings.
+    """v^k from v^{k-look}, ..., v^{k-1}, without processor and memory readings (LB-BSP, Table 3 (SimpleRNN, LSTM)).
 
-    cell: "simple" or "lstm". look: the look-back window, 2 in the paper. hidden: units; the paper does not
-    say. LB-BSP, Table 3 (SimpleRNN, LSTM).
+    It is trained online like ``Narx``, and has its other options.
+
+    Args:
+        cell: "simple" or "lstm".
+        look: The look-back window in rounds, 2 in the paper.
+        hidden: Hidden units; the paper does not say how many.
     """
 
     fallback: bool = False
@@ -346,7 +352,9 @@ def save(path: Path, network: Network, state: LearnedState) -> None:
     """Write a trained model, whole or not at all; of many, the one that is most accurate recently relative to EMA.
 
     Args:
+        path: The file.
         network: Of the forecast whose state this is; the forecast's option ``model`` starts from the file.
+        state: The forecast's state.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = state.wrong[0] / state.wrong[1]
@@ -359,7 +367,18 @@ def save(path: Path, network: Network, state: LearnedState) -> None:
 
 
 def load(path: Path, network: Network) -> Array:
-    """The parameters in a file that ``save`` wrote, shape (P,)."""
+    """Read the parameters in a file that ``save`` wrote.
+
+    Args:
+        path: The file.
+        network: Of the forecast that asks; it must be that of the file.
+
+    Returns:
+        The parameters, shape (P,).
+
+    Raises:
+        PacelineError: If the file is not of ``save``, or is of another network.
+    """
     try:
         with open_file(path) as opened, np.load(opened, allow_pickle=False) as file:
             stored, parameters = str(file["network"]), np.asarray(file["parameters"], float)

@@ -38,47 +38,70 @@ MEMORY = 0.2  # weight of a round in the usual load and in the scatter
 
 
 class OverheadFit(NamedTuple):
-    """The estimates of each worker; all of shape (..., n), NaN before a worker's first round with load."""
+    """The estimates of each worker; all of shape (..., n), NaN before a worker's first round with load.
 
-    overhead: Array  # seconds
+    Attributes:
+        overhead: Seconds at load 0.
+        seconds_per_sample: The slope.
+        overhead_var: Variance of the overhead's estimate.
+        covar: Covariance of the two estimates.
+        slope_var: Variance of the slope's estimate.
+        scatter: Relative variance of a round's seconds, and of the speed's drift between rounds.
+        load: Moving average of the load, samples.
+        before: Seconds per sample before the last round, or the last two, if these were jumps; else NaN.
+    """
+
+    overhead: Array
     seconds_per_sample: Array
     overhead_var: Array
     covar: Array
     slope_var: Array
-    scatter: Array  # relative variance of a round's seconds, and of the speed's drift between rounds
-    load: Array  # moving average of the load, samples
-    before: Array  # seconds per sample before the last round, or the last two, if these were jumps; else NaN
+    scatter: Array
+    load: Array
+    before: Array
 
 
 def start(shape: tuple[int, ...]) -> OverheadFit:
-    """The estimates before any round; shape is (..., n).
+    """The estimates before any round.
 
     Args:
-        shape: Of the estimates, (..., n).
+        shape: Shape of each estimate, (..., n).
+
+    Returns:
+        Estimates that know nothing.
     """
     blank = OverheadFit(*[np.full(shape, np.nan)] * len(OverheadFit._fields))
     return blank._replace(scatter=np.full(shape, SCATTER**2))
 
 
 def certain(fit: OverheadFit) -> Array:
-    """The certain part of the overheads, in seconds, (..., n); 0 while nothing is known.
+    """The certain part of the overheads.
 
     With too small an overhead, a plan reaches the best division a few rounds later. With too large a one, it
     amplifies differences that are noise.
 
     Args:
         fit: The estimates.
+
+    Returns:
+        Seconds, shape (..., n); 0 while nothing is known.
     """
     least = fit.overhead - DOUBT * np.sqrt(np.maximum(fit.overhead_var, 0.0))
     return np.where(least > 0, least, 0.0)
 
 
 def update(fit: OverheadFit, loads: Array, seconds: Array, known: Array | float = 0.0) -> OverheadFit:
-    """The estimates after one more round.
+    """Learn from one more round. Until a worker's load has varied, its overhead is 0 beyond the known part.
 
-    loads: samples run; seconds: compute seconds, NaN for absent workers; both of shape (..., n). Rounds without
-        load change nothing. known: the part of the seconds that the engine itself measured to be overhead;
-        the rest is fitted. Until a worker's load has varied, the overhead is 0 (beyond the known part).
+    Args:
+        fit: The estimates so far.
+        loads: Samples that ran, shape (..., n); workers without load learn nothing.
+        seconds: Compute seconds, shape (..., n); NaN for absent workers.
+        known: The part of the seconds that the engine itself measured to be overhead, shape (..., n) or a number; the
+            rest is fitted.
+
+    Returns:
+        The new estimates.
     """
     with np.errstate(invalid="ignore", divide="ignore"):  # NaN if unknown; replaced at the end
         here = (loads > NOTHING) & np.isfinite(seconds)

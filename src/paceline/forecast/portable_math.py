@@ -24,10 +24,13 @@ LARGEST = 709.0  # its exponential is certainly a float
 
 
 def log(values: Any) -> Array:
-    """The natural logarithm, of the shape of ``values``; minus infinity for 0, and NaN below 0.
+    """The natural logarithm, with the same bits on every machine for the arrays of one run.
 
     Args:
-        values: Any shape.
+        values: Numbers of any shape.
+
+    Returns:
+        The shape of ``values``; minus infinity for 0, and NaN below 0.
     """
     values = np.asarray(values, float)
     if values.ndim > 1 or values.size > ONE_RUN:
@@ -41,10 +44,13 @@ def log(values: Any) -> Array:
 
 
 def exp(values: Array) -> Array:
-    """The exponential, of the shape of ``values``.
+    """The exponential, with the same bits on every machine for the arrays of one run.
 
     Args:
-        values: Any shape.
+        values: Numbers of any shape.
+
+    Returns:
+        The shape of ``values``.
     """
     if values.ndim > 1 or values.size > ONE_RUN:
         return np.asarray(np.exp(values))
@@ -57,8 +63,14 @@ def exp(values: Array) -> Array:
 
 
 def quantile(parts: Array) -> Array:
-    """The quantiles of a standard normal variable for these probabilities; of the shape of ``parts``, whose values
-    are 0 to 1/2, or NaN."""
+    """Quantiles of a standard normal variable, with the same bits on every machine for the arrays of one run.
+
+    Args:
+        parts: Probabilities from 0 to 1/2, or NaN, of any shape.
+
+    Returns:
+        The shape of ``parts``.
+    """
     if parts.ndim > 1 or parts.size > ONE_RUN:
         from scipy.special import ndtri  # its import takes a fifth of a second, which ranks do not need
 

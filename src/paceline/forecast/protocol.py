@@ -19,12 +19,13 @@ S = TypeVar("S")
 
 
 class Reading(NamedTuple):
-    """Measurements between round k-1 and round k; all of shape (..., n), the last axis being the worker.
+    """Measurements between round k-1 and round k; all of shape (..., n).
 
-    speed: v^{k-1}, samples/s in the last round; NaN (or not positive) if a worker was absent.
-    cpu: c^k, the newest reading, taken before the next round starts: the portion in [0, 1] of its machine's
-        processors that the worker can have (1 less what others use); NaN if unknown, None if not read.
-    memory: m^k, the same for memory.
+    Attributes:
+        speed: v^{k-1}, samples/s in the last round; NaN (or not positive) if a worker was absent.
+        cpu: c^k, the newest reading, taken before the next round starts: the portion in [0, 1] of its machine's
+            processors that the worker can have (1 less what others use); NaN if unknown, None if not read.
+        memory: m^k, the same for memory.
     """
 
     speed: Array
@@ -33,38 +34,51 @@ class Reading(NamedTuple):
 
 
 class Forecast(Protocol[S]):
-    """Predicts every worker's speed in the next round."""
+    """Predicts every worker's speed in the next round.
 
-    needs_readings: ClassVar[bool] = False  # reads Reading.cpu and memory
-    trains: ClassVar[bool] = False  # ``train`` does something, which takes long
+    Attributes:
+        needs_readings: Whether it reads ``Reading.cpu`` and ``Reading.memory``.
+        trains: Whether ``train`` does something, which takes long.
+    """
+
+    needs_readings: ClassVar[bool] = False
+    trains: ClassVar[bool] = False
 
     def init(self, shape: tuple[int, ...]) -> S:
-        """The state before the first round; shape is (..., n).
+        """Begin a run.
 
         Args:
-            shape: Of the readings, (..., n).
+            shape: Shape of the readings, (..., n).
+
+        Returns:
+            The state before the first round.
         """
         ...
 
     def step(self, state: S, reading: Reading) -> tuple[Array, S]:
-        """Predicted samples/s for the next round, shape (..., n), and the new state.
-
-        A prediction is positive, and NaN only for a worker that has never been seen. No argument is changed.
+        """Predict the next round. No argument is changed.
 
         Args:
             state: As the step before returned it.
             reading: Measurements of the newest round.
+
+        Returns:
+            Predicted samples/s, shape (..., n), positive, and NaN only for a worker that has never been seen; and the
+            next state.
         """
         ...
 
     def train(self, state: S) -> S:
-        """The state after the training that is due between two rounds; the argument is not changed.
+        """Do the training that is due between two rounds.
 
         Engines call it once after each ``step``, in a background thread while the next round runs, and give its
         result to the next ``step``.
 
         Args:
-            state: As the newest step returned it.
+            state: As the newest step returned it; it is not changed.
+
+        Returns:
+            The state after training.
         """
         return state
 

@@ -39,24 +39,39 @@ FULL = 0.75  # portion of lasting changes from which on the next change is follo
 
 
 class Track(NamedTuple):
-    """The estimates of each worker, (..., n), and those learned from all of them, (..., 1)."""
+    """The estimates of each worker, (..., n), and those learned from all of them, (..., 1).
 
-    mean: Array  # log of the pace; NaN before a worker's first measurement
-    variance: Array  # of the mean
-    newest: Array  # log of the last measurement
-    change: Array  # its difference from the one before
-    squares: Array  # weighted sum of squared differences; (..., 1)
-    products: Array  # weighted sum of products of successive differences; (..., 1)
-    weight: Array  # weighted number of differences; (..., 1)
-    changed: NDArray[np.bool_]  # whether the last measurement was a change, which mean and variance leave out
-    lasting: Array  # portion of these changes that lasted; (..., 1)
+    Attributes:
+        mean: Log of the pace; NaN before a worker's first measurement.
+        variance: Variance of the mean.
+        newest: Log of the last measurement.
+        change: Its difference from the one before.
+        squares: Weighted sum of squared differences, (..., 1).
+        products: Weighted sum of products of successive differences, (..., 1).
+        weight: Weighted number of differences, (..., 1).
+        changed: Whether the last measurement was a change, which mean and variance leave out.
+        lasting: Portion of these changes that lasted, (..., 1).
+    """
+
+    mean: Array
+    variance: Array
+    newest: Array
+    change: Array
+    squares: Array
+    products: Array
+    weight: Array
+    changed: NDArray[np.bool_]
+    lasting: Array
 
 
 def start(shape: tuple[int, ...]) -> Track:
-    """The estimates before any measurement; shape is (..., n).
+    """The estimates before any measurement.
 
     Args:
-        shape: Of the estimates, (..., n).
+        shape: Shape of the measurements, (..., n).
+
+    Returns:
+        Estimates that know nothing.
     """
     unknown, shared = np.full(shape, np.nan), np.ones((*shape[:-1], 1))
     square = 2 * FIRST_SCATTER**2
@@ -66,10 +81,15 @@ def start(shape: tuple[int, ...]) -> Track:
 
 
 def follow(track: Track, values: Array) -> tuple[Array, Array, Track]:
-    """The expected pace, the weight that each measurement got (0 if there was none), and the new state.
+    """Learn from one more measurement of each worker.
 
     Args:
-        values: Measured positive paces (for example seconds per sample), (..., n); NaN if nothing was measured.
+        track: The estimates so far.
+        values: Measured positive paces (for example seconds per sample), shape (..., n); NaN if nothing was measured.
+
+    Returns:
+        The expected pace and the weight that each measurement got (0 if there was none), both of shape (..., n), and
+        the new estimates.
     """
     y = log(values)
     change = y - track.newest

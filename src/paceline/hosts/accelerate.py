@@ -53,15 +53,20 @@ REPLICATED = ("NO", "MULTI_")  # Accelerate's kinds of distribution under which 
 class AcceleratePace(AccumulatingPace):
     """``paceline.torch.Pace`` for a model that ``accelerator.prepare`` wrapped; takes Pace's options.
 
-    global_batch: B, samples per optimizer step over all ranks, including accumulation.
-    loop: "whole" (default): a micro-step is an optimizer step, or one of the k that the Accelerator accumulates;
-        "round" for ``pace.round``; "pieces": rounds take as many micro-steps as they need, and the prepared optimizer
-        and scheduler skip ``step()`` until a round is complete.
-    micro_batch: samples that fit into this rank's memory; for "round" and "pieces", if the Accelerator accumulates
-        over k steps, by default those of an even split, B / (n k).
-    accumulate: micro-steps per step, for a loop that accumulates without the Accelerator (``loss / k``).
-
     Batches are put on the Accelerator's device.
+
+    Args:
+        accelerator: The Accelerator that prepared the model.
+        model: What ``accelerator.prepare`` returned for the model.
+        global_batch: B, samples per optimizer step over all ranks, including accumulation.
+        policy: As for ``paceline.torch.Pace``.
+        loop: "whole" (default): a micro-step is an optimizer step, or one of the k that the Accelerator accumulates;
+            "round" for ``pace.round``; "pieces": rounds take as many micro-steps as they need, and the prepared
+            optimizer and scheduler skip ``step()`` until a round is complete.
+        micro_batch: Samples that fit into this rank's memory; for "round" and "pieces", if the Accelerator
+            accumulates over k steps, by default those of an even split, B / (n k).
+        accumulate: Micro-steps per step, for a loop that accumulates without the Accelerator (``loss / k``).
+        options: As for ``paceline.torch.Pace``.
 
     Raises:
         PacelineError: For DeepSpeed, Megatron-LM, XLA and FSDP, and for a round whose optimizer step is left out or
@@ -110,13 +115,18 @@ class AcceleratePace(AccumulatingPace):
     def backward(
         self, loss: torch.Tensor, reduction: str = "mean", scaler: Any = None, count: Any = None
     ) -> None:
-        """Use it instead of ``accelerator.backward``: it weights the loss so that the round's gradient is exact.
+        """Run the backward pass of a weighted loss, so that the round's gradient is exact.
+
+        Use it instead of ``accelerator.backward``.
 
         Args:
             loss: A scalar tensor, as for ``Pace.backward``.
             reduction: "mean", "sum" or "global": the form of the loss.
             scaler: Refused: Accelerate scales by itself.
             count: The number of tokens that the loss is a mean over.
+
+        Raises:
+            PacelineError: With a ``scaler``, and if ``accelerator.sync_gradients`` was changed in the round.
         """
         if scaler is not None:
             raise PacelineError("scaler= is for plain loops; the Accelerator scales by itself: leave it out")

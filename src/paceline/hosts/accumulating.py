@@ -35,8 +35,12 @@ class HostedPace(Pace, Hosted):
 class AccumulatingPace(HostedPace):
     """``paceline.torch.Pace`` with one more option.
 
-    accumulate: k, micro-steps that the loop itself takes for each optimizer step, on every rank. It divides its loss
-        by k and steps in the last one: ``if (i + 1) % k == 0: optimizer.step()``. All k are one ``global_batch``.
+    Args:
+        given: As for ``paceline.torch.Pace``.
+        accumulate: k, micro-steps that the loop itself takes for each optimizer step, on every rank. It divides its
+            loss by k and steps in the last one: ``if (i + 1) % k == 0: optimizer.step()``. All k are one
+            ``global_batch``.
+        options: As for ``paceline.torch.Pace``.
     """
 
     def __init__(self, *given: Any, accumulate: int = 1, **options: Any) -> None:

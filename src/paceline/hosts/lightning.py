@@ -48,14 +48,19 @@ OWNED = {"micro_steps": "accumulate_grad_batches", "weigh": "the loss", "loop": 
 class BalancedCallback(Callback):
     """Divides each global batch of a Trainer's fit according to the speeds of the ranks.
 
-    global_batch: B, samples per optimizer step over all ranks, that is of the whole accumulation window.
-    policy, options: as for ``paceline.torch.Pace``; policies that move work within the round are refused, since
-        Lightning counts an epoch's batches beforehand. micro_batch limits a rank's load to what fits into memory in
-        accumulate_grad_batches micro-steps.
-    reduction: of the loss over the samples of ``training_step``'s batch, "mean" or "sum"; "global" as in
-        ``Pace.backward``.
-
     ``pace`` is the Pace of the newest fit. A fit that cannot be balanced raises PacelineError when it begins.
+
+    Args:
+        global_batch: B, samples per optimizer step over all ranks, that is of the whole accumulation window.
+        policy: As for ``paceline.torch.Pace``; policies that move work within the round are refused, since Lightning
+            counts an epoch's batches beforehand.
+        reduction: The form of the loss over the samples of ``training_step``'s batch: "mean", "sum", or "global" as
+            in ``Pace.backward``.
+        options: As for ``paceline.torch.Pace``; ``micro_batch`` limits a rank's load to what fits into memory in
+            accumulate_grad_batches micro-steps.
+
+    Raises:
+        PacelineError: For an option that follows from the Trainer.
     """
 
     def __init__(
@@ -80,13 +85,16 @@ class BalancedCallback(Callback):
         self._stepping = 0.0
 
     def loader(self, dataset: Any, *, seed: int = 0, shuffle: bool = True, **options: Any) -> Loader:
-        """The training data; options go to torch's DataLoader (num_workers, collate_fn, ...).
+        """The training data, for ``Trainer.fit``.
 
         Args:
             dataset: An indexed data set.
-            seed: Of the order of the samples; the same on all ranks.
+            seed: Seed of the order of the samples; the same on all ranks.
             shuffle: Whether each epoch has a random order.
-            options: Of torch's DataLoader.
+            options: Of torch's DataLoader (num_workers, collate_fn, ...).
+
+        Returns:
+            A loader that yields this rank's part of each global batch.
         """
         self._loader = Loader(self, dataset, dict(options, seed=seed, shuffle=shuffle))
         return self._loader

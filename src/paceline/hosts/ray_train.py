@@ -36,14 +36,20 @@ __all__ = ["RayTrainPace"]
 
 
 class RayTrainPace(AccumulatingPace):
-    """``paceline.torch.Pace`` for a model that ``ray.train.torch.prepare_model`` wrapped; takes Pace's options, and
-    ``accumulate=k`` for a loop that takes k micro-steps for each step and divides its loss by k.
+    """``paceline.torch.Pace`` for a model that ``ray.train.torch.prepare_model`` wrapped.
 
     Batches are put on the worker's device.
 
+    Args:
+        model: What ``ray.train.torch.prepare_model`` returned.
+        global_batch: B, samples per optimizer step over all workers.
+        options: As for ``paceline.torch.Pace``.
+        named: As for ``paceline.torch.Pace``, and ``accumulate=k`` for a loop that takes k micro-steps for each step
+            and divides its loss by k.
+
     Raises:
-        PacelineError: Outside of a worker; its loader refuses the shards of Ray Data, which are split before
-            training begins.
+        PacelineError: Outside of a worker; its loader refuses the shards of Ray Data, which are split before training
+            begins.
     """
 
     def __init__(self, model: torch.nn.Module, global_batch: int, *options: Any, **named: Any) -> None:

@@ -50,21 +50,29 @@ OF_COST = ("cost", "padded", "micro_batch_cost")  # those keys of balance= that 
 class BalancedTrainer(Trainer):
     """A Trainer whose training batches are divided according to the speeds of the ranks.
 
-    balance: options of ``paceline.torch.Pace``, such as policy, limits, micro_batch and callbacks. Its
-        global_batch is by default the Trainer's own total: per_device_train_batch_size times
-        gradient_accumulation_steps times ranks. loop is "whole" (default) or "round": a rank then takes as many
-        micro-batches as it needs, work may move within the round, and compute_loss must call no collective; if the
-        Trainer accumulates, micro_batch is then by default per_device_train_batch_size, which fits into memory.
-        cost, padded and micro_batch_cost are those of ``Pace.loader``; cost is by default the column
-        args.length_column_name, or the number of tokens, if train_sampling_strategy is in BY_LENGTH.
+    ``balance`` has the options of ``paceline.torch.Pace``, such as policy, limits, micro_batch and callbacks. These
+    have other defaults or are further ones:
 
-        shared: whether all ranks read the whole of a stream and divide each round; by default they do, unless it is
-        one of Hugging Face's datasets that was split by rank or has a multiple of the ranks' number of shards.
+    - ``global_batch``: by default the Trainer's own total, per_device_train_batch_size times
+      gradient_accumulation_steps times ranks.
+    - ``loop``: "whole" (default) or "round": a rank then takes as many micro-batches as it needs, work may move
+      within the round, and compute_loss must call no collective; if the Trainer accumulates, micro_batch is then by
+      default per_device_train_batch_size, which fits into memory.
+    - ``cost``, ``padded``, ``micro_batch_cost``: as for ``Pace.loader``; cost is by default the column
+      args.length_column_name, or the number of tokens, if train_sampling_strategy is in BY_LENGTH.
+    - ``shared``: whether all ranks read the whole of a stream and divide each round; by default they do, unless it is
+      one of Hugging Face's datasets that was split by rank or has a multiple of the ranks' number of shards.
 
-    A stream as train_dataset needs args.max_steps.
+    A stream as train_dataset needs args.max_steps. ``pace`` is the Pace of the newest ``train()``.
 
-    ``pace`` is the Pace of the newest ``train()``. A training that cannot be balanced (DeepSpeed, FSDP, several GPUs
-    in one process) is refused with a PacelineError.
+    Args:
+        args: Of Hugging Face's Trainer.
+        balance: Options by name, see above.
+        kwargs: Of Hugging Face's Trainer.
+
+    Raises:
+        PacelineError: For a training that cannot be balanced (DeepSpeed, FSDP, several GPUs in one process), and
+            invalid options.
     """
 
     def __init__(self, *args: Any, balance: dict[str, Any] | None = None, **kwargs: Any) -> None:
@@ -128,7 +136,16 @@ class BalancedTrainer(Trainer):
         return list(islice(epoch_iterator, num_batches)), None
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        """Run all of this rank's micro-batches of a round; returns the round's loss, the same on every rank."""
+        """Run all of this rank's micro-batches of a round.
+
+        Args:
+            model: As the Trainer passes it.
+            inputs: The round's micro-batches.
+            num_items_in_batch: Unused in a balanced round.
+
+        Returns:
+            The round's loss, the same on every rank.
+        """
         pace = self.pace
         if pace is None or not isinstance(inputs, Round):
             return super().training_step(model, inputs, num_items_in_batch)

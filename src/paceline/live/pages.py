@@ -57,14 +57,15 @@ HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Re
 def app(run_dir: str | os.PathLike[str] | Find, *, others: Others = lambda request: []) -> Starlette:
     """The application that serves the page at ``/``, its content at ``/panel`` and its charts at ``/figures``.
 
-    run_dir: the run's directory; or a function that returns it for a request (None: 404), for an application
-        that is mounted where the path names the run. The page repeats the query string of its address in its
-        requests.
-    others: the runs that the page links to besides this one, each with ``name``, ``href`` and ``current``.
-
     Args:
-        run_dir: The directory of the run that is shown.
-        others: Run directories to switch to.
+        run_dir: The run's directory; or a function that returns it for a request (None answers 404), for an
+            application that is mounted where the path names the run. The page repeats the query string of its address
+            in its requests.
+        others: A function that returns the runs that the page links to besides this one, each with ``name``, ``href``
+            and ``current``.
+
+    Returns:
+        An ASGI application; mount it, or run it with uvicorn.
     """
     return Starlette(routes=_routes(run_dir, others), exception_handlers={HTTPException: _refused})
 

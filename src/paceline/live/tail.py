@@ -18,11 +18,14 @@ CHUNK = 4 << 20  # bytes read in one poll, so that a long record is shown while 
 
 
 class Tail:
-    """One run directory.
+    """Reads one run directory while the run is going.
 
-    columns: the rounds so far. config, summary: the content of run.json and summary.json ({} if there is none).
-    gone: a sentence if the directory has vanished or cannot be read, else "".
-    touched: when the last round was written, seconds since 1970. more: whether the file has more to read already.
+    ``columns`` are the rounds so far; ``config`` and ``summary`` the content of run.json and summary.json, {} if
+    there is none. ``gone`` is a sentence if the directory has vanished or cannot be read, else "". ``touched`` is
+    when the last round was written, in seconds since 1970; ``more`` whether the file has more to read already.
+
+    Args:
+        run_dir: The directory.
     """
 
     def __init__(self, run_dir: str | os.PathLike[str]) -> None:
@@ -49,7 +52,11 @@ class Tail:
         return next((self._wrong[name] for name in (ROUNDS, CONFIG, SUMMARY) if self._wrong.get(name)), "")
 
     def poll(self) -> bool:
-        """Read what is new; returns whether anything changed."""
+        """Read what is new, at most 4 MiB.
+
+        Returns:
+            Whether anything changed.
+        """
         before = self._state()
         touched, now = self.touched, time.monotonic()
         try:

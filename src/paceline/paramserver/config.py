@@ -33,12 +33,19 @@ class ServerParts(NamedTuple):
 class ServerConfig:
     """The configuration of a run's rules, as people write it.
 
-    workers: n. global_batch: samples in a full round of all workers.
-    sync, mode, backup, policy, rate: the gate, how parameters reach the workers, how many gradients to wait for, the
-        division of the batch, and the rule for the learning rate, whose full value is lr.
-    limits: (least, most) samples of each worker; None for 1 and for no limit. A least of 0 is refused: a worker
-        without samples has no gradient to send, so nothing could wait for it.
-    machines: descriptions of the workers' machines, for policies that begin with them.
+    Args:
+        workers: Number of workers, n.
+        global_batch: B, samples in a full round of all workers.
+        sync: The gate's name, as for ``sync.create``.
+        mode: How parameters reach the workers: "push-wait", "push-interrupt" or "pull".
+        backup: How many gradients to wait for, as for ``backup.create``.
+        policy: The division of the batch, as for ``policies.create``.
+        rate: The rule for the learning rate, as for ``rates.create``.
+        lr: Its full value.
+        momentum: 0 or more, and less than 1.
+        limits: (least, most) samples of each worker; None for 1 and for no limit. A least of 0 is refused: a worker
+            without samples has no gradient to send, so nothing could wait for it.
+        machines: Sizes of the workers' machines, for policies that begin with them.
 
     Raises:
         PacelineError: For an option that is unknown, out of range or excludes another one.
@@ -61,10 +68,16 @@ class ServerConfig:
         self.build()
 
     def build(self, shared: bool = False) -> ServerParts:
-        """The rules for one run.
+        """Make the rules for one run.
 
         Args:
             shared: Whether the engine can run rounds in pieces, for policies that do so.
+
+        Returns:
+            The gate, the rule whom to wait for, the rate and the balancer.
+
+        Raises:
+            PacelineError: For an option that is unknown, out of range or excludes another one.
         """
         whole("workers", self.workers)
         whole("global_batch", self.global_batch, self.workers)
@@ -102,10 +115,16 @@ class ServerConfig:
         return ServerParts(gate, waits, rate, balancer, shares_rounds)
 
     def balancer(self, machines: Machines | None) -> Balancer:
-        """The balancer for workers on these machines.
+        """Make the balancer for workers on these machines.
 
         Args:
             machines: Size of each worker's machine, for policies that start from it.
+
+        Returns:
+            A balancer at its first round.
+
+        Raises:
+            PacelineError: For limits that cannot hold the batch.
         """
         pairs = self.limits or ((None, None),) * self.workers
         least = np.array([1 if low is None else low for low, _ in pairs], float)

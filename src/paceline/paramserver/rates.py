@@ -28,6 +28,7 @@ class Rate:
     """A rule for the learning rate.
 
     Attributes:
+        workers: Number of workers, n.
         full: The rate for an update from all n workers' gradients.
     """
 
@@ -43,6 +44,9 @@ class Rate:
             k: Samples in the mean, divided by those of one worker in an equal division; 0 to n.
             norm2: Estimate of the squared norm of the true gradient; NaN if unknown.
             variance: Estimate of the summed variance of one gradient; NaN if unknown.
+
+        Returns:
+            The learning rate.
         """
         return self.full
 
@@ -77,6 +81,8 @@ class Knee(Rate):
     """A separate rate for each k, found by range tests (DBW, baseline static-k).
 
     Attributes:
+        workers: Number of workers, n.
+        full: Unused.
         table: Rates for k = 1..n, separated by "/"; the rate of the nearest k is used.
     """
 
@@ -124,19 +130,34 @@ RATES: dict[str, type[Rate]] = {
 
 
 def create(text: str, workers: int, full: float) -> Rate:
-    """The rule of a text: ``fixed``, ``proportional``, ``adascale`` or ``knee:table=...``."""
+    """Make the rule named by ``text``.
+
+    Args:
+        text: ``fixed``, ``proportional``, ``adascale`` or ``knee:table=...``.
+        workers: Number of workers, n.
+        full: The rate for an update from all n workers' gradients.
+
+    Returns:
+        The rule.
+
+    Raises:
+        PacelineError: For an unknown rule, or a value out of range.
+    """
     number("lr", full, "a positive learning rate that is finite", lambda lr: 0 < lr < np.inf)
     rate: Rate = options.build(RATES, text, "learning-rate rule", workers=workers, full=full)
     return rate
 
 
 def gain(k: float, norm2: float, variance: float) -> float:
-    """AdaScale's gain ratio of k gradients over one, between 1 and k.
+    """AdaScale's gain ratio of k gradients over one.
 
     Args:
         k: Number of gradients.
         norm2: Squared norm of the true gradient.
         variance: Summed variance of one gradient.
+
+    Returns:
+        The ratio, between 1 and k.
     """
     return (variance + norm2) / (variance / k + norm2)
 
@@ -144,12 +165,15 @@ def gain(k: float, norm2: float, variance: float) -> float:
 def knee(rates: Array, losses: Array) -> float:
     """The rate at which the loss falls steepest over the logarithm of the rate (the range test's answer).
 
-    rates, losses: shape (steps,), the loss after each step of a run whose rate grows; losses may end in NaN
-        or infinity if the run diverged. If the loss never falls, the result is a tenth of the rate of divergence.
-
     Args:
-        rates: Learning rates of the range test, rising.
-        losses: The loss after a step with each rate.
+        rates: The growing rate of each step, shape (steps,).
+        losses: The loss after each step, shape (steps,); NaN or infinity at the end if the run diverged.
+
+    Returns:
+        The rate; a tenth of the rate of divergence if the loss never falls.
+
+    Raises:
+        PacelineError: For arrays that do not fit.
     """
     usable = np.isfinite(losses) & (np.cumsum(~np.isfinite(losses)) == 0)
     rates, losses = rates[usable], losses[usable]

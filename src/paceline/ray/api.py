@@ -33,15 +33,26 @@ def train(
     on_update: Callable[[Update], None] | None = None,
     **options: Any,
 ) -> Vector:
-    """Train on Ray; returns the parameters, one flat vector.
+    """Train on Ray.
 
-    program: called once in each worker with its rank; returns the first parameters, flat, and a function
-        (parameters, sample numbers) -> (gradient of the mean loss, mean loss). ``torch_program`` makes one.
-    samples: of the training set; under bsp, each is used exactly once per epoch, even if gradients are dropped.
-    workers, global_batch, policy, options (sync, mode, backup, rate, lr, momentum): see ``ServerConfig``.
-    address: of a running Ray cluster; without one, Ray is started on this machine, and ended again.
-    delay: (worker, update, samples) -> seconds to sleep, to try out uneven workers.
-    replace: start a new worker for each one that dies.
+    Args:
+        program: Called once in each worker with its rank; returns the first parameters, flat, and a function
+            (parameters, sample numbers) -> (gradient of the mean loss, mean loss). ``torch_program`` makes one.
+        samples: Number of samples of the training set; under bsp, each is used exactly once per epoch, even if
+            gradients are dropped.
+        workers: Number of workers, n.
+        global_batch: B, samples in a full round.
+        epochs: Passes over the training set.
+        policy: The division of the batch, as for ``policies.create``.
+        seed: Seed of the order of the samples.
+        address: Of a running Ray cluster; without one, Ray is started on this machine, and ended again.
+        delay: (worker, update, samples) -> seconds to sleep, to try out uneven workers.
+        replace: Start a new worker for each one that dies.
+        on_update: Called after each update.
+        options: Sync, mode, backup, rate, lr and momentum, as for ``ServerConfig``.
+
+    Returns:
+        The trained parameters, one flat vector.
 
     Raises:
         PacelineError: Before Ray is started, for an option that is unknown or out of range.
@@ -62,14 +73,17 @@ def torch_program(
 ) -> Program:
     """A program for a torch model and data that fit into each worker's memory.
 
-    model: makes the module. inputs, targets: tensors or arrays with one sample per row. loss: of (outputs, targets),
-        a mean over samples; cross-entropy by default. Raises PacelineError for other arguments.
-
     Args:
         model: A function that makes the model.
         inputs: One row for each sample.
         targets: One row for each sample.
-        loss: A function of outputs and targets; by default the cross entropy.
+        loss: A function of outputs and targets, a mean over samples; by default the cross entropy.
+
+    Returns:
+        The program, for ``train``.
+
+    Raises:
+        PacelineError: For data without rows or of different lengths, and arguments that are no functions.
     """
     check_functions("loss", model=model, loss=loss)
     rows, labels = (len(each) if np.ndim(each) else 0 for each in (inputs, targets))

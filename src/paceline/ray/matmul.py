@@ -71,6 +71,7 @@ class CodedMatrix(Closing):
 
     Args:
         a: Shape (L, columns), finite; L as in the plan.
+        plan: A plan with this master.
         master: Its name or position in the plan.
         pool: The workers; several masters can share one pool. None starts one, which ``close`` ends.
         messages: Parts in which a worker delivers its blocks.
@@ -78,6 +79,7 @@ class CodedMatrix(Closing):
         patience: Seconds after which workers that have not answered count as lost, if too few others are left.
         on_loss: "error" raises WorkerError if too few workers are left, "recode" first places the lost blocks on
             them.
+        seed: Of a probabilistic plan's draws.
     """
 
     def __init__(
@@ -167,24 +169,32 @@ class CodedMatrix(Closing):
         return answer if self.scale is None else answer * self.scale.reshape(-1, *[1] * (answer.ndim - 1))
 
     def matvec(self, x: Array) -> Array:
-        """The product A x for a vector x, shape (columns,) or (columns, 1).
+        """The product with a vector.
 
         Args:
             x: Shape (columns,) or (columns, 1).
+
+        Returns:
+            A x, shape (L,) or (L, 1).
         """
         return self @ x
 
     def matmat(self, x: Array) -> Array:
-        """The product A X for a matrix X, shape (columns, any).
+        """The product with a matrix.
 
         Args:
             x: Shape (columns, any).
+
+        Returns:
+            A X, shape (L, any).
         """
         return self @ x
 
     def recode(self) -> int:
-        """Place the blocks of lost workers on those left; returns the number of placed blocks. The loads are those of
-        Theorem 1 for the workers left.
+        """Place the blocks of lost workers on those left, with the loads of Theorem 1 for them.
+
+        Returns:
+            Number of placed blocks.
 
         Raises:
             WorkerError: If none is left.
@@ -194,7 +204,11 @@ class CodedMatrix(Closing):
         return self._follow_loads(self._reloaded(self.plan.problem))
 
     def replan(self) -> int:
-        """Fit the observed delays, divide the rows again and move only blocks that change; returns their number."""
+        """Fit the observed delays, divide the rows again and move only blocks that change.
+
+        Returns:
+            Number of placed blocks.
+        """
         self._open()
         self._welcome()
         problem = self.observations.fitted(self.plan.problem, self.master)
@@ -203,10 +217,16 @@ class CodedMatrix(Closing):
         return self._follow_loads(loads)
 
     def follow(self, plan: CodedPlan) -> int:
-        """Change to another plan for this matrix and these workers; returns the number of placed blocks.
+        """Change to another plan.
 
         Args:
             plan: A plan for this matrix and these workers.
+
+        Returns:
+            Number of placed blocks.
+
+        Raises:
+            PacelineError: If the plan has other workers, or other rows for this master.
         """
         self._open()
         self._welcome()

@@ -79,12 +79,15 @@ class BlockWorker:
 class WorkerPool(Closing):
     """Workers by name, each a Ray actor.
 
-    workers: names as in the plan. cpus: CPUs that Ray reserves for each; 0 to start more workers than CPUs.
-    delay: (worker, master, turn, rows) -> seconds that these rows take at least, to try out uneven speeds.
-    options: for some workers, by name, the options of their Ray actors, as ``resources={"node:10.0.0.5": 0.01}`` or
-        ``scheduling_strategy=NodeAffinitySchedulingStrategy(...)``: a plan's worker is a machine with its speed.
-
     Close it, or use it in a ``with`` statement, to end the actors.
+
+    Args:
+        workers: Names as in the plan.
+        cpus: CPUs that Ray reserves for each; 0 to start more workers than CPUs.
+        delay: (worker, master, turn, rows) -> seconds that these rows take at least, to try out uneven speeds.
+        options: For some workers, by name, the options of their Ray actors, as ``resources={"node:10.0.0.5": 0.01}``
+            or ``scheduling_strategy=NodeAffinitySchedulingStrategy(...)``: a plan's worker is a machine with its
+            speed.
 
     Raises:
         PacelineError: For duplicate names, too few CPUs, and workers that do not start in time.
@@ -121,6 +124,7 @@ class WorkerPool(Closing):
         """End a worker, if it still runs, and start another of this name; coded matrices place its blocks again.
 
         Args:
+            name: The worker's name.
             options: Of the new actor, as for the pool; None keeps those of the old one.
 
         Raises:
@@ -165,9 +169,14 @@ def measure(
     Every worker multiplies a portion of each master's rows, all workers at the same time, as in a coded product.
 
     Args:
+        pool: The workers.
         matrices: By master, shape (L, columns).
         path: The CSV file.
         portion: Of L, the rows of each product.
+        products: Products of each worker, 2 or more.
+
+    Raises:
+        PacelineError: For a portion or a number out of range.
     """
     number("portion", portion, "a portion above 0, at most 1", lambda part: 0 < part <= 1)
     whole("products", products, 2)

@@ -44,12 +44,23 @@ class _Sent(NamedTuple):
 class Server(Closing):
     """One run; use it in a ``with`` statement, which ends the actors.
 
-    program: see ``train``. pool: the samples, ``Epochs`` or ``Draws``. on_update: gets each ``Update``.
-    cpus: CPUs that Ray reserves for each worker. shards: server actors; 0 to choose by the model's size.
-    give_up, floor: a worker may take ``give_up`` times the longest recent round trip of its own load, plus
-        ``floor`` seconds, before its work goes to the others.
-    replace: start a new worker for each one that dies.
-    state: the result of ``state`` from which to continue.
+    Args:
+        program: As for ``train``.
+        config: The rules of the run.
+        pool: The samples, ``Epochs`` or ``Draws``.
+        on_update: Called with each ``Update``.
+        address: As for ``train``.
+        cpus: CPUs that Ray reserves for each worker.
+        shards: Server actors; 0 to choose by the model's size.
+        delay: As for ``train``.
+        give_up: A worker may take this many times the longest recent round trip of its own load, plus ``floor``
+            seconds, before its work goes to the others; 1 or more.
+        floor: Seconds, see ``give_up``.
+        replace: Start a new worker for each one that dies.
+        state: The result of ``state`` from which to continue.
+
+    Raises:
+        PacelineError: For an argument that is out of range or of another type.
     """
 
     def __init__(
@@ -104,11 +115,14 @@ class Server(Closing):
         self._began = time.perf_counter()
 
     def run(self, updates: int | None = None, seconds: float | None = None) -> Vector:
-        """Train until ``updates`` are made, ``seconds`` have passed, or all samples are used; returns the parameters.
+        """Train until ``updates`` are made, ``seconds`` have passed, or all samples are used.
 
         Args:
             updates: Number of updates; None for no limit.
             seconds: Seconds; None for no limit.
+
+        Returns:
+            The newest parameters, one flat vector.
 
         Raises:
             WorkerError: If no worker is left, or a server actor has died.
@@ -129,11 +143,19 @@ class Server(Closing):
         return self.values()
 
     def values(self) -> Vector:
-        """The newest parameters."""
+        """Fetch the newest parameters.
+
+        Returns:
+            One flat vector.
+        """
         return self.shards.values()
 
     def state(self) -> dict[str, Any]:
-        """Parameters, momentum, version and buffers: with the pool's own state, everything needed to continue."""
+        """What is needed to continue, together with the pool's own state.
+
+        Returns:
+            Parameters, momentum, version and buffers, by name.
+        """
         return {
             "values": self.values(),
             "velocity": self.shards.velocity(),
@@ -142,7 +164,11 @@ class Server(Closing):
         }
 
     def present(self) -> set[int]:
-        """The workers that take part now."""
+        """The workers that take part now.
+
+        Returns:
+            Their numbers, from 0.
+        """
         return set(self._coordinator.present)
 
     def leave(self, worker: int) -> None:
@@ -168,7 +194,11 @@ class Server(Closing):
     # What the coordinator calls.
 
     def compute(self, task: Task) -> None:
-        """Send a task to its worker."""
+        """Send a task to its worker.
+
+        Args:
+            task: The worker, the version and the samples.
+        """
         if task.shared:
             self._round.begin(task, self._now())
             return
@@ -177,18 +207,31 @@ class Server(Closing):
         self._await(task, method.remote(task.number, version, task.taken, *self.shards.refs))
 
     def send(self, task: Task, samples: Indices) -> None:
-        """Let a task's worker add the gradient of these samples to its sum for a shared round."""
+        """Let a task's worker add the gradient of these samples to its sum for a shared round.
+
+        Args:
+            task: A task of a shared round.
+            samples: Positions of the samples, shape (count,).
+        """
         version = self._before + task.version
         method = self._actors[task.worker].piece
         self._await(task, [method.remote(task.number, version, samples, *self.shards.refs)])
 
     def ask(self, task: Task) -> None:
-        """Let a worker deliver its sum, of the task's samples, after the pieces that were sent before."""
+        """Let a worker deliver its sum, of the task's samples, after the pieces that were sent before.
+
+        Args:
+            task: A task of a shared round.
+        """
         method = self._actors[task.worker].deliver.options(num_returns=len(self.shards) + 1)
         self._await(task, method.remote(task.number, len(self.shards)))
 
     def cancel(self, tasks: list[Task]) -> None:
-        """Cancel these tasks in the workers that are still computing them, and discard the gradients."""
+        """Cancel these tasks in the workers that are still computing them, and discard the gradients.
+
+        Args:
+            tasks: The tasks; those that are done already are ignored.
+        """
         for task in tasks:
             finished = self._here.pop(task.number, None) is not None
             if not finished and task.worker in self._actors:
@@ -197,7 +240,16 @@ class Server(Closing):
                 self._round.lose(task.worker, self._now())
 
     def update(self, parts: list[tuple[Task, float]], batch: float | None, rate: float) -> Moved:
-        """Let the server actors move the parameters."""
+        """Let the server actors move the parameters.
+
+        Args:
+            parts: The tasks whose gradients count, each with its weight.
+            batch: Samples by which the sum is divided; None for those of the gradients.
+            rate: The learning rate.
+
+        Returns:
+            The loss, and the squared norm and variance of the gradients.
+        """
         if parts[0][0].shared:
             arrived = self._round.portions()
         else:

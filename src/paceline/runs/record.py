@@ -28,6 +28,11 @@ class Recorder:
     """Appends to one run directory; made by ``create``, closed by ``close`` or the end of a ``with`` block.
 
     Only one process of a run may have a recorder.
+
+    Args:
+        run_dir: The run's directory.
+        before: Seconds that earlier parts of the run took.
+        sum: Checksum of the record's last line.
     """
 
     def __init__(self, run_dir: Path, before: float, sum: str = "") -> None:
@@ -45,15 +50,16 @@ class Recorder:
     ) -> Recorder:
         """Start a run directory, or continue one from round ``resume``.
 
-        config: what the run is: policy, workers, global_batch, data, model, seed, engine, ...; the version
-            and the time of the start are added. On resuming, the first configuration stays and this one
-            is appended to its list ``resumed``.
-        resume: the round to continue from, as the checkpoint has it; the record from there on is cut off.
-
         Args:
             run_dir: A new directory, or one to continue.
-            config: Facts for run.json.
-            resume: Rounds that stay on record; None for a new run.
+            config: What the run is, for run.json: policy, workers, global_batch, data, model, seed, engine, ...; the
+                version and the time of the start are added. On resuming, the first configuration stays and this one
+                is appended to its list ``resumed``.
+            resume: The round to continue from, as the checkpoint has it; the record from there on is cut off. None
+                for a new run.
+
+        Returns:
+            The recorder.
 
         Raises:
             PacelineError: If the directory exists (without resume), is not a run directory or cannot be written; then
@@ -87,21 +93,21 @@ class Recorder:
         loss: float | None = None,
         **extras: Any,
     ) -> None:
-        """Append one round.
+        """Append one round. A duration below 0, as after a clock was set back, counts as 0.
 
-        round, epoch: counted from 0 over the whole run, resumed parts included.
-        time: seconds from the start of this part of the run to the end of the round; the recorder adds
-            the seconds of earlier parts.
-        seconds: wall seconds of the round.
-        batch: samples whose gradients entered the step.
-        loads: samples that each worker ran, shape (n,).
-        compute: seconds that each worker computed, its wait excluded, shape (n,); None or NaN if absent.
-        overhead: the part of compute that does not grow with the load, shape (n,); default 0.
-        shares: the next round's plan, shape (n,).
-        loss: mean over the batch, before the step.
-        extras: other fields with JSON values (pieces, quorum, staleness, dropped, events).
-
-        A duration below 0, as after a clock was set back, counts as 0.
+        Args:
+            round: Counted from 0 over the whole run, resumed parts included.
+            epoch: Counted from 0 over the whole run.
+            time: Seconds from the start of this part of the run to the end of the round; the recorder adds the
+                seconds of earlier parts.
+            seconds: Wall seconds of the round.
+            batch: Samples whose gradients entered the step.
+            loads: Samples that each worker ran, shape (n,).
+            compute: Seconds that each worker computed, its wait excluded, shape (n,); None or NaN if absent.
+            overhead: The part of ``compute`` that does not grow with the load, shape (n,); default 0.
+            shares: The next round's plan, shape (n,).
+            loss: Mean over the batch, before the step.
+            extras: Other fields with JSON values (pieces, quorum, staleness, dropped, events).
 
         Raises:
             PacelineError: If the line cannot be written, or would be invalid when read (a negative load, lists of
@@ -143,6 +149,7 @@ class Recorder:
         """Append a finished round of a training engine.
 
         Args:
+            result: The round, as callbacks get it.
             events: What happened in it, as JSON values.
 
         Raises:
@@ -176,10 +183,13 @@ class Recorder:
         return saying(f"cannot write {self._file.name}", "free some disk space and resume")
 
     def finish(self, **fields: Any) -> dict[str, Any]:
-        """Write and return summary.json: the summary of the record, updated by ``fields`` (test_accuracy, ...).
+        """Write summary.json: the summary of the record, updated by ``fields``.
 
         Args:
-            fields: Further figures for summary.json.
+            fields: Further figures (test_accuracy, ...).
+
+        Returns:
+            The content of summary.json.
         """
         self.sync()  # a summary must not outlive its rounds
         summary = summarize(read(self.run_dir)) | fields

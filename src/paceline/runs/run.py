@@ -138,20 +138,24 @@ CONFIG, ROUNDS, SUMMARY = "run.json", "rounds.jsonl", "summary.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """The record of one run of T rounds and n workers.
+    """The record of one run of T rounds and n workers, the largest number of workers that the run ever had.
 
-    path: its directory.
-    config: run.json.
-    round, epoch: int64, shape (T,).
-    time: seconds since the run started at the end of each round, shape (T,).
-    seconds: wall seconds of each round, shape (T,).
-    batch: samples of each round, shape (T,).
-    loss: shape (T,), NaN if none was recorded.
-    loads, compute, overhead, wait: samples and seconds of each worker, shape (T, n); NaN if it was absent.
-        n is the largest number of workers that the run ever had. For ``wait`` see ``waits``.
-    extras: the other fields, a list of T values each, None if a round had none.
-    summary: the content of summary.json; empty before the end of the run.
-    notes: sentences on irregularities of the record.
+    Attributes:
+        path: Its directory.
+        config: The content of run.json.
+        round: The rounds' numbers, from 0, shape (T,).
+        epoch: Epoch of each round, from 0, shape (T,).
+        time: Seconds since the run started at the end of each round, shape (T,).
+        seconds: Wall seconds of each round, shape (T,).
+        batch: Samples of each round, shape (T,).
+        loss: Mean loss of each round, shape (T,); NaN if none was recorded.
+        loads: Samples of each worker, shape (T, n); NaN if it was absent.
+        compute: Seconds that each worker computed, shape (T, n); NaN if it was absent.
+        overhead: The part of ``compute`` that does not grow with the load, shape (T, n).
+        wait: Seconds that each worker waited, shape (T, n), see ``waits``.
+        extras: The other fields by name, a list of T values each, None if a round had none.
+        summary: The content of summary.json; empty before the end of the run.
+        notes: Sentences on irregularities of the record.
     """
 
     path: Path
@@ -188,6 +192,9 @@ def read(run_dir: str | os.PathLike[str]) -> Run:
 
     Args:
         run_dir: The directory of a run.
+
+    Returns:
+        The record.
 
     Raises:
         PacelineError: If there is no run, or if the record is damaged elsewhere; ``fault`` and ``read_all`` define

@@ -33,9 +33,20 @@ Values = Sequence[float | None] | np.ndarray
 def scalars(
     *, seconds: float, batch: int, loads: Values, compute: Values, loss: float | None = None, **_: Any
 ) -> dict[str, float]:
-    """A round's scalars by name, without those that are unknown (None, NaN).
+    """A round's scalars, without those that are unknown (None, NaN).
 
-    Arguments are those of ``Recorder.round``. idle_share: portion of the workers' time spent waiting in this round.
+    The arguments are those of ``Recorder.round``; further ones are ignored.
+
+    Args:
+        seconds: Wall seconds of the round.
+        batch: Samples of the round.
+        loads: Samples of each worker, shape (n,).
+        compute: Seconds that each worker computed, shape (n,).
+        loss: Mean over the batch.
+        _: Ignored.
+
+    Returns:
+        Numbers by their names in trackers. ``round/idle_share`` is the portion of the workers' time that they waited.
     """
     spent = np.array(compute, float)
     found: dict[str, float | None] = {
@@ -264,11 +275,15 @@ SINKS: dict[str, type[Sink]] = {
 
 
 def create(text: str, place: Path, config: Mapping[str, Any]) -> Sink:
-    """The sink that ``text`` names, ready to take rounds.
+    """Make the sink that ``text`` names, ready to take rounds.
 
     Args:
+        text: The sink's name with options.
         place: The directory of the run, whose name is the run's name.
         config: The run's configuration, as in run.json.
+
+    Returns:
+        The sink.
 
     Raises:
         PacelineError: For an unknown name or option, and if a package is not installed.
@@ -289,11 +304,17 @@ def opened(runs: Sequence[Run], texts: Sequence[str]) -> list[tuple[Run, Sink]]:
 
 
 def write(run: Run, text: str) -> str:
-    """Send a whole record to a sink; returns the destination in words.
+    """Send a whole record to a sink.
 
     Args:
-        run: A run that was read.
+        run: The record, from ``read``.
         text: The sink's name with options.
+
+    Returns:
+        The destination, in words.
+
+    Raises:
+        PacelineError: As ``create``.
     """
     return send(run, create(text, run.path, run.config))
 

@@ -113,18 +113,21 @@ def last_loss(run: Run) -> float | None:
 
 
 def summarize(run: Run) -> dict[str, Any]:
-    """The run's figures, ready for JSON; None if unknown from the record.
+    """The figures of a run. ``seconds`` are those of all rounds; train_loss is the mean over the last epoch.
 
-    steps, samples, seconds (of all rounds), samples_per_second.
-    bound_samples_per_second: samples over the sum of the rounds' ideal seconds: the workers' combined speed.
-    share_of_bound: the sum of the ideal seconds over that of the real ones, 1 at best.
-    idle_share: the portion of the workers' time spent waiting, see ``run.waits``.
-    final_batches: the last full round's loads.
-    train_loss: mean over the last epoch. test_accuracy: from the engine's summary.json.
+    - ``bound_samples_per_second``: samples over the sum of the rounds' ideal seconds: the workers' combined speed.
+    - ``share_of_bound``: the sum of the ideal seconds over that of the real ones, 1 at best.
+    - ``idle_share``: the portion of the workers' time spent waiting, see ``run.waits``.
+    - ``final_batches``: the last full round's loads.
+    - ``test_accuracy``: from the engine's summary.json.
+
     If work could move within the rounds, the figures of ``piece_figures`` are added.
 
     Args:
-        run: A run that was read.
+        run: The record, from ``read``.
+
+    Returns:
+        The figures by name, ready for JSON; None if unknown from the record.
     """
     ideal = ideal_seconds(run)
     known = ~np.isnan(ideal)

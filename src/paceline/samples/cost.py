@@ -38,10 +38,13 @@ class CostModel:
     padded: bool = False
 
     def of(self, lengths: Array) -> Array:
-        """Cost of each sample alone, without a launch; the shape of ``lengths``.
+        """Cost of each sample alone, without a launch.
 
         Args:
             lengths: Positive numbers of any shape.
+
+        Returns:
+            Costs in mean samples, of the shape of ``lengths``.
         """
         costs: Array = self.linear * lengths + self.quadratic * lengths**2
         return costs
@@ -59,10 +62,18 @@ class SampleCosts:
 
     @staticmethod
     def checked(values: ArrayLike, samples: int, named: str = "cost") -> SampleCosts:
-        """The lengths of a data set of this many ``samples``.
+        """Make the costs of a data set from its samples' lengths.
+
+        Args:
+            values: One positive number for each sample.
+            samples: Number of samples.
+            named: The argument's name, for messages.
+
+        Returns:
+            The costs.
 
         Raises:
-            PacelineError: Under this name, if invalid.
+            PacelineError: If there is not one positive, finite number for each sample.
         """
         try:
             lengths = np.array(values, dtype=float)
@@ -104,7 +115,16 @@ class SampleCosts:
     def model(
         self, quadratic_part: float = 0.0, launch: float | None = None, padded: bool = False
     ) -> CostModel:
-        """The model in which this part of the mean sample's cost, 0 to 1, grows with the square of its length."""
+        """The model in which a part of the mean sample's cost grows with the square of its length.
+
+        Args:
+            quadratic_part: This part, 0 to 1.
+            launch: Cost of a micro-batch beyond its samples, in mean samples.
+            padded: Whether a micro-batch is padded to its longest sample.
+
+        Returns:
+            A model in which the mean sample costs 1.
+        """
         linear, quadratic = (1 - quadratic_part) / self.mean, quadratic_part / self.mean_square
         return CostModel(linear, quadratic, launch, padded)
 
@@ -115,6 +135,9 @@ class SampleCosts:
             alpha: Weight of the square of a length.
             launch: Cost of a micro-batch beyond its samples, in mean samples.
             padded: Whether a micro-batch is padded to its longest sample.
+
+        Returns:
+            A model in which the mean sample costs 1.
         """
         linear = 1.0 / (self.mean + alpha * self.mean_square)
         return CostModel(linear, alpha * linear, launch, padded)

@@ -76,11 +76,17 @@ class Room(_Limits):
         return super().__new__(cls, least, most, micro_batch, budget, micro_steps, in_step, floor)
 
     def counts(self, workers: int, batch: int) -> tuple[Counts, Counts, Counts]:
-        """(least, most, micro_batch) of each worker, (n,), cut to the batch.
+        """The limits of each worker as arrays.
 
         Args:
             workers: Number of workers, n.
             batch: Samples of the round.
+
+        Returns:
+            Least, most and micro_batch, each of shape (n,), cut to the batch.
+
+        Raises:
+            PacelineError: For limits of another shape than the workers.
         """
         given = (0 if self.least is None else self.least, self.most, self.micro_batch)
         limits = [np.asarray(batch if each is None else each) for each in given]
@@ -122,10 +128,13 @@ class Deal:
         return np.concatenate(([0], np.cumsum(self.loads)))
 
     def of(self, worker: int) -> Counts:
-        """Positions of this worker's samples among the round's, micro-batch after micro-batch.
+        """The samples of one worker.
 
         Args:
             worker: A worker's number, from 0.
+
+        Returns:
+            Positions among the round's samples, micro-batch after micro-batch.
         """
         return self.order[self.starts[worker] : self.starts[worker + 1]]
 
@@ -137,11 +146,18 @@ def deal(
     overhead: Array | None = None,
     room: Room = Room(),  # noqa: B008  # immutable
 ) -> Deal:
-    """Deal samples of these lengths, (B,), so that all workers end together, as nearly as whole samples allow.
+    """Deal samples so that all workers end together, as nearly as whole samples allow.
 
     Args:
-        pace: Seconds of each worker for a cost of 1, (n,), positive; infinite for a worker that gets nothing. Any
-            unit is possible if ``overhead``, the seconds before a worker's first sample, is None.
+        lengths: Of the samples, positive, shape (B,).
+        model: What a sample costs.
+        pace: Seconds of each worker for a cost of 1, shape (n,), positive; infinite for a worker that gets nothing.
+            Any unit is possible without ``overhead``.
+        overhead: Seconds before a worker's first sample, shape (n,); default 0.
+        room: The limits of loads and micro-batches.
+
+    Returns:
+        Each worker's samples and micro-batches.
 
     Raises:
         PacelineError: If the limits cannot hold the samples.

@@ -35,13 +35,19 @@ def longest_first(
     least: Counts | None = None,
     most: Counts | None = None,
 ) -> Counts:
-    """The worker of each sample, int64 of shape (B,).
+    """Give one sample after another, the longest first, to the worker that then ends soonest.
+
+    Equal samples are dealt in their order, and ties go to the lowest worker.
 
     Args:
         costs: Of the samples, positive, shape (B,).
         pace: Seconds of each worker for a cost of 1, shape (n,), positive; infinite for a worker that gets nothing.
-        overhead: Seconds before a worker's first sample, (n,). least, most: samples of each worker, (n,). Equal
-            samples are dealt in their order, and ties go to the lowest worker.
+        overhead: Seconds before a worker's first sample, shape (n,); default 0.
+        least: Samples of each worker at least, shape (n,).
+        most: Samples of each worker at most, shape (n,).
+
+    Returns:
+        The worker of each sample, int64 of shape (B,).
 
     Raises:
         PacelineError: If the limits cannot hold the samples.
@@ -82,22 +88,28 @@ def _placed(sizes: Array, pace: Array, overhead: Array, least: Counts, most: Cou
 
 
 def bound(workers: int) -> float:
-    """The largest ratio of the division's time to the best possible time, without overheads and limits.
+    """How far the division may be from the best one, without overheads and limits.
 
     Args:
         workers: Number of workers, n.
+
+    Returns:
+        The largest ratio of its time to the best possible time.
     """
     return 2 * workers / (workers + 1)
 
 
 def lower_bound(costs: Array, pace: Array) -> float:
-    """Seconds below which no division of these samples ends, if no worker has an overhead.
+    """A time before which no division of these samples ends, if no worker has an overhead.
 
     The k longest samples run on k workers at most, so they take as long as the k quickest need for them together.
 
     Args:
-        costs: Of the samples, in mean samples.
-        pace: Seconds for a cost of 1, of each worker, (n,).
+        costs: Of the samples, in mean samples, shape (B,).
+        pace: Seconds of each worker for a cost of 1, shape (n,).
+
+    Returns:
+        Seconds.
     """
     sizes, speeds = np.sort(costs)[::-1], np.sort(1.0 / pace)[::-1]
     alone = np.cumsum(sizes[: len(speeds)]) / np.cumsum(speeds)[: len(sizes)]

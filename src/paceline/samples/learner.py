@@ -213,7 +213,11 @@ class CostLearner:
         self._shown = (0.0, 0.0)  # part and launch of the model with which a policy saw them
 
     def model(self) -> CostModel:
-        """The model to deal the next round by."""
+        """The model by which to deal the next round.
+
+        Returns:
+            The fitted model; in the first rounds of padded samples, one that tries a cost of a launch.
+        """
         launch: float | None = self.fit.launch
         if self.padded and self.rounds < SURE:
             part = TRIALS[min(self.rounds, len(TRIALS) - 1)]
@@ -222,9 +226,11 @@ class CostLearner:
         return self.costs.model(self.fit.part, launch, self.padded)
 
     def take(self, parts: Array, seconds: Array, known: Array | float = 0.0) -> bool:
-        """Take in a round: ``Deal.parts``, (n, 3), and each worker's seconds, (n,), NaN if absent.
+        """Take in a round.
 
         Args:
+            parts: Sums over each worker's parts, shape (n, 3), see ``Deal.parts``.
+            seconds: Of each worker, shape (n,); NaN if absent.
             known: The part of the seconds that was measured to be overhead.
 
         Returns:
@@ -251,15 +257,25 @@ class CostLearner:
         return True
 
     def cost(self, parts: Array) -> Array:
-        """The cost of each worker's parts by the present model, (n,), in mean samples.
+        """The cost of each worker's parts by the present model.
 
         Args:
             parts: Sums over each worker's parts, shape (n, 3), see ``Deal.parts``.
+
+        Returns:
+            Costs in mean samples, shape (n,).
         """
         return cost_of(self.costs.model(self.fit.part, self.fit.launch), parts)
 
     def state_dict(self, models: dict[int, CostModel]) -> dict[str, Any]:
-        """The state as plain lists and numbers, with the models by the first round that each holds for."""
+        """The state, for a checkpoint.
+
+        Args:
+            models: The models by the first round that each holds for.
+
+        Returns:
+            Plain lists and numbers, which ``stored`` reads.
+        """
         return {
             "rounds": self.rounds,
             "fit": [np.asarray(leaf).tolist() for leaf in self.fit],
@@ -269,7 +285,14 @@ class CostLearner:
         }
 
     def stored(self, state: Any, step: int) -> tuple[CostLearner, dict[int, CostModel]]:
-        """A learner that continues from a stored state, and its models, one of which holds for round ``step``.
+        """Continue from a stored state.
+
+        Args:
+            state: The result of ``state_dict``.
+            step: The round to continue from.
+
+        Returns:
+            A learner, and its models by the first round of each; one of them holds for round ``step``.
 
         Raises:
             PacelineError: If the state is not from ``state_dict``.

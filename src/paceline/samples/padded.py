@@ -26,9 +26,11 @@ CLOSE = 1e-3  # relative accuracy of the round's time
 
 
 class Limits(NamedTuple):
-    """Limits of each worker: samples of a round, at least and at most, (n,), and of a micro-batch.
+    """Limits of each worker and of a micro-batch.
 
     Attributes:
+        least: Samples of a round at least, shape (n,).
+        most: Samples of a round at most, shape (n,).
         micro_batch: Samples of a micro-batch at most, (n,).
         budget: Its size times its longest sample's length at most.
         one: Each worker's whole run is one micro-batch.
@@ -44,15 +46,18 @@ class Limits(NamedTuple):
 def sorted_runs(
     costs: Array, lengths: Array, launch: float, pace: Array, overhead: Array, limits: Limits
 ) -> tuple[Counts, list[Counts]]:
-    """The runs that end soonest, with the quickest workers first or last: (the order of the workers' runs, (n,),
-    sizes of each worker's micro-batches).
+    """The runs that end soonest, with the quickest workers first or last.
 
     Args:
         costs: Of the samples, the longest first, (B,).
         lengths: Of the samples, the longest first, (B,).
-        launch: Cost of a micro-batch beyond its samples. pace: seconds of each worker for a cost of 1, (n,),
-            infinite for a worker that gets nothing.
-        overhead: Seconds before its first sample, (n,).
+        launch: Cost of a micro-batch beyond its samples.
+        pace: Seconds of each worker for a cost of 1, shape (n,); infinite for a worker that gets nothing.
+        overhead: Seconds before a worker's first sample, shape (n,).
+        limits: Of the workers and of a micro-batch.
+
+    Returns:
+        The order of the workers' runs, shape (n,), and the sizes of each worker's micro-batches.
 
     Raises:
         PacelineError: If the limits of a micro-batch cannot hold the samples.
@@ -74,7 +79,18 @@ def sorted_runs(
 
 
 def best_cuts(costs: Array, lengths: Array, launch: float, micro_batch: int, budget: float) -> list[int]:
-    """Sizes of the micro-batches that cost least, for samples sorted by falling length, as in ``sorted_runs``."""
+    """Cut samples into the micro-batches that cost least.
+
+    Args:
+        costs: Of the samples, the longest first, shape (B,).
+        lengths: Of the samples, the longest first, shape (B,).
+        launch: Cost of a micro-batch beyond its samples.
+        micro_batch: Samples of a micro-batch at most.
+        budget: Its size times its longest sample's length, at most.
+
+    Returns:
+        Sizes of the micro-batches, in the samples' order.
+    """
     alone, many = np.zeros(1, np.int64), len(costs)
     limits = Limits(alone, alone + many, alone + micro_batch, budget)
     return _Cutting(costs, lengths, launch, limits).cuts(0, np.inf, many, micro_batch)

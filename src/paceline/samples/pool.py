@@ -42,12 +42,27 @@ class Pool(NamedTuple):
     budget: float
 
     def left(self, place: int) -> float:
-        """Cost of all samples from ``place`` on."""
+        """Cost of all samples from ``place`` on.
+
+        Args:
+            place: A position in the pool, from 0.
+
+        Returns:
+            A cost in mean samples.
+        """
         return float(self.before[-1] - self.before[min(place, len(self.lengths))])
 
     def samples(self, place: int, cost: float, room: int) -> int:
-        """The number of samples from ``place`` on whose cost is nearest to ``cost``: at least ``floor``, at most
-        ``room``, a multiple of ``floor``; 0 if nothing is left, or there is no room."""
+        """How many samples from ``place`` on have a cost nearest to ``cost``.
+
+        Args:
+            place: A position in the pool, from 0.
+            cost: The wanted cost, in mean samples.
+            room: Samples at most.
+
+        Returns:
+            A multiple of ``floor``, at least one; 0 if nothing is left, or there is no room.
+        """
         room = min(room, len(self.lengths) - place) // self.floor * self.floor
         if room <= 0:
             return 0
@@ -59,12 +74,29 @@ class Pool(NamedTuple):
         return min(many, room)
 
     def cuts(self, place: int, samples: int, micro_batch: int) -> list[int]:
-        """Sizes of the micro-batches of ``samples`` samples from ``place`` on, each of ``micro_batch`` at most."""
+        """Cut samples from ``place`` on into micro-batches.
+
+        Args:
+            place: A position in the pool, from 0.
+            samples: Number of samples.
+            micro_batch: Samples of a micro-batch at most.
+
+        Returns:
+            Sizes of the micro-batches, in the samples' order.
+        """
         lengths = self.lengths[place : place + samples]
         return sizes_of_micro_steps(lengths, self.model, micro_batch, self.budget, self.floor)
 
     def parts(self, place: int, size: int) -> Array:
-        """The parts of one micro-batch, (3,), see ``Deal.parts``."""
+        """What makes up the cost of one micro-batch.
+
+        Args:
+            place: A position in the pool, from 0.
+            size: Samples of the micro-batch.
+
+        Returns:
+            Shape (3,), see ``Deal.parts``.
+        """
         return batch_parts(self.lengths[place : place + size], np.array([size]), self.model.padded)
 
 
@@ -74,7 +106,8 @@ class InPieces(NamedTuple):
     Attributes:
         own: Each worker's micro-batches; the samples of the pool follow in ``own.order``.
         first: Samples that it runs at once, (n,).
-        kept: Samples of its last micro-batch, which it keeps for its end, (n,), and ``kept_costs`` their cost.
+        kept: Samples of its last micro-batch, which it keeps for its end, (n,).
+        kept_costs: Cost of these samples, (n,).
         pool: The samples that are claimed.
         whole: Cost of the round.
     """
@@ -95,8 +128,19 @@ def micro_cost(model: CostModel, parts: Array) -> float:
 def sizes_of_micro_steps(
     lengths: Array, model: CostModel, micro_batch: int, budget: float, floor: int = 1
 ) -> list[int]:
-    """Sizes of micro-batches of samples sorted by falling length, in this order: the best cuts if they are padded and
-    the cost of a launch is known, otherwise the fewest within the limits."""
+    """Cut samples into micro-batches: the best cuts if they are padded and the cost of a launch is known, otherwise
+    the fewest within the limits.
+
+    Args:
+        lengths: Of the samples, the longest first, shape (B,).
+        model: What a sample costs.
+        micro_batch: Samples of a micro-batch at most.
+        budget: Sum of the lengths of a micro-batch at most; if padded, its size times its longest sample's length.
+        floor: Fewest samples of a micro-batch.
+
+    Returns:
+        Sizes of the micro-batches, in the samples' order.
+    """
     if not len(lengths):
         return []
     if model.padded and model.launch is not None:
@@ -120,12 +164,18 @@ def sizes_of_micro_steps(
 def in_pieces(
     lengths: Array, model: CostModel, shares: Array, at_once: float, least: Array, room: Room
 ) -> InPieces | None:
-    """Samples of these lengths, (B,), for a round in pieces; None if there is nothing to claim, or no room for it.
+    """Divide a round's samples into what each worker runs first and a pool from which workers claim.
 
     Args:
+        lengths: Of the samples, shape (B,).
+        model: What a sample costs.
         shares: Each worker's part of the round's cost, (n,).
         at_once: The portion of it that runs at once.
         least: Cost of the samples that each keeps for its end, (n,).
+        room: The limits of loads and micro-batches.
+
+    Returns:
+        The beginning of the round; None if there is nothing to claim, or no room for it.
     """
     n, batch = len(shares), len(lengths)
     _, most, micro = room.counts(n, batch)

@@ -97,13 +97,16 @@ def _check(seconds: Array, index: int, name: str, least: float) -> None:
 class Played(NamedTuple):
     """The rounds under one policy; T rounds, R realizations, n workers.
 
-    latency: seconds of each round, (T, R).
-    compute, overhead, wait: seconds over all workers and rounds, (R,): on samples, on overhead that does
-        not grow with them, and waiting for the slowest.
-    shares: mean over the realizations, (T, n). first_shares, first_seconds: of the first realization, (T, n),
-        NaN if a worker was absent.
-    decide_seconds: seconds spent in the policy, over all realizations.
-    steps: the steps that DOLBIE took after each round, alpha_t, (T, R); None for other policies.
+    Attributes:
+        latency: Seconds of each round, shape (T, R).
+        compute: Seconds of all workers in all rounds on samples, shape (R,).
+        overhead: Seconds of all workers on overhead that does not grow with the samples, shape (R,).
+        wait: Seconds of all workers waiting for the slowest, shape (R,).
+        shares: Mean over the realizations, shape (T, n).
+        first_shares: Of the first realization, shape (T, n); NaN if a worker was absent.
+        first_seconds: Of the first realization, shape (T, n); NaN if a worker was absent.
+        decide_seconds: Seconds spent in the policy, over all realizations.
+        steps: The steps that DOLBIE took after each round, alpha_t, shape (T, R); None for other policies.
     """
 
     latency: Array
@@ -120,11 +123,15 @@ class Played(NamedTuple):
 class Outcome(NamedTuple):
     """All policies' rounds, and the oracle's seconds for the same rounds.
 
-    oracle: least possible seconds of each round, (T, R), with fractions if the scenario has them, otherwise with
-        whole samples.
-    path: P_T, the length of the fractional optimum's path, (R,). steepest: the largest seconds of a full batch
-        on one worker beyond its overhead, (R,): a Lipschitz constant of every round's time in the shares.
-    whole_cluster: whether all workers were present in all rounds.
+    Attributes:
+        scenario: What was simulated.
+        policies: The rounds under each policy, by its name.
+        oracle: Least possible seconds of each round, shape (T, R), with fractions if the scenario has them, otherwise
+            with whole samples.
+        path: P_T, the length of the fractional optimum's path, shape (R,).
+        steepest: The largest seconds of a full batch on one worker beyond its overhead, shape (R,): a Lipschitz
+            constant of every round's time in the shares.
+        whole_cluster: Whether all workers were present in all rounds.
     """
 
     scenario: Scenario
@@ -141,10 +148,15 @@ def run(
     """Simulate the scenario under each named policy (``name:key=value,...``): DOLBIE, eqs. (1) to (3).
 
     Args:
+        scenario: The workers and their rounds.
+        names: Policies to simulate, one or more.
         progress: Called after each round with the number of rounds done and of all rounds.
 
+    Returns:
+        The rounds under each policy, and the oracle's.
+
     Raises:
-        PacelineError: For a name or option that does not exist.
+        PacelineError: For a name or option that does not exist, no name, or a scenario with [samples].
     """
     if not names:
         raise PacelineError(f"no policy named; expected one or more of {', '.join(policies.names())}")

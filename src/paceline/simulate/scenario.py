@@ -66,10 +66,13 @@ class Link(Checked):
     changes: tuple[Change, ...] = ()
 
     def seconds(self, index: int) -> float:
-        """Seconds of the transfer in the round of this index, counted from 0.
+        """Seconds of the transfer in one round.
 
         Args:
             index: The round, from 0.
+
+        Returns:
+            Seconds.
         """
         changes = sorted(self.changes, key=lambda change: change.round)
         mbps = [self.mbps, *(change.mbps for change in changes if change.round <= index + 1)]
@@ -134,11 +137,13 @@ class WorkerClass(Checked):
 class Event(Checked):
     """A change of one worker's membership at the start of a round.
 
-    round: counted from 1. worker: its rank, in the order of the classes.
-    kind: "leave" is known before the round is divided; "die" is not: the others wait ``give_up_seconds`` for
-        the worker, and its samples of that round are lost; "freeze" is the same, but the worker returns after
-        ``rounds`` rounds; "join" adds a worker that was absent before.
-    rounds: the number of rounds that a freeze lasts.
+    Args:
+        round: The round at whose start it happens, from 1.
+        worker: The worker's rank, from 0, in the order of the classes.
+        kind: "leave" is known before the round is divided; "die" is not: the others wait ``give_up_seconds`` for the
+            worker, and its samples of that round are lost; "freeze" is the same, but the worker returns after
+            ``rounds`` rounds; "join" adds a worker that was absent before.
+        rounds: Number of rounds that a freeze lasts.
     """
 
     round: Rounds
@@ -214,19 +219,29 @@ class Samples(Checked):
 class Scenario(Checked):
     """A simulation of bulk-synchronous rounds.
 
-    workers: the classes of workers. global_batch: samples in each round.
-    rounds: number of rounds. realizations: number of repetitions with other random draws. seed: of all draws.
-    batches: samples of each round, if they differ (an epoch's last is often smaller); each at most ``global_batch``.
-    draw: number of workers, each of a class drawn at random for each realization; 0 takes each class's count.
-    fractional: divide the batch into fractions of samples instead of whole samples.
-    decision_delay: rounds by which a plan takes effect later than in the next round.
-    known_overhead: whether workers know their overhead (they time their communication); otherwise it is fitted
-        from seconds and loads, as in real training.
-    give_up_seconds: how long the others wait for a worker that stopped without notice.
-    piece_seconds: seconds of a piece beyond its samples, for policies that run a round in pieces; the policies
-        have to estimate it.
-    events: workers that leave, die, freeze or join. samples: the samples' costs, if they differ. policies: those to
-    simulate if none are named. name: for titles.
+    Args:
+        workers: The classes of workers.
+        global_batch: B, samples in each round.
+        rounds: Number of rounds.
+        realizations: Number of repetitions with other random draws.
+        seed: Seed of all draws.
+        draw: Number of workers, each of a class drawn at random for each realization; 0 takes each class's count.
+        fractional: Divide the batch into fractions of samples instead of whole samples.
+        decision_delay: Rounds by which a plan takes effect later than in the next round.
+        known_overhead: Whether workers know their overhead (they time their communication); otherwise it is fitted
+            from seconds and loads, as in real training.
+        give_up_seconds: How long the others wait for a worker that stopped without notice.
+        piece_seconds: Seconds of a piece beyond its samples, for policies that run a round in pieces; the policies
+            have to estimate it.
+        batches: Samples of each round, if they differ (an epoch's last is often smaller); each at most
+            ``global_batch``.
+        events: Workers that leave, die, freeze or join.
+        samples: The samples' costs, if they differ.
+        policies: Policies to simulate if none are named.
+        name: For titles.
+
+    Raises:
+        PacelineError: For a value out of range, and parts that exclude each other.
     """
 
     workers: tuple[WorkerClass, ...]
@@ -298,10 +313,13 @@ class Scenario(Checked):
                 )
 
     def batch(self, index: int) -> int:
-        """Samples in the round of this index, counted from 0.
+        """Samples in one round.
 
         Args:
             index: The round, from 0.
+
+        Returns:
+            Samples.
         """
         return self.batches[index] if self.batches else self.global_batch
 
@@ -311,7 +329,11 @@ class Scenario(Checked):
         return self.draw or sum(each.count for each in self.workers)
 
     def cluster(self) -> Cluster:
-        """The workers and their limits, for the policies."""
+        """The workers and their limits, for the policies.
+
+        Returns:
+            A cluster with the scenario's realizations.
+        """
         if self.draw:
             return Cluster(self.draw, self.global_batch, realizations=(self.realizations,))
         counts = [each.count for each in self.workers]
@@ -332,7 +354,11 @@ class Scenario(Checked):
         )
 
     def classes(self) -> NDArray[np.int64]:
-        """Each worker's class, an index into ``workers``: shape (n,), or (R, n) if they are drawn."""
+        """Each worker's class, an index into ``workers``.
+
+        Returns:
+            Shape (n,), or (R, n) if classes are drawn.
+        """
         if not self.draw:
             return np.repeat(np.arange(len(self.workers)), [each.count for each in self.workers])
         weights = np.array([each.weight for each in self.workers])
@@ -340,10 +366,13 @@ class Scenario(Checked):
         return rng.choice(len(weights), (self.realizations, self.draw), p=weights / weights.sum())
 
     def members(self, index: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Masks of the workers in the round of this index (from 0), and of those that stop without notice, (n,).
+        """The membership in one round.
 
         Args:
             index: The round, from 0.
+
+        Returns:
+            Masks of the workers in the round, and of those that stop without notice, each of shape (n,).
         """
         here = np.ones(self.size, bool)
         stopped = np.zeros(self.size, bool)
@@ -368,6 +397,12 @@ def from_trace(trace: Trace, **fields: object) -> Scenario:
     Args:
         trace: Recorded speeds.
         fields: Of ``Scenario``.
+
+    Returns:
+        The scenario.
+
+    Raises:
+        PacelineError: If the trace has only one worker, or a round without any.
     """
     rounds, workers = trace.seconds_per_sample.shape
     if workers < 2:

@@ -26,6 +26,9 @@ def read(path: str | os.PathLike[str]) -> Scenario:
     Args:
         path: A TOML file.
 
+    Returns:
+        The scenario.
+
     Raises:
         PacelineError: Naming the file and the table, for any mistake in it.
     """
@@ -50,6 +53,12 @@ def of_trace(path: str | os.PathLike[str], **fields: object) -> Scenario:
     Args:
         path: A CSV file.
         fields: Of ``Scenario``.
+
+    Returns:
+        The scenario, named like the file.
+
+    Raises:
+        PacelineError: Naming the file, for any mistake in it.
     """
     try:
         return from_trace(traces.read(path, gaps="absent"), **{"name": Path(path).stem} | fields)

@@ -20,10 +20,15 @@ MODES = Bsp.modes
 
 
 def create(text: str, workers: int, mode: str = "push-wait") -> Gate[Any]:
-    """The gate named by ``text``: ``bsp``, ``asp``, ``ssp:10``, ``lsp:3:5``, or with ``key=value``.
+    """Make the gate named by ``text``.
 
     Args:
-        mode: How parameters reach the workers: push-wait, push-interrupt or pull.
+        text: ``bsp``, ``asp``, ``ssp:10``, ``lsp:3:5``, or with ``key=value``.
+        workers: Number of workers, n.
+        mode: How parameters reach the workers: "push-wait", "push-interrupt" or "pull".
+
+    Returns:
+        The gate.
 
     Raises:
         PacelineError: For an unknown name, option or mode, a value out of range, or a gate and a mode that exclude

@@ -12,7 +12,10 @@ from paceline.sync.lsp import Lsp
 class Asp(Lsp):
     """Every gradient is applied on arrival, a sample counting as much as under BSP (LB-BSP, baseline ASP).
 
-    stale: "full" or "inverse": scale a gradient of staleness d - 1 by 1 / d (LB-BSP, baseline DynSSP).
+    Args:
+        workers: Number of workers, n.
+        mode: "push-wait".
+        stale: "full" or "inverse", which scales a gradient of staleness d - 1 by 1 / d (LB-BSP, baseline DynSSP).
     """
 
     group: int = field(default=1, init=False)

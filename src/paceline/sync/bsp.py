@@ -37,10 +37,13 @@ class BspState(NamedTuple):
 class Bsp(Gate[BspState]):
     """Every update takes the first k gradients of the newest parameters; k = n waits for all workers.
 
-    mode: what a late worker does when the parameters move: "push-wait" ends its computation first,
-        "push-interrupt" drops it at once, "pull" takes the next token of a queue with n tokens for each version.
-    late: what happens to late gradients: "drop", or "use" in the next update, weighted by
-        1 / (staleness + 1). LB-BSP, baseline BSP; DBW, section 2.
+    LB-BSP, baseline BSP; DBW, section 2.
+
+    Args:
+        workers: Number of workers, n.
+        mode: What a late worker does when the parameters move: "push-wait" ends its computation first,
+            "push-interrupt" drops it at once, "pull" takes the next token of a queue with n tokens for each version.
+        late: What happens to late gradients: "drop", or "use" in the next update, weighted by 1 / (staleness + 1).
     """
 
     workers: int

@@ -26,10 +26,15 @@ class LspState(NamedTuple):
 class Lsp(Gate[LspState]):
     """Updates from groups of ``group`` workers; after ``barrier`` of them one that waits for all.
 
-    group: l, from 1 (asp, without barrier) to n (bsp); 0 takes half of the workers, at least 1.
-    barrier: m, 1 or more; 0 never waits for all.
-    scale: with "batch" a sample counts as much as under BSP; "mean" averages over each group (K-async SGD).
-    stale: "full" or "inverse": scale a gradient of staleness d - 1 by 1 / d. WLBS, eq. (4), section 3.1.
+    WLBS, eq. (4), section 3.1.
+
+    Args:
+        workers: Number of workers, n.
+        mode: "push-wait".
+        group: l, from 1 (asp, without barrier) to n (bsp); 0 takes half of the workers, at least 1.
+        barrier: m, 1 or more; 0 never waits for all.
+        scale: With "batch" a sample counts as much as under BSP; "mean" averages over each group (K-async SGD).
+        stale: "full" or "inverse", which scales a gradient of staleness d - 1 by 1 / d.
     """
 
     workers: int

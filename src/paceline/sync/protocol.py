@@ -15,18 +15,26 @@ IDLE, GONE = -1, -2  # take the place of the version for which a worker computes
 
 
 class Gradient(NamedTuple):
-    """A worker's finished gradient."""
+    """A worker's finished gradient.
+
+    Attributes:
+        worker: The worker's number, from 0.
+        version: Version of the parameters for which it counts; the newest version minus this is its staleness.
+        weight: A factor in addition to its number of samples.
+    """
 
     worker: int
-    version: int  # of the parameters for which it counts; the newest version minus this is its staleness
-    weight: float = 1.0  # a factor in addition to its number of samples
+    version: int
+    weight: float = 1.0
 
 
 class Apply(NamedTuple):
     """Update the parameters once with these gradients; their version rises by one.
 
-    scale: "mean" divides the weighted sum over samples by the weighted samples in it; "batch" by the global
-        batch, so that each sample moves the parameters as much as under BSP.
+    Attributes:
+        gradients: The gradients.
+        scale: "mean" divides the weighted sum over samples by the weighted samples in it; "batch" by the global
+            batch, so that each sample moves the parameters as much as under BSP.
     """
 
     gradients: tuple[Gradient, ...]
@@ -34,13 +42,21 @@ class Apply(NamedTuple):
 
 
 class Drop(NamedTuple):
-    """This gradient arrived too late for its version; its samples are free again."""
+    """This gradient arrived too late for its version; its samples are free again.
+
+    Attributes:
+        gradient: The gradient.
+    """
 
     gradient: Gradient
 
 
 class Interrupt(NamedTuple):
-    """Stop the computation of these workers; their samples are free again."""
+    """Stop the computation of these workers; their samples are free again.
+
+    Attributes:
+        workers: Their numbers, from 0.
+    """
 
     workers: tuple[int, ...]
 
@@ -49,6 +65,8 @@ class Release(NamedTuple):
     """Let these workers compute a gradient at the newest parameters, which are ``version``.
 
     Attributes:
+        workers: Their numbers, from 0.
+        version: The newest version.
         tag: The version for which their gradients will count (older than ``version`` only in pull mode).
     """
 
@@ -65,51 +83,79 @@ Effects = tuple[Effect, ...]
 
 
 class Gate(Protocol[S]):
-    """Decides when parameters move. Frozen: all that changes is in the state, a NamedTuple of tuples and numbers."""
+    """Decides when parameters move. Frozen: all that changes is in the state, a NamedTuple of tuples and numbers.
+
+    Attributes:
+        workers: Number of workers, n.
+        modes: How parameters may reach the workers: of "push-wait", "push-interrupt" and "pull".
+        takes_quorum: Whether a backup policy may set the number of gradients to wait for.
+    """
 
     workers: int
-    modes: ClassVar[tuple[str, ...]] = ("push-wait",)  # of push-wait, push-interrupt and pull
-    takes_quorum: ClassVar[bool] = False  # a backup policy may set the number of gradients to wait for
+    modes: ClassVar[tuple[str, ...]] = ("push-wait",)
+    takes_quorum: ClassVar[bool] = False
 
     def init(self) -> tuple[Effects, S]:
-        """All workers start at version 0."""
+        """Begin a run; all workers start at version 0.
+
+        Returns:
+            Effects to carry out, and the state to pass to the next call.
+        """
         ...
 
     def arrive(self, state: S, worker: int, now: float) -> tuple[Effects, S]:
-        """The worker's gradient has arrived.
+        """Handle a worker's gradient that has arrived.
 
         Args:
-            now: Seconds of the engine's clock.
+            state: As the call before returned it.
+            worker: The worker's number, from 0.
+            now: Seconds on the engine's clock.
+
+        Returns:
+            Effects to carry out, and the next state.
         """
         ...
 
     def leave(self, state: S, worker: int, now: float) -> tuple[Effects, S]:
-        """The worker died or left; no update waits for it any longer. Gradients that it has delivered count.
+        """Handle a worker that died or left; no update waits for it any longer. Gradients that it has delivered
+        count.
 
         Args:
             state: As the call before returned it.
             worker: A worker's number, from 0.
             now: Seconds on the engine's clock.
+
+        Returns:
+            Effects to carry out, and the next state.
         """
         ...
 
     def join(self, state: S, worker: int, now: float) -> tuple[Effects, S]:
-        """The worker joins, again or for the first time, and gets the newest parameters.
+        """Handle a worker that joins, again or for the first time, and gets the newest parameters.
 
         Args:
             state: As the call before returned it.
             worker: A worker's number, from 0.
             now: Seconds on the engine's clock.
+
+        Returns:
+            Effects to carry out, and the next state.
         """
         ...
 
     def expect(self, state: S, quorum: int, now: float) -> tuple[Effects, S]:
-        """From now on an update waits for ``quorum`` gradients, 1 or more; only for gates with ``takes_quorum``.
+        """Wait for ``quorum`` gradients in each update from now on.
 
         Args:
             state: As the call before returned it.
             quorum: Gradients of an update, 1 or more.
             now: Seconds on the engine's clock.
+
+        Returns:
+            Effects to carry out, and the next state.
+
+        Raises:
+            NotImplementedError: If the gate does not have ``takes_quorum``.
         """
         raise NotImplementedError
 

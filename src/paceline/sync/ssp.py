@@ -24,7 +24,11 @@ class SspState(NamedTuple):
 class Ssp(Gate[SspState]):
     """No worker runs more than ``staleness`` clocks ahead; samples count as under BSP (LB-BSP, baseline SSP).
 
-    stale: "full" or "inverse": scale a gradient of staleness d - 1 by 1 / d (DynSSP).
+    Args:
+        workers: Number of workers, n.
+        mode: "push-wait".
+        staleness: s, clocks, 0 or more; 0 is BSP.
+        stale: "full" or "inverse", which scales a gradient of staleness d - 1 by 1 / d (DynSSP).
     """
 
     workers: int
