@@ -9,9 +9,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.torch import Pace, peers
+from paceline.torch import Pace, open_rounds, peers
 from paceline.torch.callbacks import OnRound
-from paceline.torch.measuring import open_rounds
 from support.torch_jobs import Samples, fresh, optimizer_of
 
 

@@ -14,9 +14,8 @@ import torch.distributed as dist
 
 from paceline.errors import PacelineError, WorkerError
 from paceline.torch import counter as claiming
-from paceline.torch import exchange, memory, peers
-from paceline.torch.measuring import piece_reports
-from paceline.torch.measuring.meter import layout
+from paceline.torch import exchange, memory, peers, piece_reports
+from paceline.torch.meter import layout
 
 
 def left_early(rank: int, ranks: int, seconds: float) -> str:

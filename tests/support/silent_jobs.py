@@ -11,9 +11,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import PacelineError
-from paceline.torch import Pace
+from paceline.torch import Pace, meter
 from paceline.torch.callbacks import Callback, OnRound, StopOnNan
-from paceline.torch.measuring import meter
 from support.torch_jobs import Samples, fresh, optimizer_of
 
 

@@ -20,8 +20,8 @@ from paceline.rounds import Cluster, PiecePlan
 from paceline.torch.claims import Claims
 from paceline.torch.counter import Count, LocalCounter
 from paceline.torch.feed.pieces import Order
-from paceline.torch.measuring.meter import OpenRound, layout
-from paceline.torch.measuring.open_rounds import OpenRounds
+from paceline.torch.meter import OpenRound, layout
+from paceline.torch.open_rounds import OpenRounds
 from paceline.torch.plan import Division, Piece, RoundPlan
 
 GUARANTEES = (

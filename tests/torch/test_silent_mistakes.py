@@ -15,7 +15,7 @@ from paceline.errors import PacelineError
 from paceline.torch import Pace
 from paceline.torch.callbacks import StopOnNan
 from paceline.torch.feed.pieces import Order
-from paceline.torch.measuring.open_rounds import Blind, Finite
+from paceline.torch.open_rounds import Blind, Finite
 from support.guarantees import guarantee
 from support.ranks import run_ranks
 from support.silent_jobs import Heard, left_alone, no_number, other_epochs, own_options, own_schedules

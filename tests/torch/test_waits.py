@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from paceline import runs
-from paceline.torch import waits
+from paceline.torch import timing
 from support.guarantees import guarantee
 from support.ranks import run_ranks
 from support.wait_jobs import CASES, SOME, Case, gathers_within, paced, watched
@@ -94,7 +94,7 @@ def test_nothing_is_left_replaced_when_nobody_listens() -> None:
     places = [(dist.ProcessGroup, "allreduce"), (dist.Work, "wait"), (functional, "wait_tensor")]
     before = [vars(owner)[name] for owner, name in places]
     nothing = (lambda _: None), (lambda: None)
-    first, second = (waits.listen(*nothing) for _ in range(2))
+    first, second = (timing.listen(*nothing) for _ in range(2))
     first()
     first()  # which leaves the second alone
     assert all(hasattr(getattr(owner, name), "__wrapped__") for owner, name in places)
@@ -104,7 +104,7 @@ def test_nothing_is_left_replaced_when_nobody_listens() -> None:
 
 def test_waits_of_other_threads_and_of_nested_functions_count_once() -> None:
     told: list[str] = []
-    stop = waits.listen(told.append, lambda: told.append("end"))
+    stop = timing.listen(told.append, lambda: told.append("end"))
     try:
         future: torch.futures.Future[int] = torch.futures.Future()
         future.set_result(1)

@@ -18,7 +18,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from paceline.attach.places import place
 from paceline.doctor import watches
 from paceline.doctor.phases import HostClock, Phase, Phases, StreamClock
-from paceline.torch import waits
+from paceline.torch import timing
 
 COUNTS = ("samples", "fetches", "backwards", "exchanges", "elements", "squares", "collecting")
 """Counts of an optimizer step on this rank. samples: those of the batch objects that the forward passes are given, or
@@ -73,7 +73,7 @@ class Hooks:
         self._counts: Counter[str] = Counter()
         self._collections = watches.Collections()
         self._optimizers = register_optimizer_step_post_hook(self._on_optimizer)
-        self._stop_listening = waits.listen(self._on_wait, lambda: self.phases.enter(self._waiting))
+        self._stop_listening = timing.listen(self._on_wait, lambda: self.phases.enter(self._waiting))
         self._handles: list[Any] = [
             self._collections,
             model.register_forward_pre_hook(self._on_forward, with_kwargs=True),

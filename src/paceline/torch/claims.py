@@ -18,10 +18,9 @@ import torch
 
 from paceline.errors import WorkerError
 from paceline.pieces.rule import claim, portion
-from paceline.torch import peers
+from paceline.torch import peers, piece_reports
 from paceline.torch.counter import MOST_SPEED, SPEED_UNITS, Counter, counter
 from paceline.torch.liveness.calls import Calls
-from paceline.torch.measuring import piece_reports
 from paceline.torch.plan import Claim, Division, Piece, Source, claimed
 from paceline.torch.terms import Terms
 

@@ -9,8 +9,8 @@ from collections import deque
 import numpy as np
 
 from paceline.backup import dropcompute
-from paceline.torch import peers, waits
-from paceline.torch.measuring.meter import Meter, OpenRound
+from paceline.torch import peers, timing
+from paceline.torch.meter import Meter, OpenRound
 from paceline.torch.plan import Piece
 
 WARM_UP = 20  # rounds in which nothing is dropped, before a threshold is found
@@ -44,7 +44,7 @@ class Drops:
         if piece.first:
             self._round_is_over()
             self._running, self._ends = running, []
-        now = waits.now() - running.mark
+        now = timing.now() - running.mark
         if not piece.first:
             self._ended(now)
         running.ran(piece)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from paceline.errors import PacelineError, WorkerError
-from paceline.torch import batches, peers, waits
+from paceline.torch import batches, peers, timing
 from paceline.torch.callbacks import Callback, overriding
 from paceline.torch.claims import Claims
 from paceline.torch.drops import Drops
@@ -24,9 +24,9 @@ from paceline.torch.gradients.reducers import Reducer
 from paceline.torch.gradients.steps import Steps, forget_unscaled, learning_rate, refuse_averages
 from paceline.torch.host import Host
 from paceline.torch.liveness.monitor import Alone
-from paceline.torch.measuring.meter import Meter, Reports
-from paceline.torch.measuring.open_rounds import OpenRounds
 from paceline.torch.memory_limits import MemoryLimit, explain
+from paceline.torch.meter import Meter, Reports
+from paceline.torch.open_rounds import OpenRounds
 from paceline.torch.passes import LOST, Passes, weighing_of
 from paceline.torch.plan import Claim, Piece, Source
 from paceline.torch.progress import Progress
@@ -145,7 +145,7 @@ class Loop:
         )
         alike = self.ranks == 1 or self.terms.in_step or self.terms.fixed_micro_steps
         if not (alike or self.changes):
-            self._closing.callback(waits.refuse(lambda: self.round.computing, self.terms.loop))
+            self._closing.callback(timing.refuse(lambda: self.round.computing, self.terms.loop))
         if not (alike or self.terms.loop == "local"):  # there each micro-step is a step
             self._closing.callback(refuse_averages(lambda: self.round.unstepped))
         if self.ranks > 1 and not (self.changes or self.terms.loop == "local"):
@@ -467,13 +467,13 @@ class Loop:
         if not (piece.last or reducer.retrying):
             return False
         while not (reducer.retrying and reducer.claim()):
-            began, own = time.perf_counter(), waits.now()
+            began, own = time.perf_counter(), timing.now()
             pieces = None if claims is None else claims.report(as_one=reducer.retrying)
             row = meter.row(piece.plan, pieces)
             if reducer.commit(piece.step, row, None if self.terms.merge is not None else meter.counted):
                 meter.committed()
                 return True
-            meter.running.waited(waits.now() - own)
+            meter.running.waited(timing.now() - own)
             self.waited(time.perf_counter() - began)
         return False
 

@@ -19,9 +19,8 @@ from paceline.torch.gradients.weighing import (
     Weighing,
     checked_count,
 )
-from paceline.torch.hooks_of_torch import at_end_of_pass
-from paceline.torch.measuring.measure import LastGradient
-from paceline.torch.measuring.meter import Meter
+from paceline.torch.hooks_of_torch import at_end_of_pass, call_in_pass, running_pass
+from paceline.torch.meter import Meter
 from paceline.torch.plan import Piece
 from paceline.torch.round import ALONE, COMMIT, STEP, Round
 from paceline.torch.suspects import LossWatch
@@ -270,6 +269,67 @@ class Passes:
     def _gradients_ready(self) -> None:
         if (piece := self._round.gradients_ready()) is not None:
             self._meter.stop(piece)
+
+
+class LastGradient:
+    """Calls ``notify`` at the end of a backward pass, perhaps several times.
+
+    A hook on each parameter notices any pass, and costs some microseconds for each parameter. If the loss that the
+    pass starts from is known (``begins`` before it, ``ended`` after it), one callback is enough: callbacks queued in
+    a pass are called one after the other at its end, and DDP's, which waits for other ranks, is queued later.
+
+    That does not hold if parameters get their gradients in a nested pass of their own, as under
+    ``torch.utils.checkpoint`` with ``use_reentrant=True``: DDP may wait at the end of that one. So the first pass has
+    the hooks as well, and they stay unless all of them were called in the pass of the loss.
+    """
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], notify: Callable[[], None]) -> None:
+        self._parameters, self._notify, self._key = parameters, notify, id(self)
+        self._hooks: Any = None
+        # torch's number of the pass through a loss that is known: -1 until it begins, None if no loss is known
+        self._pass: int | None = None
+        self._within = self._apart = False  # gradients came in the pass of the loss; in another one
+        self._hook()
+
+    def begins(self, loss: torch.Tensor, notify: Callable[[], None]) -> None:
+        """The backward pass through this loss follows at once, on this thread; this ``notify`` is also called at its
+        end."""
+        first, self._queued = loss.grad_fn, notify
+        if first is None:
+            self._pass = None
+            return
+        self._pass = -1
+        call_in_pass(loss, first, self._key, self._queue)  # it does nothing in other passes
+
+    def ended(self) -> None:
+        """A round's last backward pass is done; ``begins`` may have announced it."""
+        number, self._pass = self._pass, None
+        if number is None or number < 0:
+            self._hook()  # the pass was not that of an announced loss: a host runs the passes
+        elif self._hooks is not None and self._within and not self._apart:
+            self._hooks.remove()
+            self._hooks = None
+
+    def remove(self) -> None:
+        """Let go of the model."""
+        self._pass = None
+        if self._hooks is not None:
+            self._hooks.remove()
+
+    def _hook(self) -> None:
+        if self._hooks is None:
+            self._hooks = torch.autograd.graph.register_multi_grad_hook(self._parameters, self._gradients)
+
+    def _queue(self, *_: object) -> None:
+        if self._pass == -1:
+            self._pass = running_pass()
+            at_end_of_pass(self._queued)
+
+    def _gradients(self, _: object) -> None:
+        if self._pass is not None:
+            within = running_pass() == self._pass
+            self._within, self._apart = self._within or within, self._apart or not within
+        self._notify()
 
 
 def weighing_of(

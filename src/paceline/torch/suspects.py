@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.errors import PacelineError
-from paceline.torch import hooks_of_torch, waits
+from paceline.torch import hooks_of_torch, timing
 from paceline.torch.gradients.reducers import LOOKS
 from paceline.torch.hooks_of_torch import MEAN, SUM
 from paceline.torch.plan import Piece
@@ -95,7 +95,7 @@ class LossWatch:
         self.left, self._calls_left = LOOKS if self._first else LATER, CALLS
         self._first = False
         if self._ranks > 1 and self._stop is None:
-            self._stop = waits.listen(self._called, lambda: None)
+            self._stop = timing.listen(self._called, lambda: None)
 
     def never(self) -> None:
         """No loss needs a look."""
@@ -273,7 +273,7 @@ class LossWatch:
         if self._calls_left < 0:
             self.close()
             return
-        arguments = waits.arguments()
+        arguments = timing.arguments()
         tensors = _tensors(arguments[1] if len(arguments) > 1 else None)
         gathers = name in GATHERS
         if not tensors or (gathers and max(one.numel() for one in tensors) > self._ranks):
@@ -321,7 +321,7 @@ class GatherSizes:
         """An epoch begins with round ``step``."""
         self._until = step + ROUNDS
         if self._stop is None:
-            self._stop = waits.listen(self._called, lambda: None)
+            self._stop = timing.listen(self._called, lambda: None)
 
     def close(self) -> None:
         """Compare nothing more."""
@@ -335,7 +335,7 @@ class GatherSizes:
         if piece.step >= self._until:
             self.close()
             return
-        group, *tensors = (*waits.arguments(), None, None)[:3]
+        group, *tensors = (*timing.arguments(), None, None)[:3]
         loads = piece.plan.loads
         if name not in GATHERS or not isinstance(group, dist.ProcessGroup) or not (loads != loads[0]).any():
             return
@@ -425,7 +425,7 @@ def _program() -> tuple[Any, tuple[str, int]] | None:
     """The frame, with file and line, where the program itself calls the running collective; None if Paceline does, or
     a part of torch such as DistributedDataParallel or batch norm."""
     frame: Any = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename in (__file__, waits.__file__):
+    while frame is not None and frame.f_code.co_filename in (__file__, timing.__file__):
         frame = frame.f_back
     while frame is not None and frame.f_code.co_filename.startswith((_TORCH, "<")):
         name = frame.f_code.co_filename

@@ -23,7 +23,7 @@ from paceline.torch.elastic.membership import MembershipEpoch, Worker
 from paceline.torch.elastic.recovery import Running
 from paceline.torch.elastic.rendezvous import Handover, Rendezvous
 from paceline.torch.elastic.supervisor import Supervisor
-from paceline.torch.measuring.meter import layout
+from paceline.torch.meter import layout
 from support import elastic_jobs
 from support.elastic_jobs import FOR_EVER, Told, alone, exactly, faults, hit, run
 from support.elastic_phases import Plan, phased, write

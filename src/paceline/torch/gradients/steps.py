@@ -17,7 +17,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from paceline.errors import PacelineError, short
-from paceline.torch import waits
+from paceline.torch import timing
 
 STEP = math.sqrt(2.0)  # between the weights of two options in a digest, modulo 1
 PARAMETERS = "params", "param_names"  # of a group, which are no options
@@ -92,7 +92,7 @@ class Steps:
 
         heard: whether ``before`` and ``after`` are called; False if the caller has checked the optimizers itself.
         """
-        began = waits.now()
+        began = timing.now()
         try:
             for one in optimizers:
                 self._checked = None if heard else one
@@ -106,7 +106,7 @@ class Steps:
             scaler.update()
         for one in optimizers:
             one.zero_grad()
-        return waits.now() - began
+        return timing.now() - began
 
     def take_some(self, optimizers: list[Any], scaler: Any) -> bool:
         """``take``; False if the scaler skipped the step of every optimizer."""
@@ -131,11 +131,11 @@ class Steps:
         """A step begins whose end must be noticed, too."""
         if len(self._hooks) == 1:
             self._hooks.append(register_optimizer_step_post_hook(self._ends))
-        self._began = waits.now()
+        self._began = timing.now()
 
     def end(self) -> float:
         """The step has ended; returns its seconds."""
-        self.seconds = waits.now() - self._began
+        self.seconds = timing.now() - self._began
         return self.seconds
 
     def rate(self) -> float:

@@ -21,11 +21,10 @@ import torch
 
 from paceline.errors import PacelineError, WorkerError
 from paceline.rounds import Array
-from paceline.torch import exchange, peers
+from paceline.torch import exchange, peers, piece_reports, timing
 from paceline.torch.exchange import Rows
 from paceline.torch.gradients.reducers import Reducer
 from paceline.torch.liveness.stall import named
-from paceline.torch.measuring import measure, piece_reports
 from paceline.torch.plan import Piece, RoundPlan
 
 MOST_ROUNDS = 64  # of an interval
@@ -187,12 +186,12 @@ class Meter:
         self.intervals = not reducer.travels  # one row may report several rounds
         self.drops = drops
         self.by_itself = reducer.travels or drops  # each row reports one round; else it may report several
-        self._watch = measure.stopwatch(device)
+        self._watch = timing.stopwatch(device)
         self.lag = self._watch.lag  # rounds by which a measurement is late
         self._pieces, self._reducer = pieces, reducer
         self._layout = layout(pieces, self.by_itself)
         reducer.connect(self._layout)
-        self._readings = measure.Readings() if readings else None
+        self._readings = timing.Readings() if readings else None
         self.running: Any = None
         self._unreported: list[OpenRound] = []  # stopped, and not collected yet
         self._newest: tuple[int, Rows] | None = None  # number and received rows of an announcement

@@ -11,10 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.torch.measuring import piece_reports
-from paceline.torch.measuring.measure import CudaStopwatch
-from paceline.torch.measuring.meter import layout
-from paceline.torch.measuring.open_rounds import mean_losses
+from paceline.torch import piece_reports
+from paceline.torch.meter import layout
+from paceline.torch.open_rounds import mean_losses
+from paceline.torch.timing import CudaStopwatch
 from support.guarantees import guarantee
 from support.peers_jobs import exchanged
 from support.ranks import run_ranks
