@@ -213,7 +213,7 @@ def balanced(run: Run, hook: str = "", policy: str = "level", merge: Any = None,
             if pace.rounds > rounds:  # with a delay, the base is what all share
                 base = None
                 if local and not pace.merged:
-                    base = pace._loop.local.base[: len(list(model.parameters()))]
+                    base = pace._loop.merges.base[: len(list(model.parameters()))]
                 run.shared(pace.epoch * many + pace.host.progress.samples_done, base)
 
 

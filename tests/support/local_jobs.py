@@ -440,7 +440,7 @@ def interrupted(rank: int, ranks: int) -> str:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     try:
         with LocalSGD(model, 8, "equal", every=2) as pace:
-            merges: Any = pace._loop.local
+            merges: Any = pace._loop.merges
             loader, take_in = pace.loader(Samples(96), seed=5), merges.take_in
 
             def stops(*_: object) -> None:

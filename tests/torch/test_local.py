@@ -535,7 +535,7 @@ def test_a_loop_that_failed_changes_nothing_of_what_is_loaded_afterwards(loads: 
 )
 def test_the_outer_optimizer_of_a_checkpoint_goes_on_by_the_rates_chosen_now() -> None:
     def velocity(pace: LocalSGD) -> dict[str, Any]:
-        return pace._loop.local.outer_state()  # type: ignore[no-any-return]
+        return pace._loop.merges.outer_state()  # type: ignore[no-any-return]
 
     pace = train(merge=Merge(outer="nesterov:lr=0.7,momentum=0.9"))(both)
     state = pace.state_dict()
@@ -545,11 +545,11 @@ def test_the_outer_optimizer_of_a_checkpoint_goes_on_by_the_rates_chosen_now() -
     again.load_state_dict(state)
     assert velocity(again)["param_groups"][0]["lr"] == 0.5
     assert velocity(again)["state"]
-    parameters = list(again._loop.local._outer.param_groups[0]["params"])
+    parameters = list(again._loop.merges._outer.param_groups[0]["params"])
     for p in parameters:
         p.grad = torch.ones_like(p)
-    again._loop.local.stepping = True
-    again._loop.local._outer.step()
+    again._loop.merges.stepping = True
+    again._loop.merges._outer.step()
     # What is kept in memory stays what it was.
     for one, other in zip(state["outer"]["state"].values(), before["outer"]["state"].values(), strict=True):
         assert torch.equal(one["momentum_buffer"], other["momentum_buffer"])

@@ -34,9 +34,9 @@ import torch
 from paceline.commands import installation
 from paceline.errors import PacelineError, refuse
 from paceline.hosts.accumulating import AccumulatingPace
+from paceline.torch.gradients.weighing import GLOBAL
 from paceline.torch.host import Host
 from paceline.torch.options import has_batch_norm
-from paceline.torch.passes import GLOBAL
 from paceline.torch.plan import Piece
 
 try:

@@ -15,9 +15,9 @@ import torch
 
 from paceline.errors import PacelineError, whole
 from paceline.torch.balanced import Hosted
+from paceline.torch.gradients.weighing import GLOBAL
 from paceline.torch.host import Host
 from paceline.torch.pace import Pace
-from paceline.torch.passes import GLOBAL
 
 __all__ = ["AccumulatingPace"]
 

@@ -26,8 +26,8 @@ from paceline.errors import PacelineError, refuse
 from paceline.policies import Policy
 from paceline.rounds import Cluster
 from paceline.torch.feed.loader import BalancedLoader
+from paceline.torch.gradients.weighing import GLOBAL
 from paceline.torch.options import has_batch_norm
-from paceline.torch.passes import GLOBAL
 from paceline.torch.progress import rounds
 
 try:

@@ -44,7 +44,6 @@ class Balanced:
     """The part of a handle that does not depend on the loop.
 
     given: The options. reducer, lookout: make the reducer, and then the monitor of the other ranks; both collective.
-    loop: the class of the loop.
     """
 
     def __init__(
@@ -53,14 +52,13 @@ class Balanced:
         given: Options,
         reducer: Callable[[], Reducer],
         lookout: Callable[[], Alone],
-        loop: type[Loop] = Loop,
     ) -> None:
         given.check_kinds(model)
         self._reducer = reducer()
         self._terms = agree(model, given, self._reducer.in_step)
         self._callbacks = list[callback.Callback]()
         self._loaders: list[Closing] = []
-        self._loop = loop(model, self._reducer, self._terms, given.callbacks)
+        self._loop = Loop(model, self._reducer, self._terms, given.callbacks)
         # For frameworks that run the loop.
         self.host = Hosting(self._loop, self._reducer, self._terms, self._detach)
         facts = {
@@ -168,7 +166,9 @@ class Balanced:
         optimizer: one, or several in a list; or call it once for each of them.
         scaler: a torch GradScaler to step and update; several optimizers must then go into one call.
         """
-        return self._loop.step([*optimizer] if isinstance(optimizer, (list, tuple)) else [optimizer], scaler)
+        return self._loop.steps.step(
+            [*optimizer] if isinstance(optimizer, (list, tuple)) else [optimizer], scaler
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """The state to resume from after a finished round, in plain numbers."""

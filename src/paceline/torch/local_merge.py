@@ -28,9 +28,9 @@ import torch
 from paceline.errors import PacelineError
 from paceline.torch import peers
 from paceline.torch.gradients.reducers import Reducer, Sums
-from paceline.torch.gradients.steps import learning_rate
 from paceline.torch.liveness.calls import Calls
 from paceline.torch.local import Merge
+from paceline.torch.steps import learning_rate
 
 # Numbers of a rank before its counters: a 1 for its presence, its weight, the projection and the norm of the
 # parameters with which it began, and its learning rate.

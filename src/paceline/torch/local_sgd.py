@@ -17,14 +17,13 @@ import torch
 
 from paceline.policies import Policy
 from paceline.rounds import Cluster
-from paceline.torch import local, peers
+from paceline.torch import local, local_steps, peers
 from paceline.torch.balanced import Balanced, Drawing, Membership
 from paceline.torch.callbacks import Callback
 from paceline.torch.gradients.reducers import Reducer
 from paceline.torch.liveness.monitor import Alone, monitor
 from paceline.torch.liveness.stall import Reaction, Stall
 from paceline.torch.local import Merge
-from paceline.torch.local_loop import LocalLoop
 from paceline.torch.options import Limits, Options
 
 LOCAL = "local"  # the loop of these handles
@@ -44,14 +43,15 @@ class LocalSteps(Balanced):
             local.check(given)
             return reducer()
 
-        super().__init__(model, given, checked, lookout, LocalLoop)
+        super().__init__(model, given, checked, lookout)
 
     @property
     def merged(self) -> bool:
         """Whether the newest ``pace.step`` was this rank's last of an interval, so that the parameters are the same
         on all ranks: evaluate, write checkpoints and step schedulers there. With ``Merge(delay=1)`` that is so at the
         end of an epoch, and after ``pace.flush()``."""
-        return self._loop.merged
+        steps = self._loop.steps
+        return isinstance(steps, local_steps.LocalSteps) and steps.merged
 
     def flush(self) -> None:
         """Merge the changes that are on their way (``Merge(delay=1)``), after a loop that is left within an epoch.

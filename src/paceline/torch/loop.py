@@ -21,9 +21,10 @@ from paceline.torch.callbacks import Callback, overriding
 from paceline.torch.claims import Claims
 from paceline.torch.drops import Drops
 from paceline.torch.gradients.reducers import Reducer
-from paceline.torch.gradients.steps import Steps, forget_unscaled, learning_rate, refuse_averages
 from paceline.torch.host import Host
 from paceline.torch.liveness.monitor import Alone
+from paceline.torch.local_merge import Merges
+from paceline.torch.local_steps import LocalSteps
 from paceline.torch.memory_limits import MemoryLimit, explain
 from paceline.torch.meter import Meter, Reports
 from paceline.torch.open_rounds import OpenRounds
@@ -31,6 +32,7 @@ from paceline.torch.passes import LOST, Passes, weighing_of
 from paceline.torch.plan import Claim, Piece, Source
 from paceline.torch.progress import Progress
 from paceline.torch.round import COMPLETE, DUE, END, NEXT, Left, Round
+from paceline.torch.steps import RoundSteps, refuse_averages
 from paceline.torch.suspects import GatherSizes
 from paceline.torch.terms import Terms
 
@@ -45,14 +47,11 @@ def nothing() -> float:
 class Loop:
     """The running iteration of one model's loop, and the state around it.
 
-    A loader iterates ``over`` its source. The training loop reports its backward passes to ``passes``, and its
-    optimizer's step here (``step``, or ``stepped`` after its own step).
+    A loader iterates ``over`` its source. The training loop reports its backward passes to ``passes`` and its
+    optimizer steps to ``steps``, or to ``stepped`` after a step of its own.
 
     host: see ``Host``; ``hosted_by`` sets it before the first micro-step.
     """
-
-    local: Any = None  # the ``Merges`` of LocalSGD
-    merged = False  # the newest step has merged the parameters of all ranks
 
     def __init__(
         self, model: torch.nn.Module, reducer: Reducer, terms: Terms, callbacks: Sequence[Callback]
@@ -74,7 +73,6 @@ class Loop:
         single = self.ranks == 1 and not (self.changes or alone or terms.cell)
         parameters = [p for p in model.parameters() if p.requires_grad or single]
         device = parameters[0].device if parameters else torch.device("cpu")
-        self._steps = Steps(model, self.changes or alone, self._step_begins, self._step_ended, single)
         self._lookout = Alone()
         self._claims = Claims.of(device, terms, reducer.counter) if terms.moves_work else None
         # Each rank that steps by itself has its own schedule. A rank that joins or was late reports one that is a
@@ -87,9 +85,9 @@ class Loop:
             terms.drop is not None,
             Reports(
                 digest=lambda: terms.balancer.digest,
-                rate=nothing if alone else self._steps.rate,
-                options=nothing if alone or self.changes else self._steps.options,
-                described=self._steps.described,
+                rate=nothing if alone else lambda: self.steps.watch.rate(),
+                options=nothing if alone or self.changes else lambda: self.steps.watch.options(),
+                described=lambda: self.steps.watch.described(),
                 memory=(lambda: self.memory.report()) if terms.memory else None,
                 pieces=self._reported,
                 lost=lambda: self.lost(),
@@ -97,7 +95,12 @@ class Loop:
             ),
         )
         self.drops = None if terms.drop is None else Drops(terms.drop, self._meter)
-        self._gradients = weighing_of(parameters, device, reducer, terms, self._meter.counted_by_all)
+        # What the ranks merge, if each steps by itself; else None.
+        self.merges = None if terms.merge is None else Merges(model, terms.merge, reducer)
+        interval = None if self.merges is None else self.merges.begin
+        self._gradients = weighing_of(
+            parameters, device, reducer, terms, self._meter.counted_by_all, interval
+        )
         self.passes = Passes(
             device,
             reducer,
@@ -124,14 +127,27 @@ class Loop:
             one_by_one=self.behind,
             looks=reducer.averages and not reducer.in_step and device.type == "cpu",
         )
+        parts: Any = (model, self.round, self._gradients, self._meter, reducer, self.progress, self.stepped)
+        self.steps: RoundSteps | LocalSteps = (
+            RoundSteps(*parts, single=single, rates=bool(self.rounds.listeners))
+            if self.merges is None
+            else LocalSteps(
+                *parts,
+                merges=self.merges,
+                every=terms.every,
+                behind=self.behind,
+                commit=self._commit,
+                named=self.named,
+                abandon=self.abandon,
+            )
+        )
+        self._stepped = False  # a round's step was taken, by the loop or its host
         self._epoch_over = overriding(callbacks, "on_epoch")
-        self._counts_epochs = True  # the iteration is over a loader
         # The last micro-step of a loop that draws its own samples is over, and its optimizer step is still to come.
         self._own_end = self._failed = False
         self._closing = ExitStack()
         self._gathers: GatherSizes | None = None
         self._left: Left | None = None  # the micro-step in whose middle the newest iteration was left
-        self._carry = 0.0  # seconds of the last optimizer step, part of the next round's overhead
 
     def watch_over(self, lookout: Alone) -> None:
         """Connect ``lookout``, which follows the rounds and names lost ranks. Refuse the program's collectives in
@@ -154,7 +170,8 @@ class Loop:
         self._reducer.begin(self)
 
     def hosted_by(self, host: Host) -> None:
-        """A framework runs the loop."""
+        """A framework runs the loop. Raises PacelineError if it cannot."""
+        self.steps.hosted_by(host)
         self.host = host
 
     def lost(self) -> WorkerError | None:
@@ -163,13 +180,13 @@ class Loop:
 
     def close(self) -> None:
         """Remove all hooks from the model; no micro-steps may follow."""
+        self.steps.close(self._failed)
         self._closing.close()
         self._reducer.close(self._failed)
         self._meter.close()
         if self._claims is not None:
             self._claims.close()
         self.passes.close()
-        self._steps.close()
         self._lookout.close()
 
     # -- state -----------------------------------------------------------------------------------------------
@@ -251,6 +268,16 @@ class Loop:
             source.end()
             self._leave(running)
 
+    def planned(self, source: Source) -> Iterator[tuple[Any, Piece]]:
+        """The micro-steps of one iteration over ``source`` if all ranks stay: each one's batch and piece."""
+        while source.more():
+            if self.round.piece is None:
+                self.round_begins()
+            planned = source.planned()
+            if planned[1].claims:
+                yield from self.claimed(source, planned[1])
+            yield planned
+
     def round_begins(self, workers: int | None = None) -> None:
         """Start a round's clock; its first batch is about to be loaded. workers: number of ranks that take part."""
         began, meter, progress = time.perf_counter(), self._meter, self.progress
@@ -259,8 +286,7 @@ class Loop:
         if self.rounds.links_due:  # also on a rank that has already settled, for a checkpoint
             with self.named():
                 self.rounds.measure_links()
-        meter.start(progress.rounds, progress.epoch, began, self._carry)
-        self._carry = 0.0
+        meter.start(progress.rounds, progress.epoch, began)
         if self._claims is not None and not meter.light:
             self._claims.open(time.perf_counter(), workers)  # planning is not part of the first piece's time
 
@@ -320,9 +346,12 @@ class Loop:
         with self.named():
             self.rounds.flush()
         self._reducer.together()
+        self.steps.flush()
 
     def abandon(self) -> None:
         """Leave the running round unfinished and drop its gradients; the state is that of the last finished round."""
+        if self.in_round:
+            self.steps.left()
         self._gradients.release()
         if (piece := self.round.left()) is not None:
             self._gradients.drop()
@@ -339,6 +368,7 @@ class Loop:
 
     def state_dict(self) -> dict[str, Any]:
         """The state to resume from after a finished round, in plain numbers."""
+        self.steps.check_state()
         self.round.checkpoint()
         self.settle()
         return self.stands()
@@ -346,7 +376,8 @@ class Loop:
     def stands(self) -> dict[str, Any]:
         """The state of the run at the beginning of the running round, or of the next one."""
         balancer, policy = self.terms.balancer, self.terms.policy
-        return {**self.progress.state(), "policy": policy, "balancer": balancer.state_dict()}
+        own = {"policy": policy, "balancer": balancer.state_dict()}
+        return {**self.progress.state(), **own, **self.steps.state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a ``state_dict``. Raises PacelineError for an unsuitable state, and changes nothing then."""
@@ -357,57 +388,16 @@ class Loop:
             balancer.restart(step)
         self.progress.load(state)
         self._meter.restart(step)
-
-    # -- optimizer steps -------------------------------------------------------------------------------------
-
-    def step(self, optimizers: list[Any], scaler: Any) -> bool:
-        """Step and zero the optimizers when the round is complete; otherwise do nothing. True when they stepped."""
-        round, steps = self.round, self._steps
-        steps.check_ours(optimizers)
-        if self.changes:
-            self._reducer.check_handed_over([*optimizers, *([] if scaler is None else [scaler])])
-        if round.taken or len(optimizers) > 1:
-            round.once(optimizers)
-        if (piece := round.piece) is not None:
-            complete = round.phase == COMPLETE
-            if not (complete and piece.first):
-                steps.rates.watch(optimizers, piece.step, complete)
-                if not complete:
-                    return False
-            if self._reducer.late:
-                forget_unscaled(scaler)
-                self.stepped(0.0, by=optimizers)  # this rank has received the state after the step
-                return True
-            self._gradients.check_there(piece, optimizers)
-        elif not round.taken:
-            optimizers = []
-        elif scaler is not None:  # the round's step was taken in this micro-step
-            raise PacelineError(
-                "with a GradScaler, several optimizers are stepped together: pace.step([first, second], scaler)"
-            )
-        # The checks before a step have been made above, and a plain host needs no notice of it.
-        seconds = steps.take(optimizers, scaler, heard=self.host.__class__ is not Host)
-        if round.piece is None:  # a host may have reported the step
-            round.took(optimizers)
-            self._carry += seconds
-            self._gradients.used()
-            return bool(optimizers)
-        self.stepped(seconds, learning_rate(optimizers) if self.rounds.listeners else math.nan, optimizers)
-        return True
+        self.steps.load(state)
 
     def stepped(self, seconds: float | None, rate: float = math.nan, by: Sequence[Any] = ()) -> None:
         """The round's optimizer step has ended after ``seconds``, or was left out on purpose (None). rate: the
         learning rate, if it is to be recorded. by: optimizers that have stepped, if they are not known yet."""
         piece = self.round.stepped(by)
-        self._meter.running.step_ended(seconds or 0.0, rate)
-        if seconds is not None:
-            self._carry = seconds
-            if not self._steps.ever:
-                self._steps.happened()
-        elif not self.changes:  # a rank that joins would not know the number of earlier ones
-            self._meter.left_out()
+        self._meter.stepped(seconds, rate)
+        self._stepped = self._stepped or seconds is not None
         self._gradients.used()
-        self.progress.advance(piece.plan.batch if self._counts_epochs else 0)
+        self.progress.advance(piece.plan.batch)
 
     # -- within ----------------------------------------------------------------------------------------------
 
@@ -423,9 +413,11 @@ class Loop:
             with self.named():
                 self._meter.dropped(left.step)
         self._own_end = False
-        if source.number is not None:
+        if source.number is None:
+            self.progress.draws()
+        else:
             self.progress.open(source.number, source.samples or 0)  # a stream's samples are unknown
-        self._counts_epochs = source.number is not None
+        self.steps.open(source)
         self._running, self._left = object(), None
         self.passes.watch.again()
         if self._gathers is not None:
@@ -479,10 +471,10 @@ class Loop:
 
     def _end_round(self) -> None:
         """End a complete round at the end of its last micro-step, since pace.step() has not ended it."""
-        steps, step, taken = self._steps, self.round.running.step, self.round.taken
-        if not taken and (wrong := self.host.without_step(step, steps.ever, self._gradients.finite)):
+        step, taken = self.round.running.step, self.round.taken
+        if not taken and (wrong := self.host.without_step(step, self._stepped, self._gradients.finite)):
             raise PacelineError(wrong)
-        self.stepped(steps.seconds if taken else None)  # the user has stepped the optimizer
+        self.stepped(self.steps.watch.seconds if taken else None)  # the user has stepped the optimizer
 
     def _leave(self, running: object) -> None:
         """The iteration has ended, or was left: drop an unfinished round. A step may still follow a complete one."""
@@ -493,23 +485,6 @@ class Loop:
                 self._left = self.round.left_behind
                 self.abandon()
                 self.round.forget()
-            if self._counts_epochs and not self.in_round:
+            if self.progress.counts and not self.in_round:
                 self._meter.report_rest()
         self.host.iteration_over()
-
-    def _step_begins(self, optimizer: torch.optim.Optimizer, closure: bool) -> None:
-        """Called before each step of an optimizer with the model's parameters, by Pace, a framework or the user."""
-        round = self.round
-        self.host.step_begins(round.piece)
-        self._steps.begin()
-        round.steps(closure, self._gradients.there)
-        if self._running is not None or round.piece is not None:
-            round.once([optimizer])
-
-    def _step_ended(self, optimizer: torch.optim.Optimizer) -> None:
-        round = self.round
-        round.steps(False, self._gradients.there)  # a closure has only now run its backward pass
-        seconds = self._steps.end()
-        if self._running is not None or round.piece is not None:
-            round.took([optimizer])
-        self.host.step_ended(seconds)

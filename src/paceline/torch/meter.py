@@ -179,6 +179,7 @@ class Meter:
     ) -> None:
         self._reports = reports
         self._left_out = 0  # rounds whose optimizer step was left out on purpose
+        self._carry = 0.0  # seconds of the last optimizer step, part of the next round's overhead
         self.due = 0
         self.light = self.reported = False
         self._link = math.nan  # seconds of this rank's newest merge
@@ -205,11 +206,24 @@ class Meter:
         """Whether ranks report what fits into their memory."""
         return self._reports.memory is not None
 
-    def start(self, step: int, epoch: int, began: float, carry: float) -> None:
-        """Round ``step`` begins, at ``began`` by ``time.perf_counter``. carry: seconds spent before it, on the
-        optimizer, that count for it."""
+    def start(self, step: int, epoch: int, began: float) -> None:
+        """Round ``step`` begins, at ``began`` by ``time.perf_counter``."""
         self._sequence += 1
-        self.running = OpenRound(step, epoch, began, carry, self._watch.start())
+        self.running = OpenRound(step, epoch, began, self._carry, self._watch.start())
+        self._carry = 0.0
+
+    def stepped(self, seconds: float | None, rate: float) -> None:
+        """The running round is over, after an optimizer step of ``seconds``; None if it was left out on purpose.
+        rate: the learning rate, if it is to be recorded."""
+        self.running.step_ended(seconds or 0.0, rate)
+        if seconds is not None:
+            self._carry = seconds
+        elif self.intervals:  # a rank that joins would not know the number of earlier ones
+            self._left_out += 1
+
+    def stepped_again(self, seconds: float) -> None:
+        """Another optimizer has stepped for the round that is over."""
+        self._carry += seconds
 
     def loss_now(self, batch: int) -> float:
         """The mean loss over all ranks of the newest round, which has ``batch`` samples. Collective."""
@@ -258,10 +272,6 @@ class Meter:
         """The running round's gradients are summed, and the rows of all ranks came with them."""
         self._unreported = [self.running]
         self._newest, self.reported = None, True
-
-    def left_out(self) -> None:
-        """A round's optimizer step was left out on purpose."""
-        self._left_out += 1
 
     def merged(self, seconds: float) -> None:
         """The seconds that the newest merge took on this rank, or a round beyond the rank's own."""

@@ -13,6 +13,10 @@ from paceline.torch import peers
 from paceline.torch.batches import RowCheck, all_shapes
 from paceline.torch.gradients.reducers import Reducer, weigh_in_hook
 from paceline.torch.gradients.weighing import (
+    GLOBAL,
+    KINDS,
+    MEAN,
+    SUM,
     ExactWeighing,
     HookWeighing,
     LocalWeighing,
@@ -27,7 +31,6 @@ from paceline.torch.suspects import LossWatch
 from paceline.torch.terms import Terms
 
 LOST = RuntimeError, WorkerError  # types of errors that may only mean that another rank is lost
-MEAN, SUM, GLOBAL = KINDS = "mean", "sum", "global"
 
 
 class Passes:
@@ -169,16 +172,7 @@ class Passes:
             self._recorded = loss if loss is None else loss.detach(), part, count
         if not (piece.last or round.more):
             self._halfway(round.entire)
-        if first:
-            gradients.begins(piece, count)
-        if (by_hook := self._hook) is None:
-            self._reducer.check_sync(piece.last and gradients.sums)
-            return gradients.weight(piece, part)
-        if reduction == GLOBAL:
-            by_hook.counts_as(part)
-        if count == 0:  # the hook applies the weight of a mean
-            return 0.0
-        return 1.0 / max(many, 1) if reduction == SUM else 1.0
+        return gradients.weigh(piece, part, count, first, reduction)
 
     def _check_global(self, piece: Piece, count: float | None) -> None:
         """Raises PacelineError if this micro-step cannot have computed a loss over the samples of all ranks."""
@@ -241,9 +235,8 @@ class Passes:
             raise PacelineError(
                 f"round {piece.step}: the loss of a second model was weighted after the step: {wrong}"
             )
-        gradients.another()
         part = piece.samples if reduction == MEAN else float(piece.samples > 0)
-        return gradients.weight(piece, gradients.whole(piece) if reduction == GLOBAL else part)
+        return gradients.weight_behind(piece, gradients.whole(piece) if reduction == GLOBAL else part)
 
     # -- called by torch -------------------------------------------------------------------------------------
 
@@ -338,10 +331,11 @@ def weighing_of(
     reducer: Reducer,
     terms: Terms,
     counted: Callable[[int], float | None],
+    interval: Callable[[], None] | None,
 ) -> Weighing:
-    """The weighing that suits the terms of a run."""
-    if terms.merge is not None:
-        return LocalWeighing(parameters, device, reducer)
+    """The weighing that suits the terms of a run. interval: see ``LocalWeighing``; None without local steps."""
+    if interval is not None:
+        return LocalWeighing(parameters, device, reducer, interval)
     # A reducer with which rows travel sums without rounding by itself.
     kind = (
         HookWeighing

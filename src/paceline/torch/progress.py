@@ -6,6 +6,7 @@ The progress in a checkpoint is checked before it is used.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain, repeat
 from typing import Any, NoReturn
 
 import numpy as np
@@ -40,6 +41,7 @@ class Progress:
         self.samples = 0  # samples of an epoch of the loader in use
         self._midway = False  # the next iteration continues within its epoch
         self.running = False  # an iteration is running
+        self.counts = True  # the newest iteration is over a loader, whose samples are counted
         self._chosen: int | None = None  # epoch of the next iteration, chosen while one is running
         self._of: tuple[int, int] | None = None  # number and samples of the loader whose epoch it is
 
@@ -48,12 +50,21 @@ class Progress:
         return self._each if isinstance(self._each, int) else self._each(step)
 
     def remaining(self) -> Iterator[tuple[int, int]]:
-        """(first sample, size) of each round left in this epoch of the loader in use, as of the first ``next``."""
-        first, step, samples, size = self.samples_done, self.rounds, self.samples, self.size(self.rounds)
-        varies = not isinstance(self._each, int)
+        """(first sample, size) of each round left in this epoch of the loader in use, as of the call."""
+        first, step, samples = self.samples_done, self.rounds, self.samples
+        if isinstance(size := self._each, int):
+            many = rounds(samples, first, size, self._floor)
+            last = first + (many - 1) * size
+            return chain(
+                zip(range(first, last, size), repeat(size)), [(last, samples - last)] if many else []
+            )
+        return self._varying(first, step)
+
+    def _varying(self, first: int, step: int) -> Iterator[tuple[int, int]]:
+        """``remaining``, if the size of a round depends on its number."""
+        samples = self.samples
         while (left := samples - first) > 0:
-            if varies:
-                size = self.size(step)
+            size = self.size(step)
             if (rest := left - size) < size and rest < self._floor:  # too little for a round joins this one
                 size = left
             yield first, size
@@ -69,9 +80,10 @@ class Progress:
         self.epoch, self.samples_done, self._midway = epoch, 0, True
 
     def advance(self, samples: int) -> None:
-        """A round is over. samples: of this epoch that it has used."""
+        """A round of so many samples is over."""
         self.rounds += 1
-        self.samples_done += samples
+        if self.counts:
+            self.samples_done += samples
 
     def over_samples(self, samples: int) -> None:
         """A loader that uses this many samples in an epoch was made, and may be iterated next."""
@@ -105,7 +117,12 @@ class Progress:
                 f"({self._of[1]} samples), in whose epoch the checkpoint was made: make loaders in the same order"
             )
         self.samples, self._midway, self._of = samples, False, (loader, samples)
-        self.running = True
+        self.running = self.counts = True
+
+    def draws(self) -> None:
+        """An iteration begins in which the loop draws its own samples, which belong to no epoch."""
+        self.close()
+        self.running, self.counts = True, False
 
     def close(self) -> None:
         """The iteration is over, or was left."""

@@ -63,7 +63,7 @@ class Within(threading.local):
 
 
 _thread = Within()
-_waited = 0.0  # seconds waited so far while there were listeners
+waited = 0.0  # seconds waited so far while there were listeners; changed here alone
 
 
 def listen(begins: Callable[[str], object], ends: Callable[[], object]) -> Callable[[], None]:
@@ -107,7 +107,7 @@ def arguments() -> tuple[Any, ...]:
 
 def now() -> float:
     """Seconds of a clock that stops while this process waits for other ranks; call it outside of a wait."""
-    return time.perf_counter() - _waited
+    return time.perf_counter() - waited
 
 
 def caller() -> tuple[str, int] | None:
@@ -160,7 +160,7 @@ def _alone(arguments: tuple[Any, ...]) -> bool:
 
 
 def _notified(name: str, original: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    global _waited
+    global waited
     _thread.set(True, arguments)
     began, notified = time.perf_counter(), []
     try:
@@ -171,7 +171,7 @@ def _notified(name: str, original: Any, arguments: tuple[Any, ...], named: dict[
     finally:
         for ends in notified:
             ends()
-        _waited += time.perf_counter() - began
+        waited += time.perf_counter() - began
         _thread.set(False)
 
 

@@ -107,9 +107,9 @@ class Member(Reducer):
         self._parameters = [p for p in self._model.parameters() if p.requires_grad]
         self._sums = (ExactBuckets if self._terms.cell else Buckets)(self._parameters)
         given: Any = self._model
-        if loop.local is not None:  # with local steps, changes of the model are summed and handed over
+        if loop.merges is not None:  # with local steps, changes of the model are summed and handed over
             self._sums.close()
-            self._sums, given = loop.local.flats, loop.local
+            self._sums, given = loop.merges.flats, loop.merges
         self._given = Handover(given, loop.stands, loop.load_state_dict)
         self._rendezvous = Rendezvous(self._link, self._given)
 

@@ -57,13 +57,7 @@ class Reducer:
 
     def micro_steps(self, loop: Any, source: Source) -> Iterator[tuple[Any, Piece]]:
         """The micro-steps of this rank in one iteration over ``source``: each one's batch and piece."""
-        while source.more():
-            if loop.round.piece is None:
-                loop.round_begins()
-            planned = source.planned()
-            if planned[1].claims:
-                yield from loop.claimed(source, planned[1])
-            yield planned
+        return loop.planned(source)
 
     def claim(self) -> bool:
         """Claim another part of a round whose sums have failed; False if none is left for this rank."""

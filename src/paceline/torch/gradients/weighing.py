@@ -7,7 +7,7 @@ aggregation: g = (1/X) sum_i |B_i| g_i). Under the hook, DDP's sum is weighed in
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import repeat
@@ -21,10 +21,10 @@ from paceline.errors import PacelineError
 from paceline.torch import peers
 from paceline.torch.gradients.reducers import Reducer
 from paceline.torch.gradients.same_bits import ExactSum
-from paceline.torch.gradients.steps import held
 from paceline.torch.hooks_of_torch import version
 from paceline.torch.plan import Piece
 
+MEAN, SUM, GLOBAL = KINDS = "mean", "sum", "global"  # what a loss is over its samples
 _GRAD, _THERE = attrgetter("grad"), partial(is_not, None)  # in C: they run once a round for each parameter
 
 
@@ -119,10 +119,6 @@ class GradientStash:
         self._used = [_which(p.grad) for p in self.parameters] if left else None
         self._begun = False
 
-    def another(self) -> None:
-        """The backward pass of another model follows, and may run through this one."""
-        self._passed = True
-
     def drop(self) -> None:
         """The running round is left unfinished: drop its gradients."""
         if self._begun or self._kept is not None:
@@ -156,7 +152,7 @@ class GradientStash:
 
 
 class Weighing(GradientStash):
-    """Weighs the loss of each micro-step. For each ``begin``, then ``begins`` before its backward pass and ``done``
+    """Weighs the loss of each micro-step. For each ``begin``, then ``weigh`` before its backward pass and ``done``
     after it; ``used`` when a round is over, ``drop`` if it is left unfinished.
 
     varies: the number of samples run in a round is only known at its end. counted: gives the count over all ranks
@@ -202,10 +198,14 @@ class Weighing(GradientStash):
             self.entered = self._reducer.no_sync()
             self.entered.__enter__()
 
-    def begins(self, piece: Piece, count: float | None) -> None:
-        """The first backward pass of a micro-step begins. count: what its loss is a mean over, if not its samples."""
-        self.bring_back(piece.plan.step, apart=self.apart and not (piece.last and self.sums))
-        self._count_in(piece, count)
+    def weigh(self, piece: Piece, part: float, count: float | None, first: bool, reduction: str) -> float:
+        """A backward pass of a micro-step begins: the weight of its loss, which counts as a mean over ``part``
+        samples. count: what it is over, if not its samples. first: it is the micro-step's first pass."""
+        if first:
+            self.bring_back(piece.plan.step, apart=self.apart and not (piece.last and self.sums))
+            self._count_in(piece, count)
+        self._reducer.check_sync(piece.last and self.sums)
+        return self._averaged * part / piece.plan.batch
 
     def _count_in(self, piece: Piece, count: float | None) -> None:
         if (count is not None or not piece.last or self._counts.given) and not self._reducer.travels:
@@ -216,8 +216,9 @@ class Weighing(GradientStash):
         if not self._reducer.travels:
             self._counts.add(step, -count, False)
 
-    def weight(self, piece: Piece, part: float) -> float:
-        """The weight of a loss over ``part`` samples of the round, if no hook weighs it."""
+    def weight_behind(self, piece: Piece, part: float) -> float:
+        """The weight of another model's loss, over ``part`` samples of a round that is over."""
+        self._passed = True  # its backward pass may run through this model
         return self._averaged * part / piece.plan.batch
 
     def whole(self, piece: Piece) -> float:
@@ -273,13 +274,16 @@ class HookWeighing(Weighing):
     _count: float | None = None
     _weighed = 0.0
 
-    def begins(self, piece: Piece, count: float | None) -> None:
-        self._count = count
-        self._count_in(piece, count)
-
-    def counts_as(self, part: float) -> None:
-        """The loss of the micro-step that begins counts as a mean over ``part`` samples."""
-        self._count = part
+    def weigh(self, piece: Piece, part: float, count: float | None, first: bool, reduction: str) -> float:
+        if first:
+            self._count = count
+            self._count_in(piece, count)
+        self._reducer.check_sync(piece.last and self.sums)
+        if reduction == GLOBAL:
+            self._count = part
+        if count == 0:  # the hook applies the weight of a mean
+            return 0.0
+        return 1.0 / max(piece.samples if count is None else count, 1) if reduction == SUM else 1.0
 
     @property
     def counted(self) -> bool:
@@ -317,31 +321,47 @@ class HookWeighing(Weighing):
 class LocalWeighing(Weighing):
     """Each gradient belongs to one step of this rank: the mean over its batch, without a sum over the ranks.
 
+    interval: called when the first micro-step of a round begins.
+
     Attributes:
         many: The number that the newest loss is a mean over.
     """
 
     def __init__(
-        self, parameters: Sequence[torch.nn.Parameter], device: torch.device, reducer: Reducer
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        device: torch.device,
+        reducer: Reducer,
+        interval: Callable[[], None],
     ) -> None:
         super().__init__(parameters, device, reducer)
-        self.sums, self.many = False, 0.0
+        self.sums, self.many, self._interval = False, 0.0, interval
         alone = "with LocalSGD each rank steps by itself; "
         self.no_global, self.no_second = (
             f"{alone}pass a mean, a sum or count=",
             f"{alone}make a Pace for each model",
         )
 
-    def begins(self, piece: Piece, count: float | None) -> None:
-        self.bring_back(piece.step)
+    def begin(self, piece: Piece) -> None:
         if piece.first:
-            self._counts.begin()
-        if piece.samples:  # tokens of one step and samples of another do not add up to a weight
-            self._counts.add(piece.step, count, last=False)
-        self.many = float(piece.samples if count is None else count)
+            self._interval()
+        super().begin(piece)
 
-    def weight(self, piece: Piece, part: float) -> float:
+    def weigh(self, piece: Piece, part: float, count: float | None, first: bool, reduction: str) -> float:
+        if first:
+            self.bring_back(piece.step)
+            if piece.first:
+                self._counts.begin()
+            if piece.samples:  # tokens of one step and samples of another do not add up to a weight
+                self._counts.add(piece.step, count, last=False)
+            self.many = float(piece.samples if count is None else count)
         return part / self.many if self.many else 0.0
+
+
+def held(optimizer: torch.optim.Optimizer) -> Iterator[torch.nn.Parameter]:
+    """The optimizer's parameters, in all its groups."""
+    for group in getattr(optimizer, "param_groups", ()):
+        yield from group["params"]
 
 
 def put(parameters: Sequence[torch.nn.Parameter], grads: Iterable[torch.Tensor | None] | None = None) -> None:

@@ -1,13 +1,14 @@
-"""Notices every optimizer step in this process that concerns one model, whichever code takes it."""
+"""The optimizer steps of one model: each is noticed, whichever code takes it, and one ends each round."""
 
 from __future__ import annotations
 
 import functools
 import math
 import sys
+import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from operator import attrgetter, itemgetter
 from typing import Any
@@ -18,6 +19,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from paceline.errors import PacelineError, short
 from paceline.torch import timing
+from paceline.torch.gradients.reducers import Reducer
+from paceline.torch.gradients.weighing import Weighing, held
+from paceline.torch.host import Host
+from paceline.torch.meter import Meter
+from paceline.torch.plan import Source
+from paceline.torch.progress import Progress
+from paceline.torch.round import COMPLETE, Round
 
 STEP = math.sqrt(2.0)  # between the weights of two options in a digest, modulo 1
 PARAMETERS = "params", "param_names"  # of a group, which are no options
@@ -26,10 +34,12 @@ Before = Callable[[torch.optim.Optimizer, bool], None]
 After = Callable[[torch.optim.Optimizer], None]
 
 
-class Steps:
-    """The optimizer steps of one model. before, after: called with each optimizer that holds one of the parameters;
-    ``before`` also with whether the step has a closure, which runs the backward pass within the step. torch keeps its
-    hooks for as long as the process lives, so they refer to this object weakly.
+class OptimizerWatch:
+    """Notices the optimizer steps of one model.
+
+    before, after: called with each optimizer that holds one of the parameters; ``before`` also with whether the step
+    has a closure, which runs the backward pass within the step. torch keeps its hooks for as long as the process
+    lives, so they refer to this object weakly.
 
     model: has the parameters; those that require gradients now are summed over the ranks, and no others. whole:
     nothing else is summed, not even the parameters of another DistributedDataParallel module. alone: nothing is
@@ -38,9 +48,7 @@ class Steps:
     def __init__(
         self, model: torch.nn.Module, whole: bool, before: Before, after: After, alone: bool = False
     ) -> None:
-        self.ever = False  # the loop, or its host, has stepped once
         self.seconds = 0.0  # of the newest step
-        self.rates = LearningRateWatch()
         self._began = 0.0
         self._checked: Any = None  # the optimizer that ``take`` steps now, without ``before`` and ``after``
         self._model, self._whole = model, whole
@@ -92,7 +100,7 @@ class Steps:
 
         heard: whether ``before`` and ``after`` are called; False if the caller has checked the optimizers itself.
         """
-        began = timing.now()
+        began = time.perf_counter() - timing.waited
         try:
             for one in optimizers:
                 self._checked = None if heard else one
@@ -106,7 +114,7 @@ class Steps:
             scaler.update()
         for one in optimizers:
             one.zero_grad()
-        return timing.now() - began
+        return time.perf_counter() - timing.waited - began
 
     def take_some(self, optimizers: list[Any], scaler: Any) -> bool:
         """``take``; False if the scaler skipped the step of every optimizer."""
@@ -122,10 +130,6 @@ class Steps:
             for hook in hooks:
                 hook.remove()
         return bool(stepped) or len(hooks) < len(optimizers)
-
-    def happened(self) -> None:
-        """The round's step was taken, by the loop or its host."""
-        self.ever = True
 
     def begin(self) -> None:
         """A step begins whose end must be noticed, too."""
@@ -185,6 +189,114 @@ class Steps:
             if self._known not in self._of_model:
                 self._of_model.append(self._known)
         return found
+
+
+class RoundSteps:
+    """The steps of a loop in which each round ends in one, on all ranks.
+
+    stepped: called with the seconds of a round's step, its learning rate and its optimizers. single: one rank alone,
+    so that nothing is summed. rates: learning rates are recorded.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        round: Round,
+        gradients: Weighing,
+        meter: Meter,
+        reducer: Reducer,
+        progress: Progress,
+        stepped: Callable[[float, float, Sequence[Any]], None],
+        *,
+        single: bool,
+        rates: bool,
+    ) -> None:
+        self._round, self._gradients, self._meter, self._reducer = round, gradients, meter, reducer
+        self._progress, self._stepped, self._records_rates = progress, stepped, rates
+        self._rates, self._host = LearningRateWatch(), Host()
+        self.watch = OptimizerWatch(model, reducer.travels, self._step_begins, self._step_ended, single)
+
+    def hosted_by(self, host: Host) -> None:
+        """A framework runs the loop."""
+        self._host = host
+
+    def step(self, optimizers: list[Any], scaler: Any) -> bool:
+        """Step and zero the optimizers when the round is complete; otherwise do nothing. True when they stepped."""
+        round, watch, reducer = self._round, self.watch, self._reducer
+        watch.check_ours(optimizers)
+        if reducer.travels:
+            reducer.check_handed_over([*optimizers, *([] if scaler is None else [scaler])])
+        if round.taken or len(optimizers) > 1:
+            round.once(optimizers)
+        if (piece := round.piece) is not None:
+            complete = round.phase == COMPLETE
+            if not (complete and piece.first):
+                self._rates.watch(optimizers, piece.step, complete)
+                if not complete:
+                    return False
+            if reducer.late:
+                forget_unscaled(scaler)
+                self._stepped(0.0, math.nan, optimizers)  # this rank has received the state after the step
+                return True
+            self._gradients.check_there(piece, optimizers)
+        elif not round.taken:
+            optimizers = []
+        elif scaler is not None:  # the round's step was taken in this micro-step
+            raise PacelineError(
+                "with a GradScaler, several optimizers are stepped together: pace.step([first, second], scaler)"
+            )
+        # The checks before a step have been made above, and a plain host needs no notice of it.
+        seconds = watch.take(optimizers, scaler, heard=self._host.__class__ is not Host)
+        if round.piece is None:  # a host may have reported the step
+            round.took(optimizers)
+            self._meter.stepped_again(seconds)
+            self._gradients.used()
+            return bool(optimizers)
+        self._stepped(seconds, learning_rate(optimizers) if self._records_rates else math.nan, optimizers)
+        return True
+
+    # -- an iteration's course, which concerns local steps alone --------------------------------------------------
+
+    def open(self, source: Source) -> None:
+        """An iteration over ``source`` begins."""
+
+    def left(self) -> None:
+        """The running round is left unfinished; its gradients are dropped next."""
+
+    def flush(self) -> None:
+        """All rounds are settled."""
+
+    def check_state(self) -> None:
+        """Raises PacelineError if no checkpoint can be made now."""
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps, besides the progress and the policy."""
+        return {}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Resume from a checkpoint with this ``state``."""
+
+    def close(self, failed: bool) -> None:
+        """No more steps. failed: the loop has failed."""
+        self.watch.close()
+
+    # -- called before and after each step of an optimizer with the model's parameters, whoever takes it -----------
+
+    def _step_begins(self, optimizer: torch.optim.Optimizer, closure: bool) -> None:
+        round = self._round
+        self._host.step_begins(round.piece)
+        self.watch.begin()
+        round.steps(closure, self._gradients.there)
+        if self._progress.running or round.piece is not None:
+            round.once([optimizer])
+
+    def _step_ended(self, optimizer: torch.optim.Optimizer) -> None:
+        round = self._round
+        round.steps(False, self._gradients.there)  # a closure has only now run its backward pass
+        seconds = self.watch.end()
+        if self._progress.running or round.piece is not None:
+            round.took([optimizer])
+        self._host.step_ended(seconds)
 
 
 # Classes that average parameters, and their methods: of torch, timm, diffusers, ema-pytorch and torch-ema.
@@ -266,12 +378,6 @@ def forget_unscaled(scaler: Any) -> None:
     unscales them the next time. scaler: None if there is none."""
     if scaler is not None:
         scaler.update(scaler.get_scale())  # with a number, it needs no step before
-
-
-def held(optimizer: torch.optim.Optimizer) -> Iterator[torch.nn.Parameter]:
-    """The optimizer's parameters, in all its groups."""
-    for group in getattr(optimizer, "param_groups", ()):
-        yield from group["params"]
 
 
 class LearningRateWatch:
