@@ -19,7 +19,7 @@ from paceline.torch.elastic import recovery
 from paceline.torch.elastic.recovery import Running
 from paceline.torch.feed.pieces import planned_pieces
 from paceline.torch.gradients.reducers import Reducer
-from paceline.torch.gradients.weighing import Weighing
+from paceline.torch.gradients.weighing import MEAN, Weighing
 from paceline.torch.plan import Claim, Division, Piece, RoundPlan, claimed
 from paceline.torch.round import (
     AGAIN,
@@ -291,7 +291,7 @@ class Ranks(RuleBasedStateMachine):
         assert round.running is part
         assert round.weighed()
         assert not round.weighed()
-        self.weights += self.weighing.weight(part, part.samples)
+        self.weights += self.weighing.weigh(part, part.samples, None, False, MEAN)
         self.counted.update(range(start, start + part.samples))
         more = round.more
         do, piece = round.ended()
