@@ -24,10 +24,10 @@ from torch import nn
 
 from paceline.torch import ElasticPace, Pace
 from paceline.torch.callbacks import Callback
-from paceline.torch.elastic import rendezvous
+from paceline.torch.elastic import recovery
 from paceline.torch.elastic.link import Link
-from paceline.torch.elastic.membership import Where
-from paceline.torch.elastic.rendezvous import Rendezvous
+from paceline.torch.elastic.messages import Where
+from paceline.torch.elastic.recovery import Rendezvous
 from paceline.torch.elastic.supervisor import Loss, Supervisor
 from paceline.torch.feed.prefetch import Prefetch
 from paceline.torch.liveness.shutdown import end_with, end_with_parent
@@ -215,7 +215,7 @@ def _train(where: Where, out: Path, rounds: int, options: dict[str, Any], say: C
     ahead: list[
         int
     ] = []  # for each round, whether this rank's first samples of it were loaded before it began
-    send, enter = rendezvous.send, Rendezvous.enter
+    send, enter = recovery.send, Rendezvous.enter
 
     def sent(group: Any, mine: Any, *others: Any) -> Any:
         arrived = send(group, mine, *others)
@@ -227,7 +227,7 @@ def _train(where: Where, out: Path, rounds: int, options: dict[str, Any], say: C
         useful.extend([] if met.packed is None else [met.packed])
         return met
 
-    rendezvous.send, Rendezvous.enter = sent, entered  # type: ignore[method-assign]
+    recovery.send, Rendezvous.enter = sent, entered  # type: ignore[method-assign]
     Link.connect = lambda link: (next(opened), real(link))[1]  # type: ignore[method-assign]
     if options.get("phases"):
         orders.watch()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.torch import claims
-from paceline.torch.elastic import buckets, group, link, member, rendezvous
+from paceline.torch.elastic import buckets, group, handover, link, member, recovery
 from paceline.torch.elastic.supervisor import Supervisor
 from support.elastic_jobs import Fault, Plan, Told
 
@@ -83,9 +83,9 @@ class Orders:
         around(link.Link, "meet", "meeting", "met")
         around(group, "connect", "connecting", "connected")
         around(link.Link, "entered", "entering")
-        around(rendezvous, "send", "handed over")
-        around(rendezvous.Handover, "register", "registering", "registered")
-        around(rendezvous.Handover, "take", "taken")
+        around(recovery, "send", "handed over")
+        around(handover.Handover, "register", "registering", "registered")
+        around(handover.Handover, "take", "taken")
 
 
 def write(path: Path, order: dict[str, Any]) -> None:

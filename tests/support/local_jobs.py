@@ -20,7 +20,7 @@ from torch import nn
 from paceline.errors import PacelineError
 from paceline.torch import ElasticLocalSGD, LocalSGD, Merge
 from paceline.torch.callbacks import OnRound
-from paceline.torch.elastic.membership import Where
+from paceline.torch.elastic.messages import Where
 from paceline.torch.feed.pieces import Order
 from paceline.torch.local import Merging
 from support import elastic_jobs

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.torch import ElasticPace, Pace
 from paceline.torch.callbacks import OnRound
-from paceline.torch.elastic.membership import Where
+from paceline.torch.elastic.messages import Where
 from paceline.torch.elastic.supervisor import Supervisor
 from support.elastic_jobs import BATCH, Oops, Rows, network, optimizers, squares
 from support.forks import Fork

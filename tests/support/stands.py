@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.torch.elastic.membership import Where
+from paceline.torch.elastic.messages import Where
 
 
 class Stands:

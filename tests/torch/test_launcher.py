@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from paceline.torch import launcher
-from paceline.torch.elastic.membership import Where
+from paceline.torch.elastic.messages import Where
 from paceline.torch.elastic.supervisor import Supervisor
 from paceline.torch.liveness.detector import Threads
 from support.guarantees import guarantee
@@ -213,7 +213,7 @@ def test_a_worker_that_holds_pythons_lock_lives_and_one_that_is_stopped_does_not
 
 def test_a_worker_that_has_work_for_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """After ten times as long as one that has none."""
-    from paceline.torch.elastic.membership import BEAT
+    from paceline.torch.elastic.messages import BEAT
 
     stands = list[Stands]()
 
@@ -313,7 +313,7 @@ def test_a_first_machine_that_is_not_there_is_told_in_sentences() -> None:
 def test_a_program_that_ends_slowly_is_not_taken_for_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is no member any more, but nothing kills it, for a while."""
     from paceline.torch.elastic import supervisor
-    from paceline.torch.elastic.membership import BEAT, ENDING
+    from paceline.torch.elastic.messages import BEAT, ENDING
 
     monkeypatch.setattr(supervisor, "ENDING_SECONDS", 1.0)
     keeper, stands = kept(2, restarts=0, dead=0.2)
@@ -344,7 +344,7 @@ def test_a_program_that_ends_slowly_is_not_taken_for_frozen(monkeypatch: pytest.
 def test_a_frozen_worker_is_killed_though_the_launcher_is_interrupted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from paceline.torch.elastic.membership import BEAT
+    from paceline.torch.elastic.messages import BEAT
 
     keeper, stands = kept(2, restarts=0, dead=0.2)
     keeper.store.set(BEAT(1), "1")
@@ -384,7 +384,7 @@ def kept(places: int, restarts: int, dead: float = 100.0) -> tuple[Supervisor, l
 
 def test_one_that_is_about_to_join_when_the_run_ends_is_told_nothing() -> None:
     """The last member that has the model ends in good order: no generation follows in which it would be missed."""
-    from paceline.torch.elastic.membership import HAS
+    from paceline.torch.elastic.messages import HAS
 
     keeper, stands = kept(2, restarts=1)
     for ident in (0, 1):

@@ -22,8 +22,7 @@ from paceline.torch import peers
 from paceline.torch.elastic.member import Member
 from paceline.torch.feed.loader import BalancedLoader
 from paceline.torch.feed.rounds import Sizes, iterate, run_round
-from paceline.torch.feed.shared import SharedStreamLoader
-from paceline.torch.feed.streams import StreamLoader
+from paceline.torch.feed.streams import SharedStreamLoader, StreamLoader
 from paceline.torch.gradients.reducers import Reducer
 from paceline.torch.host import Hosting
 from paceline.torch.liveness.monitor import Alone

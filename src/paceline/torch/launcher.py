@@ -32,7 +32,7 @@ import psutil
 from paceline import tokens
 from paceline.errors import PacelineError, WorkerError
 from paceline.torch.elastic.gateway import LOOPBACK
-from paceline.torch.elastic.membership import Where
+from paceline.torch.elastic.messages import Where
 from paceline.torch.elastic.nodes import NodeAgent
 from paceline.torch.elastic.supervisor import DEAD_SECONDS, Supervisor
 from paceline.torch.liveness.stall import last_words

@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.errors import PacelineError, WorkerError
-from paceline.torch.elastic.membership import Where
+from paceline.torch.elastic.messages import Where
 from paceline.torch.elastic.nodes import WorkerProcess
 from paceline.torch.elastic.supervisor import Supervisor
 from paceline.torch.liveness.detector import FailureDetector

@@ -26,11 +26,10 @@ from paceline.errors import PacelineError, WorkerError
 from paceline.torch.elastic import gateway, group, messages
 from paceline.torch.elastic.gateway import Relay, Tunnel, both_ways
 from paceline.torch.elastic.group import ConnectionPool
+from paceline.torch.elastic.handover import Handover
 from paceline.torch.elastic.link import Link
-from paceline.torch.elastic.membership import MembershipEpoch, Where, Worker
-from paceline.torch.elastic.messages import Seal
+from paceline.torch.elastic.messages import MembershipEpoch, Seal, Where, Worker
 from paceline.torch.elastic.nodes import BYE_SECONDS, COUNT, DOING, FIRST, Machines, NodeAgent
-from paceline.torch.elastic.rendezvous import Handover
 from paceline.torch.elastic.supervisor import Supervisor, _store
 from support.guarantees import guarantee
 from support.stands import Stands

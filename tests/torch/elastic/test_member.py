@@ -18,10 +18,10 @@ from paceline.torch import ElasticPace, join
 from paceline.torch.callbacks import Prometheus, Record
 from paceline.torch.elastic import buckets, commit, group, recovery
 from paceline.torch.elastic.buckets import Buckets
+from paceline.torch.elastic.handover import Handover
 from paceline.torch.elastic.link import Link
-from paceline.torch.elastic.membership import MembershipEpoch, Worker
-from paceline.torch.elastic.recovery import Running
-from paceline.torch.elastic.rendezvous import Handover, Rendezvous
+from paceline.torch.elastic.messages import MembershipEpoch, Worker
+from paceline.torch.elastic.recovery import Rendezvous, Running
 from paceline.torch.elastic.supervisor import Supervisor
 from paceline.torch.meter import layout
 from support import elastic_jobs

@@ -19,8 +19,7 @@ import pytest
 import torch
 
 from paceline.torch.elastic.gateway import Door, socket_at
-from paceline.torch.elastic.membership import Where
-from paceline.torch.elastic.messages import Seal
+from paceline.torch.elastic.messages import Seal, Where
 from paceline.torch.elastic.nodes import GONE, NodeAgent
 from paceline.torch.elastic.nodes import Machines as Known
 from paceline.torch.elastic.supervisor import _store

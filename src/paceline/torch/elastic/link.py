@@ -15,8 +15,18 @@ import torch.distributed as dist
 from paceline.errors import PacelineError, WorkerError
 from paceline.torch import peers
 from paceline.torch.elastic.group import ConnectionPool
-from paceline.torch.elastic.membership import BEAT, COMES, ENDING, HAS, MembershipEpoch, Where, settings
-from paceline.torch.elastic.messages import Seal, pack, unpack
+from paceline.torch.elastic.messages import (
+    BEAT,
+    COMES,
+    ENDING,
+    HAS,
+    MembershipEpoch,
+    Seal,
+    Where,
+    pack,
+    settings,
+    unpack,
+)
 from paceline.torch.liveness.detector import BEAT_SECONDS
 
 CONNECT_SECONDS = 60.0

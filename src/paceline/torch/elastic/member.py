@@ -23,9 +23,9 @@ from paceline.torch.counter import Count, count_of, packed
 from paceline.torch.elastic import commit
 from paceline.torch.elastic.buckets import Buckets, ExactBuckets
 from paceline.torch.elastic.commit import CommitRecord
+from paceline.torch.elastic.handover import Handover
 from paceline.torch.elastic.link import Link, company
-from paceline.torch.elastic.recovery import FRESH, Missing, Running
-from paceline.torch.elastic.rendezvous import Handover, Rendezvous
+from paceline.torch.elastic.recovery import FRESH, Missing, Rendezvous, Running
 from paceline.torch.exchange import Lost, Rows
 from paceline.torch.gradients.reducers import Reducer
 from paceline.torch.plan import Piece

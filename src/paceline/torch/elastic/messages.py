@@ -1,9 +1,10 @@
-"""The messages between the processes of a run: authenticated as coming from this run, and read without running code.
+"""What the processes of a run tell each other: membership epochs, a launcher's settings for its workers, store keys.
 
-A TCPStore accepts any process that reaches its port. So each value that is decoded carries an HMAC under a secret of
-the run, over its key and its text, and is refused without one. Simple values are JSON. Tensors and the like, such as
-the state that a joining rank receives, are read by torch without calling what they name (``weights_only``); other
-classes are refused unless the user has allowed them with ``torch.serialization.add_safe_globals``.
+Messages are authenticated as coming from this run, and read without running code. A TCPStore accepts any process that
+reaches its port. So each value that is decoded carries an HMAC under a secret of the run, over its key and its text,
+and is refused without one. Simple values are JSON. Tensors and the like, such as the state that a joining rank
+receives, are read by torch without calling what they name (``weights_only``); other classes are refused unless the
+user has allowed them with ``torch.serialization.add_safe_globals``.
 """
 
 from __future__ import annotations
@@ -11,15 +12,79 @@ from __future__ import annotations
 import hmac
 import io
 import json
+import os
 import pickle
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch.serialization import safe_globals
 
-from paceline.errors import WorkerError
+from paceline.errors import PacelineError, WorkerError
+
+WHERE = "PACELINE_WHERE"  # the environment variable with a ``Where``
+
+
+class Worker(NamedTuple):
+    """A process that may take part. ident: unique among all processes of the run; place: its index in all arrays,
+    which the process that replaces it takes over."""
+
+    ident: int
+    place: int
+
+
+class MembershipEpoch(NamedTuple):
+    """The members between two changes, by place. hard: a member was lost, so that no one waits for the sums of the
+    epoch before; otherwise the change waits for the end of a round."""
+
+    number: int
+    members: tuple[Worker, ...]
+    hard: bool
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        return tuple(member.place for member in self.members)
+
+    @classmethod
+    def of(cls, words: Any) -> MembershipEpoch:
+        """The membership epoch that was serialized to these words by JSON."""
+        number, members, hard = words
+        return cls(number, tuple(Worker(*member) for member in members), hard)
+
+
+class Where(NamedTuple):
+    """A launcher's settings for a worker: the address of the store, the worker's ident and place, the number of
+    places, and the run's secret (``Seal``)."""
+
+    host: str
+    port: int
+    ident: int
+    place: int
+    places: int
+    secret: str = ""
+
+    def environment(self) -> dict[str, str]:
+        """The variable that ``settings`` reads."""
+        return {WHERE: json.dumps(self)}
+
+
+def settings() -> Where:
+    """The launcher's settings for this process. Raises PacelineError if no launcher of Paceline has started it."""
+    try:
+        return Where(*json.loads(os.environ[WHERE]))
+    except (KeyError, ValueError, TypeError):
+        raise PacelineError(
+            "a run that loses and gains ranks needs a launcher that outlives the ranks; start the script with "
+            "python -m paceline.torch.launcher, or use paceline train"
+        ) from None
+
+
+# Keys in the store for the worker with an ident: its signs of life; that its program ends, so that it gives no more
+# of them; that it has the model.
+BEAT, ENDING, HAS = "life/{}".format, "ending/{}".format, "has/{}".format
+# The notice that the membership epoch of a number exists, for one worker, which may set it itself to wake up.
+COMES = "notice/{}/{}".format
 
 DIGITS = 64  # of an HMAC with SHA-256, in hexadecimal
 # The classes of arrays, numbers and generator states; none of these runs what it reads.

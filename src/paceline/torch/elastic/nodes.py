@@ -13,8 +13,7 @@ import torch.distributed as dist
 
 from paceline.errors import PacelineError, WorkerError
 from paceline.torch.elastic.gateway import LOOPBACK, Tunnel
-from paceline.torch.elastic.membership import Where
-from paceline.torch.elastic.messages import Seal
+from paceline.torch.elastic.messages import Seal, Where
 from paceline.torch.liveness.calls import Calls
 from paceline.torch.liveness.detector import BEAT_SECONDS, EVERY, FailureDetector
 

@@ -1,22 +1,159 @@
-"""The recovery of a running round: finds samples that no remaining member has run, and cuts them into parts to claim.
+"""What happens when a rank is lost, leaves or joins, from top to bottom.
+
+1. A member notices that a sum has failed or that the members change, and calls ``Rendezvous.enter``. The launcher has
+   listed the members of the next membership epoch. They tell each other how far they are, and connect.
+2. The first member with the newest complete round hands its state to those that do not have it.
+3. ``Running.agree``: every member takes over the same knowledge of the round that is running.
+4. ``missing``: the samples that no member has run. The round's gradients that members still have are not lost.
+5. ``parts``: these samples are cut, and the members claim and run the parts (``Member.claim``). Then the sums are
+   tried again. If no sample is missing, only the sums are.
 
 Samples are identified by their position in the epoch's order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
+from paceline.errors import WorkerError
 from paceline.rounds import Array
 from paceline.samples.cost import CostModel
 from paceline.samples.deal import at_least
+from paceline.torch.elastic import group as transport
+from paceline.torch.elastic.group import Group
+from paceline.torch.elastic.handover import Handover, send
+from paceline.torch.elastic.link import Link
+from paceline.torch.elastic.messages import MembershipEpoch
 
+_log = logging.getLogger(__name__)
+UNREACHED = 20  # attempts in a row in which members cannot connect although none of them is lost
 FRESH = -1  # complete rounds of a rank that does not have the model yet
 Span = tuple[int, int]  # position of the first sample in the epoch's order, and number of samples
+Word = dict[str, Any]
+
+
+class Met(NamedTuple):
+    """The result of a rendezvous. up: the words of the members with the newest complete round, by place; packed: the
+    state that the first of them handed over to this rank, if this rank's own was older."""
+
+    up: list[Word]
+    fits: int  # samples that fit into each member's memory at once
+    packed: torch.Tensor | None
+
+
+class Rendezvous:
+    """Takes this rank into membership epochs: after ``enter``, ``epoch`` and ``group`` are those in force. Call
+    ``link.entered`` once the state that was handed over is loaded.
+
+    given: packs the state to hand over.
+    """
+
+    def __init__(self, link: Link, given: Handover) -> None:
+        self._link, self._given = link, given
+        self.epoch: MembershipEpoch | None = None  # in which this rank takes part
+        self._group: Group | None = None
+        self._has = False  # whether this rank has the run's state: the model and what was registered with it
+        self._before = set[int]()  # members that had the state when this rank joined
+        self.outlives = False  # none of these is a member any more
+
+    @property
+    def number(self) -> int:
+        """The epoch's number; -1 before this rank has entered one."""
+        return -1 if self.epoch is None else self.epoch.number
+
+    @property
+    def group(self) -> Group:
+        """The group of the epoch's members."""
+        assert self._group is not None
+        return self._group
+
+    def lost(self) -> bool:
+        """Whether a member of the epoch was lost."""
+        return self._link.lost_since(self.number)
+
+    def enter(self, word: Word) -> Met:
+        """Enter the newest epoch, or a later one if it changes meanwhile. word: this rank's report of itself.
+
+        Raises WorkerError if no member with the model is left, or the members cannot reach one another."""
+        began, number = time.perf_counter(), self.number
+        word, unreached = {**word, "has": self._has}, 0
+        while True:
+            coming = self._link.next(number)
+            number = coming.number
+            words = self._link.meet(coming, word)
+            if words is None:
+                continue
+            idents = [member.ident for member in coming.members]
+            up = self._up(idents, words)
+            lost = partial(self._link.lost_since, number)
+            group = self._connect(f"group/{number}", idents, lost)
+            if group is not None:
+                through, packed = self._hand_over(group, number, idents, up, lost)
+                if through:
+                    break
+            unreached = 0 if group is not None or lost() else unreached + 1
+            if unreached >= UNREACHED:
+                raise WorkerError(
+                    f"worker {self._link.place} and the others cannot reach one another, although all of them live; "
+                    "set GLOO_SOCKET_IFNAME on each machine to the network that they share, and keep other programs "
+                    "away from it"
+                )
+            self._link.broken(number)
+        assert group is not None
+        transport.let_go(group, self._group)
+        if not self._has:
+            self._before = {ident for ident in idents if words[ident]["has"]}
+        self.outlives = bool(self._before) and self._before.isdisjoint(idents)
+        self.epoch, self._group, self._has = coming, group, True
+        _log.info("members %s in epoch %d after %.3f s", coming.places, number, time.perf_counter() - began)
+        fits = min(one["fits"] for one in words.values())
+        return Met([words[ident] for ident in up], fits, packed)
+
+    def _connect(self, key: str, idents: list[int], lost: Callable[[], bool]) -> Group | None:
+        """The group of these members; None as ``group.connect``."""
+        link = self._link
+        index, size = idents.index(link.ident), len(idents)
+        return transport.connect(link.connections, key, index, size, lost, link.seal)
+
+    def _up(self, idents: list[int], words: dict[int, Word]) -> list[int]:
+        """The idents of the members that have the newest complete round."""
+        having = [ident for ident in idents if words[ident]["has"]]
+        if not having:
+            if self._link.posted("begun"):
+                raise WorkerError(
+                    "every rank that had the model was lost before another had taken it over; start the run again "
+                    "from its checkpoint"
+                )
+            having = idents[:1]  # the run begins with the state of the first one
+        done = max(words[ident]["done"] for ident in having)
+        return [ident for ident in having if words[ident]["done"] == done]
+
+    def _hand_over(
+        self, group: Group, number: int, idents: list[int], up: list[int], lost: Callable[[], bool]
+    ) -> tuple[bool, torch.Tensor | None]:
+        """Hand over the state from the first member in ``up`` to those not in it; the others continue at once.
+
+        Returns whether that worked, and the state that this rank received."""
+        mine = self._link.ident
+        part = [ident for ident in idents if ident == up[0] or ident not in up]
+        if len(part) == 1 or mine not in part:
+            return True, None
+        among: Group | None = group
+        if len(part) < len(idents):
+            among = self._connect(f"handover/{number}", part, lost)
+        if among is None:
+            return False, None
+        packed = self._given.pack() if mine == up[0] else None
+        received = send(among, packed, part.index(up[0]), lost)
+        return received is not None, received if packed is None else None
 
 
 class Missing(NamedTuple):

@@ -13,8 +13,7 @@ import torch.distributed as dist
 
 from paceline import tokens
 from paceline.torch.elastic.gateway import LOOPBACK, Door, socket_at
-from paceline.torch.elastic.membership import BEAT, COMES, ENDING, HAS, MembershipEpoch, Where, Worker
-from paceline.torch.elastic.messages import Seal
+from paceline.torch.elastic.messages import BEAT, COMES, ENDING, HAS, MembershipEpoch, Seal, Where, Worker
 from paceline.torch.elastic.nodes import GONE, Machines, WorkerProcess, patience
 from paceline.torch.liveness.detector import TIMES, FailureDetector, Starved
 
