@@ -172,7 +172,7 @@ def main() -> None:
     parser.add_argument("--way", default="planned", choices=["planned", "moves", "costs", "bits", "local"])
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--dead", type=float, default=0.5, help="seconds without a sign of life")
+    parser.add_argument("--dead", type=float, default=0.5, help="seconds without a heartbeat")
     parser.add_argument("--seconds", type=float, default=600.0, help="that the run may take")
     parser.add_argument("--out", type=Path, help="a file of JSON lines to add to")
     parser.add_argument("--summary", type=Path, help="print what this file holds, and inject nothing")

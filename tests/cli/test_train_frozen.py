@@ -45,7 +45,7 @@ def test_a_rank_0_that_is_stopped_while_it_starts_ends_the_run(tmp_path: Path) -
     assert process.returncode == 1
     assert "Traceback" not in err
     assert re.search(
-        r"^paceline: worker 0 has been stopped|^paceline: .*rank 0 has given no sign of life", err, re.M
+        r"^paceline: worker 0 has been stopped|^paceline: .*rank 0 has given no heartbeat", err, re.M
     )
     assert not [p for p in workers if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
@@ -80,7 +80,7 @@ def test_killed_fork_server_has_a_separate_message(begun: bool, tmp_path: Path) 
     assert "Traceback" not in err
 
 
-# The first worker that starts does something to itself, before it gives a sign of life.
+# The first worker that starts does something to itself, before it gives a heartbeat.
 PROGRAM = """
 import os
 import signal

@@ -106,7 +106,7 @@ def test_run_continues_after_lost_workers_and_loaders(tmp_path: Path) -> None:
         "worker 0 was killed by SIGKILL in round",
         "worker 1: RuntimeError: DataLoader worker (pid",
         "worker 1 was killed by SIGKILL in round",
-        "worker 2 gave no sign of life for 1 s in round",
+        "worker 2 gave no heartbeat for 1 s in round",
         "joined at round",
     ):
         assert words in out, out

@@ -107,13 +107,13 @@ def worker_processes(training):
 
 def test_a_worker_is_lost_and_another_takes_its_place(recorder, watched, tab):
     go_on(recorder, 0, 20)
-    lost = {"what": "worker 2 gave no sign of life for 1 s", "seconds_lost": 1.2}
+    lost = {"what": "worker 2 gave no heartbeat for 1 s", "seconds_lost": 1.2}
     go_on(recorder, 20, 21, events=[lost])
     page = tab(watched(recorder.run_dir).url)
     row, sentences = page.locator("#workers li").nth(2), page.locator("#sentences li")
     expect(row).to_contain_text("worker 2 ✕ since round 20")
-    expect(row).to_contain_text("gave no sign of life for 1 s")
-    said = "Worker 2 gave no sign of life for 1 s in round 20; this cost 1.2 s and no sample; "
+    expect(row).to_contain_text("gave no heartbeat for 1 s")
+    said = "Worker 2 gave no heartbeat for 1 s in round 20; this cost 1.2 s and no sample; "
     expect(sentences.first).to_have_text(f"{said}it is not replaced yet.")
     chart = page.locator("#charts figure").first
     expect(chart).to_contain_text("vertical lines: workers were lost or left in round 20")

@@ -40,7 +40,7 @@ def rounds(draw: st.DrawFn) -> tuple[np.ndarray, CostModel, np.ndarray, np.ndarr
     least = np.minimum(np.array(draw(st.lists(st.integers(0, 3), min_size=n, max_size=n))), most)
     micro = draw(st.one_of(st.none(), st.integers(1, 20)))
     budget = draw(st.one_of(st.just(np.inf), st.integers(40, 200)))
-    return lengths, model, pace, overhead, Room(least, most, micro, budget, in_step=draw(st.booleans()))
+    return lengths, model, pace, overhead, Room(least, most, micro, budget, lockstep=draw(st.booleans()))
 
 
 def check(dealt: Deal, lengths: np.ndarray, model: CostModel, room: Room) -> None:
@@ -66,7 +66,7 @@ def check(dealt: Deal, lengths: np.ndarray, model: CostModel, room: Room) -> Non
             parts += batch_parts(batch_lengths, np.array([size]), model.padded)
         np.testing.assert_allclose(dealt.parts[worker], parts)
         assert dealt.costs[worker] == pytest.approx(float(cost_of(model, parts)))
-    if room.in_step:
+    if room.lockstep:
         assert len({len(sizes) for sizes in dealt.sizes}) == 1
 
 
@@ -86,11 +86,11 @@ def test_every_sample_is_dealt_once_within_all_limits(given: tuple) -> None:
 
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("micro_steps", [1, 2, 5])
-@pytest.mark.parametrize("in_step", [False, True])
-def test_fixed_micro_steps_are_taken_by_every_worker(padded: bool, micro_steps: int, in_step: bool) -> None:
+@pytest.mark.parametrize("lockstep", [False, True])
+def test_fixed_micro_steps_are_taken_by_every_worker(padded: bool, micro_steps: int, lockstep: bool) -> None:
     lengths = lengths_of(1, 60)
     model = SampleCosts.checked(lengths, 60).with_alpha(0.001, launch=0.1, padded=padded)
-    dealt = deal(lengths, model, np.array([1.0, 1, 4]), room=Room(micro_steps=micro_steps, in_step=in_step))
+    dealt = deal(lengths, model, np.array([1.0, 1, 4]), room=Room(micro_steps=micro_steps, lockstep=lockstep))
     assert [len(sizes) for sizes in dealt.sizes] == [micro_steps] * 3
     check(dealt, lengths, model, Room(0, 60))
 
@@ -110,7 +110,7 @@ def test_no_micro_batch_has_fewer_samples_than_batch_norm_needs(
     if micro_steps is None:
         micro = None if room.micro_batch is None else max(room.micro_batch, 2 * floor - 1)
         budget = max(room.budget, (2 * floor - 1) * lengths.max())
-        room = Room(0, len(lengths), micro, budget, in_step=room.in_step, floor=floor)
+        room = Room(0, len(lengths), micro, budget, lockstep=room.lockstep, floor=floor)
     else:
         room = Room(0, len(lengths), micro_steps=micro_steps, floor=floor)
     dealt = deal(lengths, model, pace, overhead, room)
@@ -263,7 +263,7 @@ def test_a_quantum_and_costs_exclude_each_other() -> None:
         ({"budget": "x"}, "budget='x': expected a length of more than 0"),
         ({"micro_steps": 0}, "micro_steps=0: expected a whole number"),
         ({"floor": 1.5}, "floor=1.5: expected a whole number"),
-        ({"in_step": "no"}, "in_step='no': expected True or False"),
+        ({"lockstep": "no"}, "lockstep='no': expected True or False"),
         (
             {"most": [1, 2, 3]},
             r"have shapes \(\), \(3,\), \(\): expected a number, or one for each of 2 workers",

@@ -204,7 +204,7 @@ def test_a_worker_that_holds_pythons_lock_lives_and_one_that_is_stopped_does_not
     )
     assert done.returncode == 0, done.stderr
     lost = [line for line in done.stderr.splitlines() if "worker" in line]
-    assert lost == ["paceline: worker 1 gave no sign of life for 1 s"]
+    assert lost == ["paceline: worker 1 gave no heartbeat for 1 s"]
     end, rounds, held, stopped = done.stdout.split()
     assert (end, rounds) == ("end", "20")
     assert float(held) >= 3
@@ -239,8 +239,8 @@ def test_a_worker_that_has_work_for_too_long_is_given_up(monkeypatch: pytest.Mon
     finally:
         keeper.close()
     assert list(lost) == [2, 1]
-    assert lost[2][0] == "gave no sign of life for 0.2 s"
-    assert lost[1][0] == "was busy and gave no sign of life for 2 s"
+    assert lost[2][0] == "gave no heartbeat for 0.2 s"
+    assert lost[1][0] == "was busy and gave no heartbeat for 2 s"
     assert lost[1][1] >= 2
 
 
@@ -323,7 +323,7 @@ def test_a_program_that_ends_slowly_is_not_taken_for_frozen(monkeypatch: pytest.
     try:
         while not found:
             beats += 1
-            # Worker 1 gives one sign of life, and then says that it ends.
+            # Worker 1 gives one heartbeat, and then says that it ends.
             keeper.store.set(BEAT(0), str(beats))
             keeper.store.set(BEAT(1), "1")
             keeper.store.set(ENDING(1), "1")
@@ -335,7 +335,7 @@ def test_a_program_that_ends_slowly_is_not_taken_for_frozen(monkeypatch: pytest.
             time.sleep(0.01)
     finally:
         keeper.close()
-    assert [(loss.ident, loss.words) for loss in found] == [(1, "gave no sign of life for 0.2 s")]
+    assert [(loss.ident, loss.words) for loss in found] == [(1, "gave no heartbeat for 0.2 s")]
     assert stands[1].told == ["kill"]
     assert keeper.newest == 1, "it was let in again"
     assert time.monotonic() - began > 1.2

@@ -168,8 +168,8 @@ def test_a_round_that_was_left_leaves_nothing_behind() -> None:
     [
         ({}, True, STEP, COMPLETE),
         ({}, False, KEEP, RAN),
-        ({"travels": True}, True, COMMIT, RAN),
-        ({"travels": True}, False, COMMIT, RAN),
+        ({"carries_rows": True}, True, COMMIT, RAN),
+        ({"carries_rows": True}, False, COMMIT, RAN),
         ({"alone": True}, True, ALONE, DUE),
         ({"alone": True}, False, ALONE, DUE),
     ],
@@ -199,7 +199,7 @@ def test_the_passes_of_a_micro_step_that_was_cut_are_one_micro_step() -> None:
 
 
 def test_a_commit_that_fails_leaves_the_round_open() -> None:
-    round = ended(travels=True)
+    round = ended(carries_rows=True)
     assert not round.committed(False).last
     assert round.goes_on() is NEXT
     round.drawn(piece(samples=2, first=False, last=False))
@@ -331,7 +331,7 @@ class Members(RuleBasedStateMachine):
 
     @initialize(ranks=st.integers(2, 5))
     def begin(self, ranks: int) -> None:
-        self.rounds = {place: Round(travels=True) for place in range(ranks)}
+        self.rounds = {place: Round(carries_rows=True) for place in range(ranks)}
         self.states = {place: Running() for place in range(ranks)}
         self.todo: dict[int, deque[Piece]] = {}
         self.first, self.step, self.size = 0, 0, 0

@@ -111,7 +111,7 @@ def chosen(draw: st.DrawFn, ranks: int) -> dict[str, Any]:
     return given | ({"weigh": "loss", "micro_steps": None, "drop": None} if given["elastic"] else {})
 
 
-def agreed(model: torch.nn.Module, options: dict[str, Any], ranks: int, in_step: bool) -> list[Terms] | str:
+def agreed(model: torch.nn.Module, options: dict[str, Any], ranks: int, lockstep: bool) -> list[Terms] | str:
     """The terms on each rank, or the message with which all of them refuse the options."""
     found: list[Any] = []
     for rank in range(ranks):
@@ -121,7 +121,7 @@ def agreed(model: torch.nn.Module, options: dict[str, Any], ranks: int, in_step:
                 given.check_kinds(model)
                 if given.elastic:
                     given.check_elastic()
-                found.append(terms.agree(model, given, in_step))
+                found.append(terms.agree(model, given, lockstep))
             except PacelineError as error:
                 found.append(str(error))
     if isinstance(found[0], str):
@@ -139,10 +139,10 @@ def one_sentence(message: str) -> None:
 @settings(max_examples=150)
 @given(st.data(), st.integers(1, 5), st.booleans(), SELDOM)
 def test_every_combination_is_agreed_on_or_refused_in_one_message(
-    data: st.DataObject, ranks: int, norms: bool, in_step: bool
+    data: st.DataObject, ranks: int, norms: bool, lockstep: bool
 ) -> None:
     options = data.draw(chosen(ranks))
-    found = agreed(NORMED if norms else PLAIN, options, ranks, in_step)
+    found = agreed(NORMED if norms else PLAIN, options, ranks, lockstep)
     if isinstance(found, str):
         event("refused")
         one_sentence(found)
@@ -241,7 +241,7 @@ class Ranks:
         fixed = own.micro_steps(plan.loads) if plan.deal is None else own.fixed_micro_steps
         if fixed is not None:
             assert len(sizes) == fixed
-        if own.in_step and plan.deal is not None:
+        if own.lockstep and plan.deal is not None:
             assert len(sizes) == max(len(plan.deal.sizes[0]), 1)
         largest = int(own.largest[rank])
         assert max(sizes) <= largest + (own.floor > 1) * own.floor or own.merge is not None
@@ -290,15 +290,15 @@ def claimed_piece(plan: RoundPlan, size: int, parts: Any, start: int) -> Piece:
 def test_each_sample_of_an_epoch_counts_once_under_all_options(
     data: st.DataObject, ranks: int, later: int, norms: bool, seed: int
 ) -> None:
-    model, in_step, rng = NORMED if norms else PLAIN, data.draw(SELDOM), np.random.default_rng(seed)
+    model, lockstep, rng = NORMED if norms else PLAIN, data.draw(SELDOM), np.random.default_rng(seed)
     options = data.draw(chosen(ranks))
-    before = agreed(model, options, ranks, in_step)
+    before = agreed(model, options, ranks, lockstep)
     if isinstance(before, str):
         event("refused")
         return
     if isinstance(options["limits"], list):
         options["limits"] = data.draw(limits(later, options["global_batch"]))
-    after = agreed(model, options, later, in_step)
+    after = agreed(model, options, later, lockstep)
     size = before[0].every.size(0)
     samples = data.draw(st.integers(1 + norms, 3 * min(size, 60)))
     lengths = rng.integers(1, 20, samples).astype(float)

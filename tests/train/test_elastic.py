@@ -78,13 +78,13 @@ def test_run_continues_after_lost_workers(tmp_path: Path) -> None:
     told = [event["text"] for event in said if event["type"] == "note"]
     assert any(words.startswith("worker 0 was killed by SIGKILL in round") for words in told), told
     assert any(words.startswith("worker 1 left in round") for words in told), told
-    assert any(words.startswith("worker 2 gave no sign of life for 1 s in round") for words in told), told
+    assert any(words.startswith("worker 2 gave no heartbeat for 1 s in round") for words in told), told
     assert any(words.startswith("worker 0 joined at round") for words in told), told
     happened = [event["what"] for events in run.extras["events"] if events for event in events]
     assert "worker 0 was killed by SIGKILL" in happened
     assert any(words.startswith("Worker 0 was killed by SIGKILL in round") for words in findings(run))
     names = {event["name"] for event in json.loads(trace.write(run).read_text())["traceEvents"]}
-    assert any(name.startswith("worker 2 gave no sign of life for 1 s, ") for name in names)
+    assert any(name.startswith("worker 2 gave no heartbeat for 1 s, ") for name in names)
 
 
 KILLED = Loss(1, 1, "was killed by SIGKILL", lost=True, failed=False)

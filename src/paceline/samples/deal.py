@@ -37,7 +37,7 @@ class _Limits(NamedTuple):
     micro_batch: ArrayLike | None
     budget: float
     micro_steps: int | None
-    in_step: bool
+    lockstep: bool
     floor: int
 
 
@@ -47,7 +47,7 @@ class Room(_Limits):
     least, most: samples of each worker in the round, (n,) or a number; None for none and all.
     micro_batch: samples of a micro-batch at most, in the same form. budget: length of a micro-batch at most, in the
         user's unit: the sum of its lengths, or its size times the longest if it is padded.
-    micro_steps: every worker takes exactly this many micro-batches, some of them empty. in_step: all workers take
+    micro_steps: every worker takes exactly this many micro-batches, some of them empty. lockstep: all workers take
         the same number. floor: a worker with any samples has at least this many (batch norm needs 2).
 
     Raises:
@@ -63,7 +63,7 @@ class Room(_Limits):
         micro_batch: ArrayLike | None = None,
         budget: float = np.inf,
         micro_steps: int | None = None,
-        in_step: bool = False,
+        lockstep: bool = False,
         floor: int = 1,
     ) -> Room:
         for name, value, fewest in (("least", least, 0), ("most", most, 0), ("micro_batch", micro_batch, 1)):
@@ -72,8 +72,8 @@ class Room(_Limits):
         number("budget", budget, "a length of more than 0", lambda length: length > 0)
         whole("micro_steps", 1 if micro_steps is None else micro_steps)
         whole("floor", floor)
-        switches(in_step=in_step)
-        return super().__new__(cls, least, most, micro_batch, budget, micro_steps, in_step, floor)
+        switches(lockstep=lockstep)
+        return super().__new__(cls, least, most, micro_batch, budget, micro_steps, lockstep, floor)
 
     def counts(self, workers: int, batch: int) -> tuple[Counts, Counts, Counts]:
         """The limits of each worker as arrays.
@@ -205,7 +205,7 @@ def deal(
             break
     sizes = [at_least(each, room.floor) for each in sizes]
     micro_steps = room.micro_steps
-    if room.in_step and micro_steps is None:
+    if room.lockstep and micro_steps is None:
         micro_steps = max(len(each) for each in sizes)
     if micro_steps is not None:
         sizes = [_split(each, micro_steps, room.floor) for each in sizes]

@@ -54,7 +54,7 @@ class Balanced:
     ) -> None:
         given.check_kinds(model)
         self._reducer = reducer()
-        self._terms = agree(model, given, self._reducer.in_step)
+        self._terms = agree(model, given, self._reducer.lockstep)
         self._callbacks = list[callback.Callback]()
         self._loaders: list[Closing] = []
         self._loop = Loop(model, self._reducer, self._terms, given.callbacks)

@@ -174,7 +174,7 @@ class LocalSteps:
         merges.took(many)
         if piece.last or reducer.retrying:
             merges.fill(piece.batch, optimizers)
-        if reducer.travels:
+        if reducer.carries_rows:
             piece = self._round.committed(self._commit(piece))
             if piece.last and not reducer.late:  # a late rank has received the merged parameters
                 merges.apply(piece.step, merges.flats.own)

@@ -59,13 +59,13 @@ class Loop:
         self.terms, self.host, self._reducer = terms, Host(), reducer
         # The running iteration. It is set first, since hooks of a loop whose construction failed read it.
         self._running: object = None
-        self.changes = reducer.travels  # the members may change, so a round is planned when it begins
+        self.changes = reducer.carries_rows  # the members may change, so a round is planned when it begins
         self.rank, self.ranks = peers.rank(), peers.ranks()
         alone = terms.merge is not None
         # A round may begin before all ranks have reported the one before.
         self.behind = terms.merge is not None and terms.merge.delay > 0
         self.round = Round(
-            travels=self.changes,
+            carries_rows=self.changes,
             alone=alone,
             pass_name="loss.backward()" if terms.weigh == "hook" else "pace.backward(loss)",
         )
@@ -125,7 +125,7 @@ class Loop:
             callbacks,
             every=None if terms.every.fixed else terms.every,
             one_by_one=self.behind,
-            looks=reducer.averages and not reducer.in_step and device.type == "cpu",
+            looks=reducer.averages and not reducer.lockstep and device.type == "cpu",
         )
         parts: Any = (model, self.round, self._gradients, self._meter, reducer, self.progress, self.stepped)
         self.steps: RoundSteps | LocalSteps = (
@@ -159,7 +159,7 @@ class Loop:
             ),
             where=lambda: self._meter.where(self.progress.rounds),
         )
-        alike = self.ranks == 1 or self.terms.in_step or self.terms.fixed_micro_steps
+        alike = self.ranks == 1 or self.terms.lockstep or self.terms.fixed_micro_steps
         if not (alike or self.changes):
             self._closing.callback(timing.refuse(lambda: self.round.computing, self.terms.loop))
         if not (alike or self.terms.loop == "local"):  # there each micro-step is a step
@@ -214,7 +214,7 @@ class Loop:
     def loss_now(self) -> float:
         """The mean loss over all samples of the round that is complete, or has just been stepped. Collective."""
         piece = self.round.stepped_piece()
-        if self._reducer.travels:  # the loss has travelled with the gradients, so all ranks know it
+        if self._reducer.carries_rows:  # the loss has travelled with the gradients, so all ranks know it
             self.settle()
             return self.rounds.loss
         with self.named():

@@ -184,9 +184,11 @@ class Meter:
         self.light = self.reported = False
         self._link = math.nan  # seconds of this rank's newest merge
         self._deciding = 0.0  # processor seconds that this rank's newest decision took
-        self.intervals = not reducer.travels  # one row may report several rounds
+        self.intervals = not reducer.carries_rows  # one row may report several rounds
         self.drops = drops
-        self.by_itself = reducer.travels or drops  # each row reports one round; else it may report several
+        self.by_itself = (
+            reducer.carries_rows or drops
+        )  # each row reports one round; else it may report several
         self._watch = timing.stopwatch(device)
         self.lag = self._watch.lag  # rounds by which a measurement is late
         self._pieces, self._reducer = pieces, reducer

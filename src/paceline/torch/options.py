@@ -101,7 +101,7 @@ class Options:
                 "micro-step; use loop='round' and pace.round(batch, function), or loop='pieces'"
             )
 
-    def check_memory(self, in_step: bool) -> None:
+    def check_memory(self, lockstep: bool) -> None:
         """Raises PacelineError for loops in which training cannot find what fits into memory."""
         pieces, hook = self.loop == "pieces", self.weigh == "hook" and self.loop == "round"
         reasons = {
@@ -109,7 +109,7 @@ class Options:
             "weigh='hook' weights what DDP has summed, and a pass that does not fit must be dropped before; use "
             "weigh='loss'": hook,
             "deterministic=True fixes the size of every pass; set quantum= to what fits": self.deterministic,
-            "under fully_shard all ranks take the same number of passes; set micro_batch= to what fits": in_step,
+            "under fully_shard all ranks take the same number of passes; set micro_batch= to what fits": lockstep,
         }
         refuse("limits='memory'", reasons)
 
@@ -124,11 +124,11 @@ class Options:
         }
         refuse("ElasticPace", reasons)
 
-    def check_drop(self, in_step: bool, moves_work: bool, device: torch.device) -> None:
+    def check_drop(self, lockstep: bool, moves_work: bool, device: torch.device) -> None:
         """Raises PacelineError for loops in which no micro-batches can be dropped after a threshold."""
         if self.drop is None:
             return
-        as_many, hook = in_step or self.micro_steps is not None, self.weigh == "hook"
+        as_many, hook = lockstep or self.micro_steps is not None, self.weigh == "hook"
         whole, one, memory = self.loop != "round", self.micro_batch is None, isinstance(self.limits, str)
         reasons = {
             f"loop={self.loop!r} runs all that it is given; use loop='round' and pace.round(batch, function)": whole,
@@ -143,10 +143,10 @@ class Options:
         }
         refuse(f"drop={short(self.drop)}", reasons)
 
-    def check_pieces(self, policy: str, moves_work: bool, in_step: bool, fills: bool) -> None:
+    def check_pieces(self, policy: str, moves_work: bool, lockstep: bool, fills: bool) -> None:
         """Raises PacelineError if rounds cannot be run in pieces, as ``policy`` requires (``moves_work``).
 
-        in_step: every rank must run the same number of micro-steps. fills: a rank without work gets samples, too.
+        lockstep: every rank must run the same number of micro-steps. fills: a rank without work gets samples, too.
         """
         if not moves_work:
             return
@@ -154,7 +154,7 @@ class Options:
         needs = f"micro_steps={self.micro_steps}" if fixed else "FSDP"
         reasons = {
             f"ranks then take different numbers of micro-steps, and {needs} needs the same on each; use a policy "
-            "that plans whole rounds, such as level": fixed or in_step,
+            "that plans whole rounds, such as level": fixed or lockstep,
             "loop='whole' takes each round in one micro-step; use loop='round' and pace.round(batch, function), or a "
             "policy that plans whole rounds, such as level": self.loop == "whole",
             "a rank's last micro-step in a round may count for nothing, and weigh='hook' cannot separate its "

@@ -341,7 +341,7 @@ def weighing_of(
         HookWeighing
         if terms.weigh == "hook"
         else ExactWeighing
-        if terms.cell and not reducer.travels
+        if terms.cell and not reducer.carries_rows
         else Weighing
     )
     apart = terms.memory and terms.fixed_micro_steps is None

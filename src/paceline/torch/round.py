@@ -85,7 +85,7 @@ class Left(NamedTuple):
 class Round:
     """A rank's running round, or the state between two. Only its methods change it.
 
-    travels: rows travel with the gradients, and their sums may fail. alone: this rank steps by itself after each
+    carries_rows: rows travel with the gradients, and their sums may fail. alone: this rank steps by itself after each
     backward pass. pass_name: how the loop runs a backward pass, for messages.
 
     Attributes:
@@ -101,13 +101,13 @@ class Round:
 
     __slots__ = (
         *("phase", "piece", "whole", "over", "rows", "ran", "ready", "taken", "asked"),
-        *("_known", "_travels", "_alone", "_pass_name"),
+        *("_known", "_carries_rows", "_alone", "_pass_name"),
     )
 
     def __init__(
-        self, travels: bool = False, alone: bool = False, pass_name: str = "pace.backward(loss)"
+        self, carries_rows: bool = False, alone: bool = False, pass_name: str = "pace.backward(loss)"
     ) -> None:
-        self._travels, self._alone, self._pass_name = travels, alone, pass_name
+        self._carries_rows, self._alone, self._pass_name = carries_rows, alone, pass_name
         self.phase = BETWEEN
         self.piece: Piece | None = None
         self.whole: Piece | None = None
@@ -178,7 +178,7 @@ class Round:
 
     def stepped_piece(self) -> Piece:
         """The piece of a round that is complete, or over, for its mean loss. Raises PacelineError for others."""
-        there = self.piece if self.phase == COMPLETE and not self._travels else None
+        there = self.piece if self.phase == COMPLETE and not self._carries_rows else None
         piece = self.over if self.piece is None else there
         return self.refuse("loss_now") if piece is None else piece
 
@@ -261,7 +261,7 @@ class Round:
             self.phase = RAN
             return AGAIN, self.piece
         self.piece = whole
-        if self._travels or self._alone:
+        if self._carries_rows or self._alone:
             self.phase = DUE if self._alone else RAN
             return ALONE if self._alone else COMMIT, whole
         self.phase = COMPLETE if whole.last else RAN

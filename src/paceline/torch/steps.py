@@ -214,7 +214,7 @@ class RoundSteps:
         self._round, self._gradients, self._meter, self._reducer = round, gradients, meter, reducer
         self._progress, self._stepped, self._records_rates = progress, stepped, rates
         self._rates, self._host = LearningRateWatch(), Host()
-        self.watch = OptimizerWatch(model, reducer.travels, self._step_begins, self._step_ended, single)
+        self.watch = OptimizerWatch(model, reducer.carries_rows, self._step_begins, self._step_ended, single)
 
     def hosted_by(self, host: Host) -> None:
         """A framework runs the loop."""
@@ -224,7 +224,7 @@ class RoundSteps:
         """Step and zero the optimizers when the round is complete; otherwise do nothing. True when they stepped."""
         round, watch, reducer = self._round, self.watch, self._reducer
         watch.check_ours(optimizers)
-        if reducer.travels:
+        if reducer.carries_rows:
             reducer.check_handed_over([*optimizers, *([] if scaler is None else [scaler])])
         if round.taken or len(optimizers) > 1:
             round.once(optimizers)

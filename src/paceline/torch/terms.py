@@ -42,7 +42,7 @@ class Terms:
     quantum: int  # every micro-step is a multiple of this many samples
     cell: int  # samples of every micro-step, if results must have the same bits; else 0
     fixed_micro_steps: int | None  # micro-steps of every rank in every round; None if they may vary
-    in_step: bool  # all ranks must take the same number of micro-steps in a round
+    lockstep: bool  # all ranks must take the same number of micro-steps in a round
     loop: str  # how the training loop takes a round
     weigh: str  # where gradients get their weights: "loss" or "hook"
     memory: bool  # training finds what fits into each rank's memory
@@ -72,15 +72,15 @@ class Terms:
 
     def micro_steps(self, loads: Indices) -> int | None:
         """Micro-steps of every rank in a round of these loads; None if their number may differ from rank to rank."""
-        if self.fixed_micro_steps is None and self.in_step:
+        if self.fixed_micro_steps is None and self.lockstep:
             return int(np.max(-(-loads // self.largest)))
         return self.fixed_micro_steps
 
 
-def agree(model: torch.nn.Module, given: Options, in_step: bool) -> Terms:
+def agree(model: torch.nn.Module, given: Options, lockstep: bool) -> Terms:
     """Check a user's options, on this rank and against the other ranks. Collective.
 
-    in_step: all ranks must take the same number of micro-steps in a round.
+    lockstep: all ranks must take the same number of micro-steps in a round.
     Raises PacelineError for options that cannot work, or differ between the ranks.
     """
     given.check_together()
@@ -100,7 +100,7 @@ def agree(model: torch.nn.Module, given: Options, in_step: bool) -> Terms:
         micro_batch = micro_batch // quantum * quantum
     limits = None if isinstance(given.limits, str) else given.limits
     if memory := isinstance(given.limits, str):
-        given.check_memory(in_step)
+        given.check_memory(lockstep)
     least, most = least_and_most(limits, ranks, global_batch, floor)
     if fixed is not None:
         most = [min(m, fixed * (own or m)) for m, own in zip(most, peers.gather(micro_batch), strict=True)]
@@ -113,7 +113,7 @@ def agree(model: torch.nn.Module, given: Options, in_step: bool) -> Terms:
     chosen = policies.create(policy, cluster) if isinstance(policy, str) else policy(cluster)
     name = policy if isinstance(policy, str) else type(chosen).__name__
     drop = options.threshold(given.drop)
-    whole = not (fixed is None is drop) or in_step or norms or (given.fills and given.weigh == "hook")
+    whole = not (fixed is None is drop) or lockstep or norms or (given.fills and given.weigh == "hook")
     if isinstance(chosen, factoring.Auto) and (whole or ranks == 1) and not given.deterministic:
         # Pieces are impossible, gain nothing, or leave batch norm only few samples.
         plans: Any = chosen.planner
@@ -127,8 +127,8 @@ def agree(model: torch.nn.Module, given: Options, in_step: bool) -> Terms:
     facts["callbacks"] = [type(each).__name__ for each in given.callbacks if each.only_rank_0]
     largest = peers.agree(facts, global_batch if micro_batch is None else micro_batch)
     moves_work, fills = balancer.piece_plan(0) is not None, given.fills or norms
-    given.check_drop(in_step, moves_work, next((p.device for p in model.parameters()), torch.device("cpu")))
-    given.check_pieces(name, moves_work, in_step, fills)
+    given.check_drop(lockstep, moves_work, next((p.device for p in model.parameters()), torch.device("cpu")))
+    given.check_pieces(name, moves_work, lockstep, fills)
     if given.elastic and balancer.policy.trains:
         raise PacelineError(
             f"policy {name} decides in its own thread, and a rank that joins cannot take part in "
@@ -156,7 +156,7 @@ def agree(model: torch.nn.Module, given: Options, in_step: bool) -> Terms:
         quantum=1 if cell else quantum,  # with cells, the last claimed micro-step may be short
         cell=cell,
         fixed_micro_steps=fixed,
-        in_step=in_step,
+        lockstep=lockstep,
         loop=given.loop,
         weigh=given.weigh,
         memory=memory,

@@ -24,12 +24,12 @@ import torch.distributed as dist
 
 from paceline.errors import PacelineError, WorkerError
 from paceline.torch.elastic import gateway, group, messages
-from paceline.torch.elastic.gateway import Relay, Tunnel, both_ways
+from paceline.torch.elastic.gateway import Forwarder, Relay, both_ways
 from paceline.torch.elastic.group import ConnectionPool
 from paceline.torch.elastic.handover import Handover
 from paceline.torch.elastic.link import Link
-from paceline.torch.elastic.messages import MembershipEpoch, Seal, Where, Worker
-from paceline.torch.elastic.nodes import BYE_SECONDS, COUNT, DOING, FIRST, Machines, NodeAgent
+from paceline.torch.elastic.messages import MembershipEpoch, Signer, Where, Worker
+from paceline.torch.elastic.nodes import BYE_SECONDS, COUNT, FIRST, REPORT, Machines, NodeAgent
 from paceline.torch.elastic.supervisor import Supervisor, _store
 from support.guarantees import guarantee
 from support.stands import Stands
@@ -138,10 +138,10 @@ def test_what_a_stranger_writes_into_the_store_is_refused(tmp_path: Path) -> Non
             WorkerError, match="said/0/1 in the run's store, which belongs to worker 1, was not"
         ):
             link.gather("word")
-        stranger.set("said/1/1", Seal("another secret").closed("said/1/1", bomb))
+        stranger.set("said/1/1", Signer("another secret").signed("said/1/1", bomb))
         with pytest.raises(WorkerError, match="another program reaches the store's port; keep it away"):
             link.gather("word")
-        stranger.set("said/2/1", other.seal.closed("said/0/1", bomb))  # of another key
+        stranger.set("said/2/1", other.signer.signed("said/0/1", bomb))  # of another key
         with pytest.raises(WorkerError, match=r"said/2/1 .* was not written by it"):
             link.gather("word")
 
@@ -164,20 +164,20 @@ def test_what_a_stranger_writes_into_the_store_is_refused(tmp_path: Path) -> Non
         keeper.close()
     assert not (tmp_path / "run").exists()
 
-    known = Machines(keeper.store, 1.0, Seal("the run's"))
+    known = Machines(keeper.store, 1.0, Signer("the run's"))
     stranger.add(COUNT, 1)
-    stranger.set(DOING(FIRST), "[0, 1000]")
+    stranger.set(REPORT(FIRST), "[0, 1000]")
     with pytest.raises(WorkerError, match="belongs to the launcher of machine 2, was not written"):
         known.look()
 
 
-def connected(seals: list[Seal]) -> list[group.Group | None]:
+def connected(seals: list[Signer]) -> list[group.Group | None]:
     """What comes of members with these seals who meet."""
     store, found = dist.HashStore(), dict[int, Any]()
 
-    def meet(index: int, seal: Seal) -> None:
+    def meet(index: int, signer: Signer) -> None:
         stores = ConnectionPool(lambda: store)
-        found[index] = group.connect(stores, "group/3", index, len(seals), lambda: False, seal)
+        found[index] = group.connect(stores, "group/3", index, len(seals), lambda: False, signer)
 
     threads = [threading.Thread(target=meet, args=each) for each in enumerate(seals)]
     for thread in threads:
@@ -189,9 +189,9 @@ def connected(seals: list[Seal]) -> list[group.Group | None]:
 
 def test_who_answers_in_the_place_of_a_member_must_be_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    ours = Seal("of this run")
+    ours = Signer("of this run")
     assert all(connected([ours, ours, ours]))
-    assert connected([ours, ours, Seal("of another")]) == [None, None, None]
+    assert connected([ours, ours, Signer("of another")]) == [None, None, None]
     assert all(connected([ours]))
 
 
@@ -208,7 +208,7 @@ def test_who_guesses_gloo_s_numbers_takes_no_place(monkeypatch: pytest.MonkeyPat
     """Gloo takes whoever first sends the number of a member for that member."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     monkeypatch.setattr(group, "PROOFS", timedelta(seconds=0.5))
-    ours, got_in = Seal("of this run"), False
+    ours, got_in = Signer("of this run"), False
     for _ in range(30):  # where the late member is the one that is connected to, the stranger gets no place
         before, store, found = listening_ports(), dist.HashStore(), dict[int, Any]()
 
@@ -323,7 +323,7 @@ def test_a_launcher_that_nobody_answers_gives_up(token: str) -> None:
     port, said, threads = free_port(), list[str](), threading.active_count()
     launcher = joined(port, token, said, [])
     time.sleep(0.9)  # of a second
-    assert threading.active_count() <= threads + 3  # the launcher, its tunnel, and its call to the store
+    assert threading.active_count() <= threads + 3  # the launcher, its forwarder, and its call to the store
     launcher.join(30)
     assert said[0] == f"no answer at 127.0.0.1:{port}; this machine joins when it answers"
     assert said[1].endswith("has not answered for 1 s; start the script again from its checkpoint")
@@ -375,7 +375,7 @@ def test_a_stranger_at_the_door_is_turned_away(
         until(lambda: bool(there))
         assert said == [f"machine 2 of the run at 127.0.0.1:{port}"]
         (mine,), (theirs,) = here, there
-        assert mine.where.secret == theirs.where.secret == keeper._seal.secret
+        assert mine.where.secret == theirs.where.secret == keeper._signer.secret
         assert theirs.where.port not in (port, mine.where.port)  # its own machine's
         links = [Link(worker.where) for worker in (mine, theirs)]
         words = dict[int, Any]()
@@ -419,8 +419,8 @@ def test_a_first_machine_that_is_a_stranger_is_told(monkeypatch: pytest.MonkeyPa
 
             threading.Thread(target=talk, daemon=True).start()
             try:
-                with closing(Tunnel("127.0.0.1", port, TOKEN)) as tunnel:
-                    return tunnel.knock()
+                with closing(Forwarder("127.0.0.1", port, TOKEN)) as forwarder:
+                    return forwarder.authenticate()
             except (PacelineError, OSError) as error:
                 return str(error) or type(error).__name__
 

@@ -432,7 +432,7 @@ def test_members_that_cannot_reach_one_another_say_so(monkeypatch: pytest.Monkey
         def broken(self, number: int) -> None:
             self.tries += 1
 
-        connections = seal = None
+        connections = signer = None
 
     monkeypatch.setattr(group, "connect", lambda *_: None)
     link = Reached()

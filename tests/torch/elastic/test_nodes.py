@@ -18,8 +18,8 @@ import psutil
 import pytest
 import torch
 
-from paceline.torch.elastic.gateway import Door, socket_at
-from paceline.torch.elastic.messages import Seal, Where
+from paceline.torch.elastic.gateway import Gateway, socket_at
+from paceline.torch.elastic.messages import Signer, Where
 from paceline.torch.elastic.nodes import GONE, NodeAgent
 from paceline.torch.elastic.nodes import Machines as Known
 from paceline.torch.elastic.supervisor import _store
@@ -141,7 +141,7 @@ def test_a_machine_disappears_and_comes_back_and_the_one_with_the_store_is_lost(
     assert len(machines.rounds(1)) == 1
 
     machines.cut("b")
-    machines.until(lambda: "no sign of life for 2 s" in machines.said("a"))
+    machines.until(lambda: "no heartbeat for 2 s" in machines.said("a"))
     machines.goes_on()
     machines.mend("b")
     machines.until(lambda: len(back := machines.rounds(1)) == 2 and len(back[1]) > 10)
@@ -210,8 +210,8 @@ def test_what_a_node_agent_is_told_and_tells(monkeypatch: pytest.MonkeyPatch) ->
     """Workers wait for a machine with room; each end is told; a machine leaves after its workers, and a silent one is
     gone on without, but not before the run has begun."""
     store, said, begun = _store(0), list[str](), False
-    door = Door("127.0.0.1", 0, "", store.port, said.append)
-    known, workers = Known(store, 0.5, Seal(door.secret)), list[Stands]()
+    gateway = Gateway("127.0.0.1", 0, "", store.port, said.append)
+    known, workers = Known(store, 0.5, Signer(gateway.secret)), list[Stands]()
 
     def start(where: Where) -> Stands:
         workers.append(Stands(where))
@@ -221,7 +221,7 @@ def test_what_a_node_agent_is_told_and_tells(monkeypatch: pytest.MonkeyPatch) ->
         _until(true, said, lambda: said.extend(known.look(begun)))
 
     def joined() -> tuple[NodeAgent, threading.Thread, list[int]]:
-        station, status = NodeAgent("127.0.0.1", door.port, 2, start, 5.0, 5.0, said.append), list[int]()
+        station, status = NodeAgent("127.0.0.1", gateway.port, 2, start, 5.0, 5.0, said.append), list[int]()
         thread = threading.Thread(target=lambda: status.append(station.run()), daemon=True)
         thread.start()
         return station, thread, status
@@ -249,14 +249,14 @@ def test_what_a_node_agent_is_told_and_tells(monkeypatch: pytest.MonkeyPatch) ->
     assert last.poll() is None
     begun = True
     until(lambda: last.poll() == GONE)
-    assert "machine 3 gave no sign of life for 0.5 s" in said
+    assert "machine 3 gave no heartbeat for 0.5 s" in said
     monkeypatch.setattr("paceline.torch.elastic.nodes.LOOK", 0.01)
     until(lambda: "machine 4 has joined" in said)  # it hears that the others went on, and comes again
     assert workers[3].told == ["kill"]
     known.close(3)
     thread.join(20)
     assert status == [3]
-    door.close()
+    gateway.close()
 
 
 def test_a_first_machine_that_comes_back_with_another_run_gets_its_workers() -> None:
@@ -267,15 +267,15 @@ def test_a_first_machine_that_comes_back_with_another_run_gets_its_workers() -> 
         workers.append(Stands(where))
         return workers[-1]
 
-    def begins(port: int, many: int) -> Door:
+    def begins(port: int, many: int) -> Gateway:
         store = _store(0)
-        door = Door("127.0.0.1", port, "", store.port, said.append)
-        known = Known(store, 5.0, Seal(door.secret))
+        gateway = Gateway("127.0.0.1", port, "", store.port, said.append)
+        known = Known(store, 5.0, Signer(gateway.secret))
         known.start(Where("127.0.0.1", store.port, 0, 0, 1))
         if many == 1:
             thread.start()
         _until(lambda: known.look() is not None and len(workers) == many, said)
-        return door
+        return gateway
 
     port = socket_at("127.0.0.1", 0).getsockname()[1]
     station = NodeAgent("127.0.0.1", port, 1, start, 0.5, 600.0, said.append)

@@ -1,4 +1,4 @@
-"""Who counts as silent: who gave no other sign of life for long enough, in looks as well as in seconds."""
+"""Who counts as silent: who gave no other heartbeat for long enough, in looks as well as in seconds."""
 
 from __future__ import annotations
 

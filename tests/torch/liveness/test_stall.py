@@ -10,18 +10,18 @@ from paceline.errors import PacelineError
 from paceline.torch.liveness import stall
 from paceline.torch.liveness.calls import Calls
 from paceline.torch.liveness.detector import LOOKS, Awake, FailureDetector
-from paceline.torch.liveness.stall import Failure, Missing, Sight, Stall, StallTimeout
+from paceline.torch.liveness.stall import Failure, Missing, Stall, StallTimeout, View
 from support.guarantees import guarantee
 
 
-def judged(judge: StallTimeout, sights: list[Sight], step: int = 0, waits: bool = True) -> list[Missing]:
+def judged(judge: StallTimeout, views: list[View], step: int = 0, waits: bool = True) -> list[Missing]:
     """What the judge tells who sees one of these each second."""
-    told = [judge.judge(sight, step, waits, 1.0) for sight in sights]
+    told = [judge.judge(view, step, waits, 1.0) for view in views]
     return [missing for missing in told if missing is not None]
 
 
-def silent(rank: int, seconds: float, number: int) -> Sight:
-    return Sight(number, {rank: seconds}, -1, (rank,))
+def silent(rank: int, seconds: float, number: int) -> View:
+    return View(number, {rank: seconds}, -1, (rank,))
 
 
 @guarantee(
@@ -35,7 +35,7 @@ def test_a_silent_rank_is_missed_in_the_first_round_and_again_after_twice_the_ti
         (0, [2], 60.0),
         (0, [2], 120.0),
     ]
-    assert "rank 2 has given no sign of life for 30 s in round 0" in str(told[0])
+    assert "rank 2 has given no heartbeat for 30 s in round 0" in str(told[0])
 
 
 def test_rank_0_is_missed_when_it_no_longer_looks_and_what_it_wrote_is_old() -> None:
@@ -45,29 +45,28 @@ def test_rank_0_is_missed_when_it_no_longer_looks_and_what_it_wrote_is_old() -> 
 
 
 def test_a_rank_0_that_has_ended_in_good_order_is_not_missed() -> None:
-    assert judged(StallTimeout(1, 30.0), [Sight(7, left=(0,))] * 400) == []
+    assert judged(StallTimeout(1, 30.0), [View(7, left=(0,))] * 400) == []
 
 
 def test_a_rank_that_lives_is_missed_only_after_many_times_that_and_many_rounds() -> None:
-    sights = [Sight(second, {}, 4, (1,)) for second in range(1000)]
-    (first, second) = judged(StallTimeout(0, 30.0), sights, step=5)
+    views = [View(second, {}, 4, (1,)) for second in range(1000)]
+    (first, second) = judged(StallTimeout(0, 30.0), views, step=5)
     assert (first.ranks, first.seconds, first.lives) == ([1], 300.0, True)
     assert second.seconds == 600.0
-    assert (
-        "rank 1 has not ended its part of round 5 300 s after this rank did, but gives signs of life"
-        in str(first)
+    assert "rank 1 has not ended its part of round 5 300 s after this rank did, but gives heartbeats" in str(
+        first
     )
     judge = StallTimeout(0, 30.0)
-    assert judged(judge, [Sight(second, {}, 3, (1,)) for second in range(50)], 4, waits=False) == []
-    (only,) = judged(judge, sights[:900], step=5)
+    assert judged(judge, [View(second, {}, 3, (1,)) for second in range(50)], 4, waits=False) == []
+    (only,) = judged(judge, views[:900], step=5)
     assert only.seconds == 500.0
 
 
 @guarantee("Compiling, evaluating, checkpoints or a machine that was suspended cause no warning.")
 def test_compiling_evaluating_and_checkpoints_are_no_alarm() -> None:
     """All ranks live: they all compile at once, or four minutes pass on one of them while the others wait."""
-    assert judged(StallTimeout(0), [Sight(s, {}, -1, (0, 1)) for s in range(10_000)], waits=False) == []
-    assert judged(StallTimeout(0), [Sight(s, {}, 4, (1,)) for s in range(240)], step=5) == []
+    assert judged(StallTimeout(0), [View(s, {}, -1, (0, 1)) for s in range(10_000)], waits=False) == []
+    assert judged(StallTimeout(0), [View(s, {}, 4, (1,)) for s in range(240)], step=5) == []
 
 
 @guarantee("Compiling, evaluating, checkpoints or a machine that was suspended cause no warning.")
@@ -78,8 +77,8 @@ def test_a_machine_that_stood_still_blames_nobody() -> None:
     for look in range(1, 50):
         now += 3600.0 if look == 20 else 0.5
         number = look if look != 20 else number
-        sight = Sight(look, detector.silent(now, {0: look, 1: number}))
-        assert judge.judge(sight, 0, True, awake.since(now)) is None
+        view = View(look, detector.silent(now, {0: look, 1: number}))
+        assert judge.judge(view, 0, True, awake.since(now)) is None
 
 
 def test_silence_is_counted_from_the_last_sign_and_needs_several_looks() -> None:
@@ -94,8 +93,8 @@ def test_silence_is_counted_from_the_last_sign_and_needs_several_looks() -> None
 
 def test_a_failure_that_was_told_comes_before_the_silence_after_it() -> None:
     failure = Failure(2, "failed in round 3: KeyError: 'image'")
-    sights = [Sight(s, {2: float(s)}, 2, (2,), (), failure) for s in range(40)]
-    (missing,) = judged(StallTimeout(0, 30.0), sights, step=3)
+    views = [View(s, {2: float(s)}, 2, (2,), (), failure) for s in range(40)]
+    (missing,) = judged(StallTimeout(0, 30.0), views, step=3)
     assert str(missing).startswith("rank 2 failed in round 3: KeyError: 'image'; end the run")
 
 
@@ -108,7 +107,7 @@ def test_patience_is_a_positive_number_of_seconds(value: object) -> None:
 def test_what_to_do_about_missing_ranks_is_checked() -> None:
     with pytest.raises(PacelineError, match="stall='raise': expected 'warn', 'end', a function"):
         Stall("raise")
-    with pytest.warns(RuntimeWarning, match="rank 3 has given no sign of life"):
+    with pytest.warns(RuntimeWarning, match="rank 3 has given no heartbeat"):
         Stall.of("warn").react(Missing(0, [3], 31.0, False))
 
 

@@ -1,11 +1,11 @@
 """The gateway through which other machines reach the launcher's store, which admits only those with the run's token.
 
-A TCPStore accepts any process that reaches it. So it listens on this machine only, and a ``Door`` carries the bytes
-of others to it. Each other machine has a ``Tunnel``: its workers connect to a port there, and each connection proves
-at the door that it has the token.
+A TCPStore accepts any process that reaches it. So it listens on this machine only, and a ``Gateway`` carries the
+bytes of others to it. Each other machine has a ``Forwarder``: its workers connect to a port there, and each
+connection proves at the gateway that it has the token.
 
 Both sides send random bytes and answer the other's with an HMAC under the token, which itself is never sent. All data
-that is read before is of a known length. The door's answer names the run, too: both sides derive the run's secret
+that is read before is of a known length. The gateway's answer names the run, too: both sides derive the run's secret
 from that name and the token.
 """
 
@@ -108,7 +108,7 @@ async def _one_way(reader: StreamReader, writer: StreamWriter) -> None:
         writer.close()
 
 
-class Door(Relay):
+class Gateway(Relay):
     """Admits connections that have the token to the store on this machine.
 
     host, port: of this machine, as others reach it. store: the store's port. notify: called with sentences."""
@@ -121,7 +121,7 @@ class Door(Relay):
 
     @property
     def secret(self) -> str:
-        """The run's secret, for its ``Seal``."""
+        """The run's secret, for its ``Signer``."""
         return _proof(self._token, b"run", self._run).hex()
 
     async def serve(self, reader: StreamReader, writer: StreamWriter) -> None:
@@ -154,26 +154,26 @@ class Door(Relay):
         return known
 
 
-class Tunnel(Relay):
-    """Carries connections on this machine to a door. host, port: of the door; the attribute ``port`` is local."""
+class Forwarder(Relay):
+    """Carries connections on this machine to a gateway. host, port: its address; the attribute ``port`` is local."""
 
     def __init__(self, host: str, port: int, token: str) -> None:
-        self._door, self._token = (host, port), token
+        self._gateway, self._token = (host, port), token
         super().__init__(LOOPBACK, 0)
 
-    def knock(self) -> str:
-        """The run's secret. Raises OSError or EOFError if no door answers, PacelineError if it has another token."""
+    def authenticate(self) -> str:
+        """The run's secret. Raises OSError or EOFError if no gateway answers, PacelineError for another token."""
         (_, writer), secret = asyncio.run_coroutine_threadsafe(self._through(), self.loop).result()
         self.loop.call_soon_threadsafe(writer.close)
         return secret
 
     async def serve(self, reader: StreamReader, writer: StreamWriter) -> None:
-        with suppress(PacelineError):  # ``knock`` raises it, too
+        with suppress(PacelineError):  # ``authenticate`` raises it, too
             await both_ways((reader, writer), (await self._through())[0])
 
     async def _through(self) -> tuple[Ends, str]:
         async with asyncio.timeout(SECONDS):
-            reader, writer = await asyncio.open_connection(*self._door)
+            reader, writer = await asyncio.open_connection(*self._gateway)
             try:
                 return (reader, writer), await self._show(reader, writer)
             except BaseException:
@@ -182,7 +182,7 @@ class Tunnel(Relay):
 
     async def _show(self, reader: StreamReader, writer: StreamWriter) -> str:
         """Prove that this side has the token, and check that the other has it, too; returns the run's secret."""
-        there = "{}:{}".format(*self._door)
+        there = "{}:{}".format(*self._gateway)
         head = await reader.readexactly(len(MARK) + NONCE)
         if not head.startswith(MARK):
             raise PacelineError(

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from paceline.torch.elastic.messages import Seal
+from paceline.torch.elastic.messages import Signer
 from paceline.torch.liveness.calls import Calls
 
 _log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class Group:
     Raises RuntimeError also if a process that answers in a member's place is not of this run: gloo does not check.
     """
 
-    def __init__(self, pool: ConnectionPool, key: str, index: int, size: int, seal: Seal) -> None:
+    def __init__(self, pool: ConnectionPool, key: str, index: int, size: int, signer: Signer) -> None:
         held = pool.take()
         try:
             self._group: Any = dist.ProcessGroupGloo(dist.PrefixStore(key, held), index, size, TIMEOUT)
@@ -41,12 +41,12 @@ class Group:
             pool.give(held)
         self._open: list[Any] = []  # works that may be unfinished
         _made.append(self)
-        proofs = [list(seal.proof(f"{key}/{index}/{to}")) for to in range(size)]
+        proofs = [list(signer.mac(f"{key}/{index}/{to}")) for to in range(size)]
         mine = torch.tensor(proofs, dtype=torch.uint8)
         theirs = torch.zeros_like(mine)
         self._group.alltoall_base(theirs, mine, [], []).wait(PROOFS)  # type: ignore[attr-defined]  # no stub has it
         for of, row in enumerate(theirs):
-            if bytes(row.tolist()) != seal.proof(f"{key}/{of}/{index}"):
+            if bytes(row.tolist()) != signer.mac(f"{key}/{of}/{index}"):
                 raise RuntimeError(f"the process that answers in the place of member {of} is not of this run")
 
     def sum(self, tensor: torch.Tensor) -> Any:
@@ -134,16 +134,16 @@ def connect(
     index: int,
     size: int,
     lost: Callable[[], bool],
-    seal: Seal,
+    signer: Signer,
 ) -> Group | None:
     """The group of a new membership epoch; None if a member is lost meanwhile, cannot be reached, or is not of this
     run.
 
     pool: connections to the launcher's store, through which the members find each other. key: of this epoch. index,
-    size: this member's index, and the number of members. seal: of the run.
+    size: this member's index, and the number of members. signer: of the run.
     """
     calls = Calls("connecting")
-    made = calls.submit(Group, pool, key, index, size, seal)
+    made = calls.submit(Group, pool, key, index, size, signer)
     calls.close(0.0)  # the thread ends by itself
     while not wait([made], SLICE.total_seconds()).done:
         if lost():

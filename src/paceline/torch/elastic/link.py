@@ -1,4 +1,4 @@
-"""A worker's connection to its launcher: signs of life, keys that all members can read, and their rendezvous."""
+"""A worker's connection to its launcher: heartbeats, keys that all members can read, and their rendezvous."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from paceline.torch.elastic.messages import (
     ENDING,
     HAS,
     MembershipEpoch,
-    Seal,
+    Signer,
     Where,
     pack,
     settings,
@@ -42,7 +42,7 @@ class Left(SystemExit):
 
 
 class Link:
-    """The connection of one worker, which gives signs of life and watches for membership epochs, each in a thread. No
+    """The connection of one worker, which gives heartbeats and watches for membership epochs, each in a thread. No
     method waits for a lost rank.
 
     Raises WorkerError, from any method, if the launcher has gone or has given this worker up.
@@ -51,7 +51,7 @@ class Link:
     def __init__(self, where: Where) -> None:
         self.ident, self.place, self.places = where.ident, where.place, where.places
         self.rank, self.ranks = where.place, where.places  # the names that ``peers`` expects
-        self._where, self.seal = where, Seal(where.secret)
+        self._where, self.signer = where, Signer(where.secret)
         peers.let_forks_alone()
         self._store = self.connect()
         self.connections = ConnectionPool(self.connect)
@@ -63,8 +63,8 @@ class Link:
         self._lost = False  # this worker cannot continue, for the reason in ``_wrong``
         self._wrong = "the launcher, which keeps the ranks together, has gone"
         self._over = threading.Event()
-        atexit.register(self.close)  # ending may take longer than others wait for a sign of life
-        threads = (("signs of life", self._beat), ("membership", self._watch))
+        atexit.register(self.close)  # ending may take longer than others wait for a heartbeat
+        threads = (("heartbeats", self._beat), ("membership", self._watch))
         self._threads = [threading.Thread(target=target, name=name, daemon=True) for name, target in threads]
         for thread in self._threads:
             thread.start()
@@ -78,7 +78,7 @@ class Link:
             raise WorkerError(f"no launcher answers at {host}:{port}; it may have ended") from error
 
     def close(self) -> None:
-        """Give no more signs of life, and end the threads: one that is in a call of torch while Python ends would
+        """Give no more heartbeats, and end the threads: one that is in a call of torch while Python ends would
         abort the process. The second time does nothing."""
         if self._over.is_set():
             return
@@ -102,7 +102,7 @@ class Link:
         keys = [f"said/{number}/{place}" for place in range(self.places)]
         try:
             said = base64.b64encode(pack(item)).decode()
-            self._store.set(keys[self.place], self.seal.closed(keys[self.place], said))
+            self._store.set(keys[self.place], self.signer.signed(keys[self.place], said))
             self._store.wait(keys, timedelta(seconds=START_SECONDS))
             raws = self._store.multi_get(keys)
         except RuntimeError as error:
@@ -116,7 +116,7 @@ class Link:
 
     def post(self, key: str, words: Any = 1) -> None:
         """Write a key that all can read. words: of types that JSON has."""
-        self._call("set", key, self.seal.closed(key, words))
+        self._call("set", key, self.signer.signed(key, words))
 
     def posted(self, key: str) -> bool:
         """Whether the key was written."""
@@ -225,7 +225,7 @@ class Link:
         """This worker is no member now: keep its connections while others may read from them, then raise Left."""
         if not self._leaving:
             raise WorkerError(
-                f"worker {self.place} gave no sign of life for so long that the others went on without it"
+                f"worker {self.place} gave no heartbeat for so long that the others went on without it"
             )
         until, key = time.monotonic() + STAY_SECONDS, f"gone/{self.newest}"
         having = len(self._epoch.members) if self._epoch is not None else 0
@@ -254,10 +254,10 @@ class Link:
             while not self._over.is_set():
                 key = f"membership/{number}"
                 if not store.check([key]):
-                    # Not with a short timeout, between signs of life: torch warns about each one that is over.
+                    # Not with a short timeout, between heartbeats: torch warns about each one that is over.
                     store.wait([COMES(number, self.ident)], LONG)
                     continue
-                found = MembershipEpoch.of(self.seal.opened(key, store.get(key), "the launcher"))
+                found = MembershipEpoch.of(self.signer.verified(key, store.get(key), "the launcher"))
                 if found.hard:
                     self._hard = number
                 self.known = found
@@ -283,7 +283,7 @@ class Link:
             raise WorkerError(self._wrong)
 
     def _opened(self, key: str, raw: bytes, place: int) -> Any:
-        return self.seal.opened(key, raw, f"worker {place}")
+        return self.signer.verified(key, raw, f"worker {place}")
 
 
 _link: Link | None = None

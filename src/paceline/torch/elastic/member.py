@@ -80,7 +80,7 @@ class Member(Reducer):
     without a rank, or if no launcher of Paceline has started this process.
     """
 
-    travels = True
+    carries_rows = True
 
     def __init__(self, model: nn.Module, callbacks: Sequence[Callback]) -> None:
         self._ddp = check_model(model)

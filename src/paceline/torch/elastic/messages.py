@@ -55,7 +55,7 @@ class MembershipEpoch(NamedTuple):
 
 class Where(NamedTuple):
     """A launcher's settings for a worker: the address of the store, the worker's ident and place, the number of
-    places, and the run's secret (``Seal``)."""
+    places, and the run's secret (``Signer``)."""
 
     host: str
     port: int
@@ -80,7 +80,7 @@ def settings() -> Where:
         ) from None
 
 
-# Keys in the store for the worker with an ident: its signs of life; that its program ends, so that it gives no more
+# Keys in the store for the worker with an ident: its heartbeats; that its program ends, so that it gives no more
 # of them; that it has the model.
 BEAT, ENDING, HAS = "life/{}".format, "ending/{}".format, "has/{}".format
 # The notice that the membership epoch of a number exists, for one worker, which may set it itself to wake up.
@@ -97,30 +97,30 @@ class Unread(WorkerError):
     """An error for bytes that do not come from ``pack``."""
 
 
-class Seal:
+class Signer:
     """Authenticates messages. secret: known only to the run's processes; an empty one only detects accidents."""
 
     def __init__(self, secret: str = "") -> None:
         self.secret = secret
 
-    def closed(self, key: str, words: Any) -> str:
+    def signed(self, key: str, words: Any) -> str:
         """The value of ``key`` for the store. words: of types that JSON has."""
         text = json.dumps(words)
-        return self.proof(key, text.encode()).hex() + text
+        return self.mac(key, text.encode()).hex() + text
 
-    def opened(self, key: str, raw: bytes | str, owner: str) -> Any:
-        """The words that ``closed`` was called with for this key. owner: the process that wrote them, for an error.
-        Raises WorkerError if the value does not come from ``closed``."""
+    def verified(self, key: str, raw: bytes | str, owner: str) -> Any:
+        """The words that ``signed`` was called with for this key. owner: the process that wrote them, for an error.
+        Raises WorkerError if the value does not come from ``signed``."""
         whole = raw.encode() if isinstance(raw, str) else bytes(raw)
         tag, text = whole[:DIGITS], whole[DIGITS:]
-        if not hmac.compare_digest(tag, self.proof(key, text).hex().encode()):
+        if not hmac.compare_digest(tag, self.mac(key, text).hex().encode()):
             raise WorkerError(
                 f"{key} in the run's store, which belongs to {owner}, was not written by it: another program reaches "
                 "the store's port; keep it away, and start the run again from its checkpoint"
             )
         return json.loads(text)
 
-    def proof(self, key: str, text: bytes = b"proof") -> bytes:
+    def mac(self, key: str, text: bytes = b"proof") -> bytes:
         """The HMAC of ``text`` for this key, 32 bytes, which proves that its sender belongs to the run."""
         return hmac.digest(self.secret.encode(), key.encode() + b"\0" + text, "sha256")
 

@@ -12,15 +12,15 @@ from typing import Any, NamedTuple, Protocol
 import torch.distributed as dist
 
 from paceline.errors import PacelineError, WorkerError
-from paceline.torch.elastic.gateway import LOOPBACK, Tunnel
-from paceline.torch.elastic.messages import Seal, Where
+from paceline.torch.elastic.gateway import LOOPBACK, Forwarder
+from paceline.torch.elastic.messages import Signer, Where
 from paceline.torch.liveness.calls import Calls
 from paceline.torch.liveness.detector import BEAT_SECONDS, EVERY, FailureDetector
 
 COUNT = "machines"  # the key that counts the machines that have joined
 START, LEAVE, KILL = "start", "leave", "kill"  # orders for a worker
 FIRST = 2  # number of the machine that joins first: that of the store is machine 1
-GONE = -1000  # the status of a worker on a machine that gave no sign of life
+GONE = -1000  # the status of a worker on a machine that gave no heartbeat
 BEGIN_SECONDS = 30.0  # least patience until the run has begun: no rank waits for a sum before
 BYE_SECONDS = 3.0  # that the other machines have to acknowledge the end, at most
 LOOK = 0.01  # seconds between two looks of a node agent
@@ -28,7 +28,7 @@ FIRST_SECONDS = 5.0  # that a call may take while a machine joins: the store may
 
 
 def patience(dead: float, begun: bool) -> float:
-    """Seconds without a sign of life after which a worker or machine counts as lost. begun: whether the run has."""
+    """Seconds without a heartbeat after which a worker or machine counts as lost. begun: whether the run has."""
     return dead if begun else max(dead, BEGIN_SECONDS)
 
 
@@ -45,10 +45,10 @@ class WorkerProcess(Protocol):
     def terminate(self) -> None: ...  # it takes part until the end of the round
 
 
-class Doing(NamedTuple):
+class NodeReport(NamedTuple):
     """The report of a machine's node agent in the store. ended: idents of workers, and the status of each."""
 
-    beat: int  # grows with each sign of life
+    beat: int  # grows with each heartbeat
     room: int  # the number of workers that the machine can run
     ended: tuple[tuple[int, int], ...] = ()
     gone: bool = False  # this is the agent's last report
@@ -64,7 +64,7 @@ class Orders(NamedTuple):
 
 
 # Keys in the store: the report of the machine with a number, and the orders for it.
-DOING, ORDERS = "machine/{}/doing".format, "machine/{}/orders".format
+REPORT, ORDERS = "machine/{}/report".format, "machine/{}/orders".format
 
 
 class Remote:
@@ -119,11 +119,11 @@ class Machine:
 
 
 class Machines:
-    """All other machines of the run. store: a TCPStore that this process holds. dead: seconds without a sign of life
-    after which a machine counts as lost. seal: of the run."""
+    """All other machines of the run. store: a TCPStore that this process holds. dead: seconds without a heartbeat
+    after which a machine counts as lost. signer: of the run."""
 
-    def __init__(self, store: Any, dead: float, seal: Seal) -> None:
-        self._store, self._dead, self._seal, self._detector = store, dead, seal, FailureDetector(dead)
+    def __init__(self, store: Any, dead: float, signer: Signer) -> None:
+        self._store, self._dead, self._signer, self._detector = store, dead, signer, FailureDetector(dead)
         self._machines: dict[int, Machine] = {}  # that live, by number
         self._known, self._begun = FIRST, False
         self._waiting: list[Remote] = []
@@ -145,7 +145,7 @@ class Machines:
         found, self._begun = [], begun
         dead = patience(self._dead, begun)
         for number in range(self._known, FIRST + self._store.add(COUNT, 0)):
-            if not self._store.check([DOING(number)]):
+            if not self._store.check([REPORT(number)]):
                 break  # its first report is on its way
             self._known += 1
             self._machines[number] = Machine(self._report(number).room)
@@ -158,7 +158,7 @@ class Machines:
                 self._order(number, Orders(lost=True))  # if the machine lives, it ends its workers
                 for remote in self._machines.pop(number).workers:
                     remote.end(GONE)
-                found.append(f"machine {number} gave no sign of life for {dead:g} s")
+                found.append(f"machine {number} gave no heartbeat for {dead:g} s")
         self._waiting = [remote for remote in self._waiting if remote.over is None]
         for number, machine in list(self._machines.items()):
             machine.ended(dict(reports[number].ended))
@@ -187,11 +187,13 @@ class Machines:
             self._order(number, wanted)
 
     def _order(self, number: int, wanted: Orders) -> None:
-        self._store.set(ORDERS(number), self._seal.closed(ORDERS(number), wanted))
+        self._store.set(ORDERS(number), self._signer.signed(ORDERS(number), wanted))
 
-    def _report(self, number: int) -> Doing:
-        key = DOING(number)
-        return Doing(*self._seal.opened(key, self._store.get(key), f"the launcher of machine {number}"))
+    def _report(self, number: int) -> NodeReport:
+        key = REPORT(number)
+        return NodeReport(
+            *self._signer.verified(key, self._store.get(key), f"the launcher of machine {number}")
+        )
 
 
 class Lost(Exception):
@@ -224,8 +226,12 @@ class NodeAgent:
         self._start, self._dead, self._patience, self._notify = start, dead, patience, notify
         self._workers: dict[int, WorkerProcess] = {}
         self._orders: dict[int, str] = {}  # the newest that was carried out, by worker
-        self._leaving, self._seal = False, Seal()
-        self._tunnel, self._calls, self._seconds = Tunnel(host, port, token), Calls("store"), FIRST_SECONDS
+        self._leaving, self._signer = False, Signer()
+        self._forwarder, self._calls, self._seconds = (
+            Forwarder(host, port, token),
+            Calls("store"),
+            FIRST_SECONDS,
+        )
         self._store: Any = None
 
     def run(self) -> int:
@@ -257,7 +263,7 @@ class NodeAgent:
                 time.sleep(0.2)
         finally:
             self._end()
-            self._tunnel.close()
+            self._forwarder.close()
 
     def leave(self) -> None:
         """Let all workers here leave, then end; may be called from a signal handler."""
@@ -268,18 +274,18 @@ class NodeAgent:
     def _join(self) -> int:
         """Join over a new connection; returns the number of this machine."""
         self._seconds = FIRST_SECONDS
-        self._seal, self._store = self._within(self._connected)
+        self._signer, self._store = self._within(self._connected)
         number = int(self._ask("add", COUNT, 1)) - 1 + FIRST
-        self._ask("set", ORDERS(number), self._seal.closed(ORDERS(number), Orders()))
-        self._ask("set", DOING(number), self._seal.closed(DOING(number), Doing(0, self._room)))
+        self._ask("set", ORDERS(number), self._signer.signed(ORDERS(number), Orders()))
+        self._ask("set", REPORT(number), self._signer.signed(REPORT(number), NodeReport(0, self._room)))
         return number
 
     def _serve(self, number: int) -> int:
-        report, beaten = Doing(0, self._room), 0.0
+        report, beaten = NodeReport(0, self._room), 0.0
         ended: dict[int, int] = {}
         while True:
             raw = self._ask("get", ORDERS(number))
-            wanted = Orders(*self._seal.opened(ORDERS(number), raw, "the launcher of the first machine"))
+            wanted = Orders(*self._signer.verified(ORDERS(number), raw, "the launcher of the first machine"))
             self._seconds = patience(self._dead, wanted.begun)
             if wanted.lost:
                 raise Lost("the others have gone on without this machine")
@@ -293,11 +299,11 @@ class NodeAgent:
             now = report._replace(ended=tuple(ended.items()), gone=gone)
             if now != report or time.monotonic() - beaten >= BEAT_SECONDS:
                 report, beaten = now._replace(beat=report.beat + 1), time.monotonic()
-                self._ask("set", DOING(number), self._seal.closed(DOING(number), report))
+                self._ask("set", REPORT(number), self._signer.signed(REPORT(number), report))
             if gone:
                 with suppress(Lost):  # the supervisor may have read the report and ended
                     self._ask(
-                        "check", [DOING(number)]
+                        "check", [REPORT(number)]
                     )  # returns when the report has arrived; ``set`` does not
                 if wanted.over:
                     self._notify(f"the first machine has ended the run with status {wanted.over}")
@@ -306,7 +312,7 @@ class NodeAgent:
 
     def _carry_out(self, order: str, where: Where) -> None:
         if where.ident not in self._orders and not self._leaving:
-            here = where._replace(secret=self._seal.secret, host=LOOPBACK, port=self._tunnel.port)
+            here = where._replace(secret=self._signer.secret, host=LOOPBACK, port=self._forwarder.port)
             self._workers[where.ident] = self._start(here)
             self._orders[where.ident] = START
         if order == self._orders.get(where.ident):
@@ -324,11 +330,13 @@ class NodeAgent:
         self._calls.close(0.0)  # a call that hangs keeps its thread
         self._calls, self._store = Calls("store"), None
 
-    def _connected(self) -> tuple[Seal, dist.TCPStore]:
-        secret = self._tunnel.knock()  # first, since torch prints a long traceback if no process listens
+    def _connected(self) -> tuple[Signer, dist.TCPStore]:
+        secret = (
+            self._forwarder.authenticate()
+        )  # first, since torch prints a long traceback if no process listens
         wait = timedelta(seconds=FIRST_SECONDS)
-        return Seal(secret), dist.TCPStore(
-            LOOPBACK, self._tunnel.port, None, False, wait, wait_for_workers=False
+        return Signer(secret), dist.TCPStore(
+            LOOPBACK, self._forwarder.port, None, False, wait, wait_for_workers=False
         )
 
     def _ask(self, name: str, *arguments: Any) -> Any:

@@ -121,7 +121,7 @@ class Rendezvous:
         """The group of these members; None as ``group.connect``."""
         link = self._link
         index, size = idents.index(link.ident), len(idents)
-        return transport.connect(link.connections, key, index, size, lost, link.seal)
+        return transport.connect(link.connections, key, index, size, lost, link.signer)
 
     def _up(self, idents: list[int], words: dict[int, Word]) -> list[int]:
         """The idents of the members that have the newest complete round."""

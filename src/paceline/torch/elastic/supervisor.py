@@ -12,13 +12,13 @@ from typing import NamedTuple
 import torch.distributed as dist
 
 from paceline import tokens
-from paceline.torch.elastic.gateway import LOOPBACK, Door, socket_at
-from paceline.torch.elastic.messages import BEAT, COMES, ENDING, HAS, MembershipEpoch, Seal, Where, Worker
+from paceline.torch.elastic.gateway import LOOPBACK, Gateway, socket_at
+from paceline.torch.elastic.messages import BEAT, COMES, ENDING, HAS, MembershipEpoch, Signer, Where, Worker
 from paceline.torch.elastic.nodes import GONE, Machines, WorkerProcess, patience
 from paceline.torch.liveness.detector import TIMES, FailureDetector, Starved
 
-DEAD_SECONDS = 1.0  # without a sign of life until a worker is lost
-ENDING_SECONDS = 30.0  # that a program may take to end, without a sign of life
+DEAD_SECONDS = 1.0  # without a heartbeat until a worker is lost
+ENDING_SECONDS = 30.0  # that a program may take to end, without a heartbeat
 GRACE = 0.1  # seconds to notice the end of a worker after sums have failed
 KEPT = 8  # membership epochs whose notices stay in the store
 
@@ -37,7 +37,7 @@ class Supervisor:
     """Call ``look`` again and again. This is the only place that decides which workers are lost.
 
     start: starts a worker process. restarts: how many may be started in place of lost ones. dead: seconds without a
-    sign of life after which a worker is killed; ``TIMES`` as many for one here that has work (``Starved``). port: of
+    heartbeat after which a worker is killed; ``TIMES`` as many for one here that has work (``Starved``). port: of
     the store where the workers meet, 0 for any. host: this machine, as others reach it. elsewhere: this many of the
     places, the last ones, are on other machines. token: that the launchers there must have; empty if all of them are
     on this machine.
@@ -57,12 +57,12 @@ class Supervisor:
         token: str = "",
     ) -> None:
         self.news: list[str] = []  # sentences about the other machines
-        self._door: Door | None = None
+        self._gateway: Gateway | None = None
         self.store = _store(0 if elsewhere else port)
         if elsewhere:
-            self._door = Door(host, port, token, self.store.port, self.news.append)
-        self._seal = Seal(self._door.secret if self._door is not None else tokens.fresh())
-        self._machines = Machines(self.store, dead, self._seal)
+            self._gateway = Gateway(host, port, token, self.store.port, self.news.append)
+        self._signer = Signer(self._gateway.secret if self._gateway is not None else tokens.fresh())
+        self._machines = Machines(self.store, dead, self._signer)
         self._starved, self._detector = Starved(dead), FailureDetector(dead)
         self._start, self._places, self._dead = start, places, dead
         self._here = places - elsewhere
@@ -92,7 +92,7 @@ class Supervisor:
         self.placed[ident] = place
         self.store.set(BEAT(ident), "0")
         self._notified.add(ident)
-        where = Where(self.store.host, self.store.port, ident, place, self._places, self._seal.secret)
+        where = Where(self.store.host, self.store.port, ident, place, self._places, self._signer.secret)
         self.workers[ident] = self._start(where) if place < self._here else self._machines.start(where)
         return ident
 
@@ -127,7 +127,7 @@ class Supervisor:
             words = (
                 silent[ident]
                 if status is None
-                else f"was on a machine that gave no sign of life for {patience(self._dead, self.running):g} s"
+                else f"was on a machine that gave no heartbeat for {patience(self._dead, self.running):g} s"
                 if status == GONE
                 else "left"
                 if ident in left and order
@@ -159,8 +159,8 @@ class Supervisor:
             worker.kill()
         self.workers = {}
         self._machines.close(status)
-        if self._door is not None:
-            self._door.close()
+        if self._gateway is not None:
+            self._gateway.close()
 
     def _look_elsewhere(self) -> None:
         news = self._machines.look(self.running)
@@ -181,7 +181,7 @@ class Supervisor:
     # -- the members ----------------------------------------------------------------------------------------------
 
     def _look_for_silent(self, now: float) -> tuple[dict[int, str], set[int]]:
-        """The workers without a sign of life for too long, each with words for that; and those that are ending."""
+        """The workers without a heartbeat for too long, each with words for that; and those that are ending."""
         dead = patience(self._dead, self.running)
         long = max(dead, TIMES * self._dead)
         idents = list(self.workers)
@@ -196,9 +196,9 @@ class Supervisor:
             busy = ident in working and ident not in ending
             if seconds >= (dead + ENDING_SECONDS if ident in ending else long if busy else dead):
                 found[ident] = (
-                    f"was busy and gave no sign of life for {long:g} s"
+                    f"was busy and gave no heartbeat for {long:g} s"
                     if busy
-                    else f"gave no sign of life for {dead:g} s"
+                    else f"gave no heartbeat for {dead:g} s"
                 )
         return found, ending
 
@@ -261,7 +261,7 @@ class Supervisor:
             self._broken.clear()
         epoch = MembershipEpoch(self.newest, tuple(self.members), hard)
         key = f"membership/{self.newest}"
-        self.store.set(key, self._seal.closed(key, epoch))
+        self.store.set(key, self._signer.signed(key, epoch))
         for ident in self._notified:  # also workers that were given up and may live
             self.store.set(COMES(self.newest, ident), "")
             self.store.delete_key(COMES(self.newest - KEPT, ident))

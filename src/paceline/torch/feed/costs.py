@@ -109,7 +109,7 @@ class Dealer:
             micro_batch=terms.largest,
             budget=np.inf if budget is None else float(budget),
             micro_steps=terms.fixed_micro_steps,
-            in_step=terms.in_step,
+            lockstep=terms.lockstep,
             floor=terms.floor,
         )
         self.budget = self._room.budget  # of a micro-batch, infinite for no limit

@@ -33,8 +33,8 @@ class Reducer:
 
     averages = False  # ``grad`` holds the mean over the ranks after a round; else it holds the sum
     # The ranks' rows travel with the gradients, and so do the counts that losses are means over.
-    travels = False
-    in_step = False  # all ranks must take the same number of micro-steps in a round
+    carries_rows = False
+    lockstep = False  # all ranks must take the same number of micro-steps in a round
     waits: Waits = "never"
     counter: Any = None  # a ``Counter`` for claims; by default one that suits the process group
     _exchange: Any = None  # carries rows, if they do not travel with the gradients
@@ -236,7 +236,7 @@ class Sharded(Reducer):
 
     averages = True
     waits: Waits = "within"
-    in_step = True  # every forward and backward pass gathers parameters from all ranks
+    lockstep = True  # every forward and backward pass gathers parameters from all ranks
 
     def __init__(self, shards: list[Any]) -> None:
         self._shards = shards

@@ -1,10 +1,10 @@
 """Watches the other ranks of a process group from its own threads, and finds out why this rank cannot continue.
 
-Ranks post signs of life (heartbeats), their progress and the reason of a failure in a store that rank 0 hosts. Rank 0
-looks at the signs of life of all the others, and writes a summary to one key that all read. So a look costs each rank
+Ranks post heartbeats, their progress and the reason of a failure in a store that rank 0 hosts. Rank 0
+looks at the heartbeats of all the others, and writes a summary to one key that all read. So a look costs each rank
 two requests, however many ranks there are, and rank 0 itself is judged by whether it looks.
 
-One thread gives signs of life and reads the summary; its requests hang while rank 0 is stopped. The other thread
+One thread gives heartbeats and reads the summary; its requests hang while rank 0 is stopped. The other thread
 decides from what was read, and when, which ranks are missing.
 """
 
@@ -30,22 +30,22 @@ from paceline.torch import peers
 from paceline.torch.liveness import stall
 from paceline.torch.liveness.calls import Calls
 from paceline.torch.liveness.detector import Awake, FailureDetector
-from paceline.torch.liveness.stall import Failure, Sight, Stall, StallTimeout
+from paceline.torch.liveness.stall import Failure, Stall, StallTimeout, View
 
 _log = logging.getLogger(__name__)
 CONNECT_SECONDS = 60.0  # to reach the store
 MOST_NAMED = 16  # ranks of each kind in a summary
-AFTER = 2  # pauses between signs of life without a new one until the summary names a rank
+AFTER = 2  # pauses between heartbeats without a new one until the summary names a rank
 LOOK, FAILURE = "look", "failure"  # keys of rank 0's summary, and of the first failure
 REASON_SECONDS = 4.0  # until the reason of a broken connection is known, at most
 STAY_SECONDS = 5.0  # that rank 0, whose end closes the store, waits until the others know of an end
 POST_SECONDS = 2.0  # to post this rank's failure
-QUICK = 0.02  # seconds between signs of life while a failure spreads, or a rank is lost
+QUICK = 0.02  # seconds between heartbeats while a failure spreads, or a rank is lost
 WORDS = 500  # characters of an error that are posted
 
 
-class Life(NamedTuple):
-    """A rank's sign of life."""
+class Heartbeat(NamedTuple):
+    """A rank's heartbeat."""
 
     number: int
     done: int = -1  # the newest round of which the rank has done its part
@@ -95,19 +95,21 @@ class Monitor(Alone):
         self._rank, ranks = peers.rank(), range(peers.ranks())
         self._pause = stall.pause(seconds, len(ranks))
         self._stall = StallTimeout(self._rank, seconds)
-        self._keys = [f"life/{rank}" for rank in ranks]
+        self._keys = [f"beat/{rank}" for rank in ranks]
         first = {LOOK: json.dumps((0, [], -1, (), ())), FAILURE: "null"}
         # Each call may hang while rank 0 is stopped, and raises RuntimeError when rank 0 has gone.
-        self._store = peers.own_store(CONNECT_SECONDS, first | dict.fromkeys(self._keys, json.dumps(Life(0))))
+        self._store = peers.own_store(
+            CONNECT_SECONDS, first | dict.fromkeys(self._keys, json.dumps(Heartbeat(0)))
+        )
         self._calls = Calls("posts")
-        self._mine, self._sight = Life(0), Sight()
+        self._mine, self._view = Heartbeat(0), View()
         self._detector = FailureDetector(AFTER * self._pause, self._pause)
         self._uninformed = set(ranks)  # on rank 0: the ranks that may live and do not know of the failure
         self._staying = set(ranks)  # on rank 0: the ranks that may live and have not ended
         self._gone = False  # the connection to rank 0 is broken
         self._closing, self._hurry = threading.Event(), threading.Event()
         self._closed = self._posted = False
-        self._beats = threading.Thread(target=self._beat, name="signs of life", daemon=True)
+        self._beats = threading.Thread(target=self._beat, name="heartbeats", daemon=True)
         self._judge = threading.Thread(target=self._watch, name="stall timeout", daemon=True)
         self._beats.start()
         self._judge.start()
@@ -127,7 +129,7 @@ class Monitor(Alone):
     def reason(self, error: BaseException | None) -> WorkerError | None:
         if not lost(error):
             return None
-        self._hurry.set()  # so that a rank without signs of life is found soon
+        self._hurry.set()  # so that a rank without heartbeats is found soon
         until = time.monotonic() + max(REASON_SECONDS, 8 * self._pause)
         while (found := self._found()) is None and time.monotonic() < until:
             time.sleep(QUICK)
@@ -140,7 +142,7 @@ class Monitor(Alone):
         return self._without(found)
 
     def known(self) -> WorkerError | None:
-        failure = self._sight.failure
+        failure = self._view.failure
         return None if failure is None or failure.rank == self._rank else self._without(failure)
 
     def fail(self, error: BaseException) -> None:
@@ -189,24 +191,24 @@ class Monitor(Alone):
 
     def _found(self) -> Failure | None:
         """The lost rank and the reason, as far as they are known yet."""
-        sight, mine = self._sight, self._rank
-        if sight.failure is not None and sight.failure.rank != mine:
-            return sight.failure
-        if silent := {since: rank for rank, since in sight.silent.items() if rank != mine}:
-            words = f"has given no sign of life in round {self._step}; it may be killed, stopped or cut off"
+        view, mine = self._view, self._rank
+        if view.failure is not None and view.failure.rank != mine:
+            return view.failure
+        if silent := {since: rank for rank, since in view.silent.items() if rank != mine}:
+            words = f"has given no heartbeat in round {self._step}; it may be killed, stopped or cut off"
             return Failure(silent[max(silent)], words)
-        if self._gone and 0 not in sight.left:
+        if self._gone and 0 not in view.left:
             return Failure(
                 0, f"has left the run in round {self._step} without a reason; it may have been killed"
             )
-        if left := [rank for rank in sight.left if rank != mine]:
+        if left := [rank for rank in view.left if rank != mine]:
             return Failure(left[0], f"has ended its program in round {self._step}")
         return None
 
     # -- in the threads --------------------------------------------------------------------------------------
 
-    def _live(self, ended: bool = False) -> Sight:
-        """Give a sign of life and read what is known of the others. ended: this rank has ended in good order."""
+    def _live(self, ended: bool = False) -> View:
+        """Give a heartbeat and read what is known of the others. ended: this rank has ended in good order."""
         self._mine = self._mine._replace(number=self._mine.number + 1, done=self._done, ended=ended)
         self._store.set(self._keys[self._rank], json.dumps(self._mine))
         if self._rank == 0:
@@ -215,26 +217,26 @@ class Monitor(Alone):
         self._mine = self._mine._replace(informed=failure is not None)
         number, silent, least, late, left = look
         posted = None if failure is None else Failure(*failure)
-        return Sight(number, dict(silent), least, tuple(late), tuple(left), posted)
+        return View(number, dict(silent), least, tuple(late), tuple(left), posted)
 
     def _look(self) -> None:
-        lives = [Life(*json.loads(bytes(raw))) for raw in self._store.multi_get(self._keys)]
-        there = {rank: life for rank, life in enumerate(lives) if not life.ended}
-        found = self._detector.silent(time.monotonic(), {rank: life.number for rank, life in there.items()})
+        beats = [Heartbeat(*json.loads(bytes(raw))) for raw in self._store.multi_get(self._keys)]
+        there = {rank: beat for rank, beat in enumerate(beats) if not beat.ended}
+        found = self._detector.silent(time.monotonic(), {rank: beat.number for rank, beat in there.items()})
         silent = sorted(found.items(), key=lambda pair: -pair[1])  # the longest first
-        least = min((life.done for life in there.values()), default=-1)
-        late = [rank for rank, life in there.items() if life.done == least]
+        least = min((beat.done for beat in there.values()), default=-1)
+        late = [rank for rank, beat in there.items() if beat.done == least]
         self._staying = set(there) - set(found)
-        self._uninformed = {rank for rank in self._staying if not lives[rank].informed}
-        left = [rank for rank, life in enumerate(lives) if life.ended]
+        self._uninformed = {rank for rank in self._staying if not beats[rank].informed}
+        left = [rank for rank, beat in enumerate(beats) if beat.ended]
         look = self._mine.number, silent[:MOST_NAMED], least, late[:MOST_NAMED], left
         self._store.set(LOOK, json.dumps(look))
 
     def _beat(self) -> None:
         try:
             while True:
-                self._sight = self._live()
-                over = 0 in self._sight.left or self._sight.failure is not None
+                self._view = self._live()
+                over = 0 in self._view.left or self._view.failure is not None
                 if over and self._rank:  # rank 0 waits until all know of it, and then closes the store
                     self._live(ended=True)
                     self._gone = True
@@ -251,7 +253,7 @@ class Monitor(Alone):
         awake = Awake(self._pause, time.monotonic())
         while not self._closing.wait(self._pause):
             seconds = awake.since(time.monotonic())
-            missing = self._stall.judge(self._sight, *self.where(), seconds)
+            missing = self._stall.judge(self._view, *self.where(), seconds)
             if missing is not None:
                 _log.info("%s", missing)
                 self._reaction.react(missing)

@@ -1,6 +1,6 @@
 """The stall timeout: finds the ranks that keep the others waiting, long before a collective's own timeout.
 
-A rank that gives no sign of life is stopped or cut off, and is missing after ``patience`` seconds. A rank that lives
+A rank that gives no heartbeat is stopped or cut off, and is missing after ``patience`` seconds. A rank that lives
 may compile, evaluate or write a checkpoint: it is missing only after many times that, and many times a round's time.
 """
 
@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 from paceline.errors import PacelineError, number, short
 
-SECONDS = 30.0  # of patience by default: without a sign of life until a rank is missing
+SECONDS = 30.0  # of patience by default: without a heartbeat until a rank is missing
 LIVING = 10.0  # times the patience, and
 TIMES = 10.0  # times the longest of the recent rounds, until a rank that lives is missing
 RECENT = 20  # rounds
-LONGEST_PAUSE = 2.0  # seconds between two signs of life; shorter once a rank has lost another one
+LONGEST_PAUSE = 2.0  # seconds between two heartbeats; shorter once a rank has lost another one
 GROWTH = 2.0  # the same ranks are reported again after this many times the wait before
 
 
@@ -31,11 +31,11 @@ class Failure(NamedTuple):
     words: str  # the predicate of a sentence about the rank
 
 
-class Sight(NamedTuple):
+class View(NamedTuple):
     """This rank's knowledge of the other ranks."""
 
     number: int = 0  # of rank 0's look; it does not grow while rank 0 is stopped
-    silent: dict[int, float] = {}  # noqa: RUF012  # seconds without a sign of life, by rank; never changed
+    silent: dict[int, float] = {}  # noqa: RUF012  # seconds without a heartbeat, by rank; never changed
     least: int = -1  # the newest round of which all ranks have done their part
     late: tuple[int, ...] = ()  # the ranks that have done their part of no later one
     left: tuple[int, ...] = ()  # ranks that have ended in good order
@@ -47,8 +47,8 @@ class Missing(NamedTuple):
 
     round: int  # that this rank is in
     ranks: list[int]
-    seconds: float  # since their last sign of life; since this rank's own part of the round, if they live
-    lives: bool  # they give signs of life
+    seconds: float  # since their last heartbeat; since this rank's own part of the round, if they live
+    lives: bool  # they give heartbeats
     failure: Failure | None = None  # why they cannot continue, if they posted that
 
     @property
@@ -60,10 +60,10 @@ class Missing(NamedTuple):
         if self.lives:
             return (
                 f"{who} has not ended its part of round {self.round} {self.seconds:.0f} s after this rank did, but "
-                "gives signs of life: it may be busy with something else, or hang"
+                "gives heartbeats: it may be busy with something else, or hang"
             )
         return (
-            f"{who} has given no sign of life for {self.seconds:.0f} s in round {self.round}: it may be stopped, "
+            f"{who} has given no heartbeat for {self.seconds:.0f} s in round {self.round}: it may be stopped, "
             "dead or cut off"
         )
 
@@ -142,9 +142,9 @@ def check(patience: float) -> float:
 
 
 class StallTimeout:
-    """Decides which ranks are missing, from a sequence of sights of the other ranks.
+    """Decides which ranks are missing, from a sequence of views of the other ranks.
 
-    rank: this one. seconds: without a sign of life until a rank is missing.
+    rank: this one. seconds: without a heartbeat until a rank is missing.
     """
 
     def __init__(self, rank: int, seconds: float = SECONDS) -> None:
@@ -157,7 +157,7 @@ class StallTimeout:
         self._reported: tuple[list[int], bool] | None = None  # ``ranks`` and ``lives`` of the newest report
         self._again = 0.0  # seconds of being missing at which the same ranks are reported again
 
-    def judge(self, sight: Sight, step: int, waits: bool, seconds: float) -> Missing | None:
+    def judge(self, view: View, step: int, waits: bool, seconds: float) -> Missing | None:
         """The ranks to report as missing now; None if there are none.
 
         step: the round that this rank is in; waits: it has done its part. seconds: since the last call, as far as
@@ -167,12 +167,12 @@ class StallTimeout:
         if step != self._step:
             self._rounds.append(self._since)
             self._step, self._since = step, 0.0
-        stopped = sight.number == self._look and self._rank != 0
+        stopped = view.number == self._look and self._rank != 0
         self._quiet = self._quiet + seconds if stopped else 0.0
-        self._look = sight.number
-        self._waited = self._waited + seconds if waits and sight.least < step else 0.0
-        self._failed = self._failed + seconds if sight.failure is not None else 0.0
-        missing = self._missing(sight, step)
+        self._look = view.number
+        self._waited = self._waited + seconds if waits and view.least < step else 0.0
+        self._failed = self._failed + seconds if view.failure is not None else 0.0
+        missing = self._missing(view, step)
         if missing is None:
             self._reported = None
             return None
@@ -182,24 +182,24 @@ class StallTimeout:
         self._reported, self._again = key, GROWTH * missing.seconds
         return missing
 
-    def _missing(self, sight: Sight, step: int) -> Missing | None:
-        if sight.failure is not None:
-            if self._failed < self._patience or sight.failure.rank == self._rank:
+    def _missing(self, view: View, step: int) -> Missing | None:
+        if view.failure is not None:
+            if self._failed < self._patience or view.failure.rank == self._rank:
                 return None
-            return Missing(step, [sight.failure.rank], self._failed, False, sight.failure)
+            return Missing(step, [view.failure.rank], self._failed, False, view.failure)
         if self._quiet >= self._patience:  # rank 0's look at the others is too old
-            return None if 0 in sight.left else Missing(step, [0], self._quiet, False)
-        silent = {r: s for r, s in sight.silent.items() if s >= self._patience and r != self._rank}
+            return None if 0 in view.left else Missing(step, [0], self._quiet, False)
+        silent = {r: s for r, s in view.silent.items() if s >= self._patience and r != self._rank}
         if silent:
             return Missing(step, sorted(silent), max(silent.values()), False)
         longest = max(self._rounds, default=0.0)
-        late = [rank for rank in sight.late if rank != self._rank]
+        late = [rank for rank in view.late if rank != self._rank]
         if late and self._waited >= max(LIVING * self._patience, TIMES * longest):
             return Missing(step, late, self._waited, True)
         return None
 
 
 def pause(patience: float, ranks: int) -> float:
-    """Seconds between two signs of life: several within the patience, but so few that they are no load for any rank,
+    """Seconds between two heartbeats: several within the patience, but so few that they are no load for any rank,
     nor for rank 0 if there are many ranks: a sign costs some tenths of a millisecond."""
     return max(min(LONGEST_PAUSE, patience / 15), ranks / 1000)
