@@ -304,18 +304,18 @@ def sent(rank: int, ranks: int, send: str) -> list[float]:
         table = torch.zeros(ranks, 3, dtype=torch.float64)
         table[rank, 1] = 1.0 + rank
         flats, before = [own * (1.0 + rank), table.clone()], dict(reducer._left)
-        reducer.merge(flats, send)
+        reducer.sum(flats, send)
         weight = float(flats[1][:, 1].sum())
         merged += flats[0] / weight
         whole = own * (1.0 + rank) / weight
         dist.all_reduce(whole)
         exact += whole
         idle = [torch.zeros_like(own), torch.zeros_like(table)]
-        reducer.merge(idle, send)  # an interval whose samples all count for nothing
+        reducer.sum(idle, send)  # an interval whose samples all count for nothing
         assert not idle[0].any()
         kept, reducer._left = reducer._left, {}
         forgetful = [own * (1.0 + rank), table.clone()]
-        reducer.merge(forgetful, send)
+        reducer.sum(forgetful, send)
         alone += forgetful[0] / weight
         reducer._left = kept
         assert (before != {}) == (number > 0)
@@ -397,7 +397,7 @@ def late(rank: int, ranks: int, folder: str) -> int:
 def patient(rank: int, ranks: int) -> float:
     """Seconds that a merge beside the steps waits for a rank that is stuck."""
     with LocalSGD(fresh(torch.float64), BATCH, merge=Merge(delay=1)) as pace:
-        group = pace._loop._reducer._group
+        group = pace._ranks.merging._group
         dist.barrier()  # the other rank may still be connecting to this one
         return float(group._get_backend(torch.device("cpu")).options._timeout.total_seconds())
 

@@ -138,7 +138,7 @@ with pace:
         for batch in loader:
             if pace.rank == 1 and pace.rounds == 3 and not joined:
                 os.kill(os.getpid(), signal.SIGKILL)
-            while pace.rank == 0 and pace.rounds == 5 and len(pace._reducer._link.known.members) < 2:
+            while pace.rank == 0 and pace.rounds == 5 and len(pace._member._link.known.members) < 2:
                 time.sleep(0.01)
             pace.round(batch, lambda x, y: (model(x) - y).square().mean())
             pace.step(optimizer)

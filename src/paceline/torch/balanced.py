@@ -12,22 +12,22 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, cast
 
 import torch
 
 from paceline.errors import PacelineError, switches
 from paceline.torch import callbacks as callback
-from paceline.torch import peers
+from paceline.torch import hooks_of_torch, peers
 from paceline.torch.elastic.member import Member
 from paceline.torch.feed.loader import BalancedLoader
 from paceline.torch.feed.rounds import Sizes, iterate, run_round
 from paceline.torch.feed.streams import SharedStreamLoader, StreamLoader
-from paceline.torch.gradients.reducers import Reducer
 from paceline.torch.host import Hosting
 from paceline.torch.liveness.monitor import Alone
 from paceline.torch.liveness.shutdown import leave, leave_in_time
 from paceline.torch.loop import Loop
+from paceline.torch.members import Ranks
 from paceline.torch.options import NAMES, Options
 from paceline.torch.terms import agree
 
@@ -42,24 +42,25 @@ class Closing(Protocol):
 class Balanced:
     """The part of a handle that does not depend on the loop.
 
-    given: The options. reducer, lookout: make the reducer, and then the monitor of the other ranks; both collective.
+    given: The options. ranks, lookout: make the parts that sum over the ranks, and then the monitor of the other
+    ranks; both collective.
     """
 
     def __init__(
         self,
         model: torch.nn.Module,
         given: Options,
-        reducer: Callable[[], Reducer],
+        ranks: Callable[[], Ranks],
         lookout: Callable[[], Alone],
     ) -> None:
         given.check_kinds(model)
-        self._reducer = reducer()
-        self._terms = agree(model, given, self._reducer.lockstep)
+        self._ranks = ranks()
+        self._terms = agree(model, given, self._ranks.reducer.lockstep)
         self._callbacks = list[callback.Callback]()
         self._loaders: list[Closing] = []
-        self._loop = Loop(model, self._reducer, self._terms, given.callbacks)
+        self._loop = Loop(model, self._ranks, self._terms, given.callbacks)
         # For frameworks that run the loop.
-        self.host = Hosting(self._loop, self._reducer, self._terms, self._detach)
+        self.host = Hosting(self._loop, self._ranks.reducer, self._terms, self._detach)
         facts = {
             "policy": self._terms.policy,
             "workers": peers.ranks(),
@@ -186,7 +187,7 @@ class Balanced:
         group that the script has made stays usable: the script may destroy it, or leaves it at the program's end.
         Safe to call twice; the end of a ``with`` block and that of the program call it, too."""
         self._detach()
-        self._reducer.release()
+        hooks_of_torch.release(self._ranks.reducer.ddp)
         leave_in_time()
 
     def __enter__(self) -> Self:
@@ -302,13 +303,16 @@ class Hosted(Balanced):
 class Membership(Balanced):
     """The part of a handle whose ranks may be lost, leave and join."""
 
-    _reducer: Member
-
     @staticmethod
-    def _member(model: torch.nn.Module, given: Options) -> Member:
-        """The reducer of such a handle."""
+    def _elastic(model: torch.nn.Module, given: Options) -> Ranks:
+        """The ranks of such a handle."""
         given.check_elastic()
-        return Member(model, given.callbacks)
+        member = Member(model, given.callbacks)
+        return Ranks(member.reducer, member)
+
+    @property
+    def _member(self) -> Member:
+        return cast(Member, self._ranks.members)
 
     def register(self, *things: Any) -> None:
         """Call it just before the loop, with the optimizers, schedulers, GradScaler and all other objects with
@@ -318,12 +322,12 @@ class Membership(Balanced):
         It returns when this rank takes part. A rank that joins a running job has by then received the model, the
         state of all that is registered, and the run's progress: loop over ``range(pace.epoch, epochs)``.
         """
-        self._reducer.join(*things)
+        self._member.join(*things)
 
     def leave(self) -> None:
         """This rank takes part until the end of the running round, and the others continue without it: when its loop
         asks for the next batch, SystemExit(0) ends its program. Safe to call in a signal handler."""
-        self._reducer.leave()
+        self._member.leave()
 
     @property
     def rank(self) -> int:
@@ -333,7 +337,7 @@ class Membership(Balanced):
     @property
     def chief(self) -> bool:
         """Whether this rank is the first member, which does the work of a single rank, such as checkpoints."""
-        return self._reducer.chief
+        return self._member.chief
 
 
 # -- the end of a program that does not close its handles -----------------------------------------------------------

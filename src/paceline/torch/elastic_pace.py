@@ -52,4 +52,4 @@ class ElasticPace(Exact, Membership):
             callbacks=callbacks,
             elastic=True,
         )
-        super().__init__(model, given, lambda: self._member(model, given), Alone)
+        super().__init__(model, given, lambda: self._elastic(model, given), Alone)

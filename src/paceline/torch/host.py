@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from paceline.torch import hooks_of_torch
 from paceline.torch.gradients.reducers import Reducer
 from paceline.torch.passes import check_loss
 from paceline.torch.plan import Piece
@@ -135,4 +136,4 @@ class Hosting:
 
     def release(self) -> None:
         """Release DDP, whose last work may abort the process at its end. No backward pass may follow."""
-        self._reducer.release()
+        hooks_of_torch.release(self._reducer.ddp)

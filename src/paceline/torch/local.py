@@ -24,7 +24,6 @@ from paceline.errors import PacelineError, meant, refuse, short
 from paceline.rounds import Array
 from paceline.sync import intervals
 from paceline.torch import peers
-from paceline.torch.gradients.reducers import Reducer
 from paceline.torch.options import Options
 
 SENT, BLOCK = ("bf16", "int8"), 256  # formats in which changes may be sent; numbers that share a scale
@@ -177,8 +176,8 @@ class Every:
 Left = dict[int, tuple[torch.Tensor, torch.Tensor]]
 
 
-class Merging(Reducer):
-    """The reducer of a process group, if there is one: it sums only at a merge.
+class Merging:
+    """Sums over the ranks of a process group, if there is one, at a merge.
 
     model: a plain module, whose parameters and buffers are set to rank 0's. Collective."""
 
@@ -198,11 +197,13 @@ class Merging(Reducer):
                 dist.broadcast(whole, 0)
                 tensor.copy_(whole)
 
-    def begin(self, loop: Any) -> None:
-        if loop.terms.merge.delay and self._ranks > 1:  # its sums run at the same time as the program's
+    def connect(self, merge: Merge) -> None:
+        """The ranks agree on ``merge``. Collective."""
+        if merge.delay and self._ranks > 1:  # its sums run at the same time as the program's
             self._group = dist.new_group(timeout=timedelta(seconds=peers.timeout()))
 
-    def merge(self, own: Sequence[torch.Tensor], send: str | None) -> None:
+    def sum(self, own: Sequence[torch.Tensor], send: str | None) -> None:
+        """Sum these over the ranks, in place. send: see ``Merge``."""
         if self._ranks == 1:
             return
         if send is not None:
@@ -218,6 +219,7 @@ class Merging(Reducer):
             work.wait()
 
     def forget(self) -> None:
+        """Other parameters were loaded: forget the rounding errors of earlier merges, which do not belong to them."""
         self._left = {}  # a merge that is running keeps the old dict
 
     def _rounded(self, left: Left, number: int, flat: torch.Tensor, send: str) -> torch.Tensor:

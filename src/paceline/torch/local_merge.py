@@ -27,9 +27,10 @@ import torch
 
 from paceline.errors import PacelineError
 from paceline.torch import peers
-from paceline.torch.gradients.reducers import Reducer, Sums
+from paceline.torch.gradients.reducers import Sums
 from paceline.torch.liveness.calls import Calls
 from paceline.torch.local import Merge
+from paceline.torch.members import Ranks
 from paceline.torch.steps import learning_rate
 
 # Numbers of a rank before its counters: a 1 for its presence, its weight, the projection and the norm of the
@@ -156,14 +157,14 @@ def state(stepper: Any) -> Any:
 
 class Merges:
     """Merges the parameters and buffers of a model. Call ``begin`` for an interval; ``took`` after each step; at its
-    end ``fill``, then ``send`` and ``take_in``, or ``apply`` if the reducer has summed; ``back`` if it is left.
+    end ``fill``, then ``send`` and ``take_in``, or ``apply`` if the members have summed; ``back`` if it is left.
 
     Floating buffers are merged as parameters are, but without the outer optimizer; buffers of whole numbers, such as
     batch norm's counter, get the largest value of any rank. Both stay a rank's own until no change is on its way.
     """
 
-    def __init__(self, model: torch.nn.Module, merge: Merge, reducer: Reducer) -> None:
-        self._model, self._merge, self._reducer = model, merge, reducer
+    def __init__(self, model: torch.nn.Module, merge: Merge, ranks: Ranks) -> None:
+        self._model, self._merge, self._ranks = model, merge, ranks
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         if any(value.is_complex() for value in (*model.parameters(), *model.buffers())):
             raise PacelineError("LocalSGD: the model has complex numbers, which merges do not support yet")
@@ -183,6 +184,8 @@ class Merges:
         # The optimizers and scalers that have stepped in the interval, with their states before their first step.
         self._kept: list[tuple[Any, Any]] = []
         self._aside, self._warned = Calls("merging"), False
+        if ranks.merging is not None:
+            ranks.merging.connect(merge)
 
     def begin(self) -> None:
         """Begin an interval."""
@@ -235,7 +238,8 @@ class Merges:
         """Drop all changes on their way, since other parameters were loaded."""
         self.over()
         self.flights.clear()
-        self._reducer.forget()
+        if self._ranks.merging is not None:
+            self._ranks.merging.forget()
 
     def fill(self, batch: int, optimizers: list[Any]) -> None:
         """Set this rank's change since the interval of ``batch`` samples began, and its weight.
@@ -380,7 +384,12 @@ class Merges:
 
     def _watch_rates(self, step: int, rates: torch.Tensor) -> None:
         """Warns, once, if ranks end an interval with different learning rates."""
-        if not self._warned and self._reducer.chief and (rates != rates[0]).any() and not rates.isnan().any():
+        if (
+            not self._warned
+            and self._ranks.members.chief
+            and (rates != rates[0]).any()
+            and not rates.isnan().any()
+        ):
             self._warned = True
             warnings.warn(
                 f"ranks came to the merge of interval {step} with learning rates from {float(rates.min()):g} to "
@@ -393,5 +402,6 @@ class Merges:
     def _sum(self, own: list[torch.Tensor]) -> float:
         """Sum these tensors over the ranks, and return the seconds that it took."""
         began = time.perf_counter()
-        self._reducer.merge(own, self._merge.send)
+        assert self._ranks.merging is not None
+        self._ranks.merging.sum(own, self._merge.send)
         return time.perf_counter() - began

@@ -17,31 +17,33 @@ import torch
 
 from paceline.policies import Policy
 from paceline.rounds import Cluster
-from paceline.torch import local, local_steps, peers
+from paceline.torch import local, peers
 from paceline.torch.balanced import Balanced, Drawing, Membership
 from paceline.torch.callbacks import Callback
 from paceline.torch.gradients.reducers import Reducer
 from paceline.torch.liveness.monitor import Alone, monitor
 from paceline.torch.liveness.stall import Reaction, Stall
 from paceline.torch.local import Merge
+from paceline.torch.local_steps import LocalSteps
+from paceline.torch.members import Members, Ranks
 from paceline.torch.options import Limits, Options
 
 LOCAL = "local"  # the loop of these handles
 
 
-class LocalSteps(Balanced):
+class Local(Balanced):
     """The part of a handle whose ranks step by themselves."""
 
     def __init__(
         self,
         model: torch.nn.Module,
         given: Options,
-        reducer: Callable[[], Reducer],
+        ranks: Callable[[], Ranks],
         lookout: Callable[[], Alone],
     ) -> None:
-        def checked() -> Reducer:
+        def checked() -> Ranks:
             local.check(given)
-            return reducer()
+            return ranks()
 
         super().__init__(model, given, checked, lookout)
 
@@ -51,7 +53,7 @@ class LocalSteps(Balanced):
         on all ranks: evaluate, write checkpoints and step schedulers there. With ``Merge(delay=1)`` that is so at the
         end of an epoch, and after ``pace.flush()``."""
         steps = self._loop.steps
-        return isinstance(steps, local_steps.LocalSteps) and steps.merged
+        return isinstance(steps, LocalSteps) and steps.merged
 
     def flush(self) -> None:
         """Merge the changes that are on their way (``Merge(delay=1)``), after a loop that is left within an epoch.
@@ -59,7 +61,7 @@ class LocalSteps(Balanced):
         self._loop.flush()
 
 
-class LocalSGD(LocalSteps, Drawing):
+class LocalSGD(Local, Drawing):
     """Balances ranks each of which steps by itself, on about global_batch / n samples.
 
     At intervals ``pace.step`` merges the ranks' parameters. This trains a different model from that of one process,
@@ -102,10 +104,15 @@ class LocalSGD(LocalSteps, Drawing):
             loop=LOCAL,
         )
         reaction = Stall.of(stall)
-        super().__init__(model, given, lambda: local.Merging(model, peers.ranks()), lambda: monitor(reaction))
+        super().__init__(
+            model,
+            given,
+            lambda: Ranks(Reducer(), Members(), local.Merging(model, peers.ranks())),
+            lambda: monitor(reaction),
+        )
 
 
-class ElasticLocalSGD(LocalSteps, Membership):
+class ElasticLocalSGD(Local, Membership):
     """Balances ranks that step by themselves, and that may be lost, leave and join.
 
     The script is started by ``python -m paceline.torch.launcher``, and calls ``pace.register(optimizer, ...)`` before
@@ -140,4 +147,4 @@ class ElasticLocalSGD(LocalSteps, Membership):
             loop=LOCAL,
             elastic=True,
         )
-        super().__init__(model, given, lambda: self._member(model, given), Alone)
+        super().__init__(model, given, lambda: self._elastic(model, given), Alone)

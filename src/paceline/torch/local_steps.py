@@ -13,11 +13,11 @@ import torch.distributed as dist
 
 from paceline.errors import PacelineError
 from paceline.torch import hooks_of_torch
-from paceline.torch.gradients.reducers import Reducer
 from paceline.torch.gradients.weighing import LocalWeighing
 from paceline.torch.host import Host
 from paceline.torch.local import Every
 from paceline.torch.local_merge import Merges
+from paceline.torch.members import Members
 from paceline.torch.meter import Meter
 from paceline.torch.plan import Piece, Source
 from paceline.torch.progress import Progress
@@ -48,7 +48,7 @@ class LocalSteps:
         round: Round,
         gradients: LocalWeighing,
         meter: Meter,
-        reducer: Reducer,
+        members: Members,
         progress: Progress,
         stepped: Callable[[float, float, Sequence[Any]], None],
         *,
@@ -59,7 +59,7 @@ class LocalSteps:
         named: Callable[[], AbstractContextManager[None]],
         abandon: Callable[[], None],
     ) -> None:
-        self._round, self._gradients, self._meter, self._reducer = round, gradients, meter, reducer
+        self._round, self._gradients, self._meter, self._members = round, gradients, meter, members
         self._progress, self._stepped, self._merges = progress, stepped, merges
         self._every, self._behind = every, behind
         self._commit, self._named, self._abandon = commit, named, abandon
@@ -170,13 +170,13 @@ class LocalSteps:
 
     def _merge(self, piece: Piece, many: float, optimizers: list[Any]) -> bool:
         """Follow a step over ``many`` samples or the like. True if the interval is over, and merged or on its way."""
-        merges, reducer, began = self._merges, self._reducer, time.perf_counter()
+        merges, members, began = self._merges, self._members, time.perf_counter()
         merges.took(many)
-        if piece.last or reducer.retrying:
+        if piece.last or members.retrying:
             merges.fill(piece.batch, optimizers)
-        if reducer.carries_rows:
+        if members.carries_rows:
             piece = self._round.committed(self._commit(piece))
-            if piece.last and not reducer.late:  # a late rank has received the merged parameters
+            if piece.last and not members.late:  # a late rank has received the merged parameters
                 merges.apply(piece.step, merges.flats.own)
             took = time.perf_counter() - began
         elif piece.last:

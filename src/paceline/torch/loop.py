@@ -1,8 +1,8 @@
 """The course of a loop, micro-step by micro-step: rounds are planned, claimed, measured, reduced and settled.
 
 One iteration is an epoch of a loader, or some rounds whose samples the loop draws itself. A ``Source`` gives each
-micro-step its batch: a round's planned pieces, and between them those that this rank claims. A ``Reducer`` sets the
-sequence of rounds and commits each of them; if its sums fail, the loop runs the missing samples and tries again.
+micro-step its batch: a round's planned pieces, and between them those that this rank claims. The ``Members`` set the
+sequence of rounds and commit each of them; if their sums fail, the loop runs the missing samples and tries again.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from paceline.torch import batches, peers, timing
 from paceline.torch.callbacks import Callback, overriding
 from paceline.torch.claims import Claims
 from paceline.torch.drops import Drops
-from paceline.torch.gradients.reducers import Reducer
 from paceline.torch.host import Host
 from paceline.torch.liveness.monitor import Alone
 from paceline.torch.local_merge import Merges
 from paceline.torch.local_steps import LocalSteps
+from paceline.torch.members import Ranks
 from paceline.torch.memory_limits import MemoryLimit, explain
 from paceline.torch.meter import Meter, Reports
 from paceline.torch.open_rounds import OpenRounds
@@ -54,12 +54,13 @@ class Loop:
     """
 
     def __init__(
-        self, model: torch.nn.Module, reducer: Reducer, terms: Terms, callbacks: Sequence[Callback]
+        self, model: torch.nn.Module, ranks: Ranks, terms: Terms, callbacks: Sequence[Callback]
     ) -> None:
-        self.terms, self.host, self._reducer = terms, Host(), reducer
+        reducer, members, _ = ranks
+        self.terms, self.host, self._reducer, self._members = terms, Host(), reducer, members
         # The running iteration. It is set first, since hooks of a loop whose construction failed read it.
         self._running: object = None
-        self.changes = reducer.carries_rows  # the members may change, so a round is planned when it begins
+        self.changes = members.carries_rows  # the members may change, so a round is planned when it begins
         self.rank, self.ranks = peers.rank(), peers.ranks()
         alone = terms.merge is not None
         # A round may begin before all ranks have reported the one before.
@@ -74,12 +75,12 @@ class Loop:
         parameters = [p for p in model.parameters() if p.requires_grad or single]
         device = parameters[0].device if parameters else torch.device("cpu")
         self._lookout = Alone()
-        self._claims = Claims.of(device, terms, reducer.counter) if terms.moves_work else None
+        self._claims = Claims.of(device, terms, members.counter) if terms.moves_work else None
         # Each rank that steps by itself has its own schedule. A rank that joins or was late reports one that is a
         # step behind.
         self._meter = Meter(
             device,
-            reducer,
+            members,
             terms.balancer.needs_readings,
             terms.moves_work,
             terms.drop is not None,
@@ -96,7 +97,7 @@ class Loop:
         )
         self.drops = None if terms.drop is None else Drops(terms.drop, self._meter)
         # What the ranks merge, if each steps by itself; else None.
-        self.merges = None if terms.merge is None else Merges(model, terms.merge, reducer)
+        self.merges = None if terms.merge is None else Merges(model, terms.merge, ranks)
         interval = None if self.merges is None else self.merges.begin
         self._gradients = weighing_of(
             parameters, device, reducer, terms, self._meter.counted_by_all, interval
@@ -127,7 +128,7 @@ class Loop:
             one_by_one=self.behind,
             looks=reducer.averages and not reducer.lockstep and device.type == "cpu",
         )
-        parts: Any = (model, self.round, self._gradients, self._meter, reducer, self.progress, self.stepped)
+        parts: Any = (model, self.round, self._gradients, self._meter, members, self.progress, self.stepped)
         self.steps: RoundSteps | LocalSteps = (
             RoundSteps(*parts, single=single, rates=bool(self.rounds.listeners))
             if self.merges is None
@@ -167,7 +168,7 @@ class Loop:
         if self.ranks > 1 and not (self.changes or self.terms.loop == "local"):
             self._gathers = GatherSizes(lambda: self.round.newest)
             self._closing.callback(self._gathers.close)
-        self._reducer.begin(self)
+        self._members.begin(self)
 
     def hosted_by(self, host: Host) -> None:
         """A framework runs the loop. Raises PacelineError if it cannot."""
@@ -182,11 +183,12 @@ class Loop:
         """Remove all hooks from the model; no micro-steps may follow."""
         self.steps.close(self._failed)
         self._closing.close()
-        self._reducer.close(self._failed)
+        self._members.close(self._failed)
         self._meter.close()
         if self._claims is not None:
             self._claims.close()
         self.passes.close()
+        self._reducer.close()
         self._lookout.close()
 
     # -- state -----------------------------------------------------------------------------------------------
@@ -214,7 +216,7 @@ class Loop:
     def loss_now(self) -> float:
         """The mean loss over all samples of the round that is complete, or has just been stepped. Collective."""
         piece = self.round.stepped_piece()
-        if self._reducer.carries_rows:  # the loss has travelled with the gradients, so all ranks know it
+        if self.changes:  # the loss has travelled with the gradients, so all ranks know it
             self.settle()
             return self.rounds.loss
         with self.named():
@@ -245,7 +247,7 @@ class Loop:
         running, round, own = self._open(source), self.round, source.number is None
         plain = self.host.__class__ is Host  # its methods do nothing
         try:
-            for batch, piece in self._reducer.micro_steps(self, source):
+            for batch, piece in self._members.micro_steps(self, source):
                 self._begin(piece, batch)
                 if plain:
                     yield batch
@@ -345,7 +347,7 @@ class Loop:
         """``settle``, also the rounds that ranks have not reported yet. Collective."""
         with self.named():
             self.rounds.flush()
-        self._reducer.together()
+        self._members.together()
         self.steps.flush()
 
     def abandon(self) -> None:
@@ -357,12 +359,13 @@ class Loop:
             self._gradients.drop()
             self._meter.drop(piece.step)
         self._reducer.drop()
+        self._members.drop()
 
     def failed(self, error: BaseException) -> None:
         """The loop ends with this error: notify the other ranks. Raises WorkerError as ``name`` does."""
         self._failed = True
         self._meter.close()
-        self._reducer.close(failed=True)
+        self._members.close(failed=True)
         self.name(error)
         self._lookout.fail(error)
 
@@ -451,18 +454,18 @@ class Loop:
     def _commit(self, piece: Piece) -> bool:
         """The backward pass of a piece has ended, and rows travel with the gradients: sum them if it is the round's
         last. Returns whether the round is complete on all ranks."""
-        reducer, meter, claims = self._reducer, self._meter, self._claims
-        reducer.ran(piece)
+        members, meter, claims = self._members, self._meter, self._claims
+        members.ran(piece)
         if claims is not None:
             claims.done(piece, last=True)
         meter.running.ran(piece)
-        if not (piece.last or reducer.retrying):
+        if not (piece.last or members.retrying):
             return False
-        while not (reducer.retrying and reducer.claim()):
+        while not (members.retrying and members.claim()):
             began, own = time.perf_counter(), timing.now()
-            pieces = None if claims is None else claims.report(as_one=reducer.retrying)
+            pieces = None if claims is None else claims.report(as_one=members.retrying)
             row = meter.row(piece.plan, pieces)
-            if reducer.commit(piece.step, row, None if self.terms.merge is not None else meter.counted):
+            if members.commit(piece.step, row, None if self.terms.merge is not None else meter.counted):
                 meter.committed()
                 return True
             meter.running.waited(timing.now() - own)

@@ -23,8 +23,8 @@ from paceline.errors import PacelineError, WorkerError
 from paceline.rounds import Array
 from paceline.torch import exchange, peers, piece_reports, timing
 from paceline.torch.exchange import Rows
-from paceline.torch.gradients.reducers import Reducer
 from paceline.torch.liveness.stall import named
+from paceline.torch.members import Members
 from paceline.torch.plan import Piece, RoundPlan
 
 MOST_ROUNDS = 64  # of an interval
@@ -156,7 +156,7 @@ class Reports(NamedTuple):
 class Meter:
     """This rank's stopwatch, and its reports to the other ranks.
 
-    reducer: carries the rows. readings: also report CPU and memory of the machine, for forecasts that use them.
+    members: carry the rows. readings: also report CPU and memory of the machine, for forecasts that use them.
     pieces: work may move within a round, and each row also reports the pieces that the rank ran. drops: late pieces
         are not run, and each row also reports the samples that were.
 
@@ -171,7 +171,7 @@ class Meter:
     def __init__(
         self,
         device: torch.device,
-        reducer: Reducer,
+        members: Members,
         readings: bool = False,
         pieces: bool = False,
         drops: bool = False,
@@ -184,16 +184,16 @@ class Meter:
         self.light = self.reported = False
         self._link = math.nan  # seconds of this rank's newest merge
         self._deciding = 0.0  # processor seconds that this rank's newest decision took
-        self.intervals = not reducer.carries_rows  # one row may report several rounds
+        self.intervals = not members.carries_rows  # one row may report several rounds
         self.drops = drops
         self.by_itself = (
-            reducer.carries_rows or drops
+            members.carries_rows or drops
         )  # each row reports one round; else it may report several
         self._watch = timing.stopwatch(device)
         self.lag = self._watch.lag  # rounds by which a measurement is late
-        self._pieces, self._reducer = pieces, reducer
+        self._pieces, self._members = pieces, members
         self._layout = layout(pieces, self.by_itself)
-        reducer.connect(self._layout)
+        members.connect(self._layout)
         self._readings = timing.Readings() if readings else None
         self.running: Any = None
         self._unreported: list[OpenRound] = []  # stopped, and not collected yet
@@ -316,7 +316,7 @@ class Meter:
         self._announced = self._sequence
         row = self._row([], False)
         row[0] = -2.0 - step
-        self._reducer.commit(self._sequence, _bytes(row))
+        self._members.commit(self._sequence, _bytes(row))
         if (self._received(self._late(words))["first"] != row[0]).any():
             raise PacelineError(words)
 
@@ -378,7 +378,7 @@ class Meter:
     def _received(self, lost: exchange.Lost | None = None) -> Rows:
         """All ranks' rows of the newest announcement, (n,)."""
         if self._newest is None or self._newest[0] != self._announced:
-            self._newest = self._announced, self._reducer.rows(self._announced, lost or self._lost)
+            self._newest = self._announced, self._members.rows(self._announced, lost or self._lost)
         return self._newest[1]
 
     def _lost(self) -> WorkerError | None:
@@ -387,7 +387,7 @@ class Meter:
     def _announce(self, lag: int | None = None) -> None:
         known = self._unreported[: len(self._unreported) - (self.lag if lag is None else lag)]
         self._announced = self._sequence
-        self._reducer.commit(self._sequence, _bytes(self._row(known, self.reported)))
+        self._members.commit(self._sequence, _bytes(self._row(known, self.reported)))
 
     def _row(self, known: list[OpenRound], whole: bool) -> list[float]:
         """The numbers of this rank's row, in the order of its fields, for the rounds whose readings are ``known``.

@@ -34,6 +34,7 @@ from paceline.torch.feed.sampler import BalancedSampler
 from paceline.torch.gradients.reducers import reducer_of
 from paceline.torch.liveness.monitor import monitor
 from paceline.torch.liveness.stall import Reaction, Stall
+from paceline.torch.members import Members, Ranks
 from paceline.torch.options import Limits, Options
 
 
@@ -107,7 +108,12 @@ class Pace(Exact, Drawing):
             drop=drop,
         )
         reaction = Stall.of(stall)
-        super().__init__(model, given, lambda: reducer_of(model, peers.ranks()), lambda: monitor(reaction))
+        super().__init__(
+            model,
+            given,
+            lambda: Ranks(reducer_of(model, peers.ranks()), Members()),
+            lambda: monitor(reaction),
+        )
 
     @property
     def epoch(self) -> int:

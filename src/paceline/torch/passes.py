@@ -336,12 +336,12 @@ def weighing_of(
     """The weighing that suits the terms of a run. interval: see ``LocalWeighing``; None without local steps."""
     if interval is not None:
         return LocalWeighing(parameters, device, reducer, interval)
-    # A reducer with which rows travel sums without rounding by itself.
+    # Sums that carry counts are without rounding by themselves.
     kind = (
         HookWeighing
         if terms.weigh == "hook"
         else ExactWeighing
-        if terms.cell and not reducer.carries_rows
+        if terms.cell and not reducer.carries_counts
         else Weighing
     )
     apart = terms.memory and terms.fixed_micro_steps is None

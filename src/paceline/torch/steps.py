@@ -19,9 +19,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from paceline.errors import PacelineError, short
 from paceline.torch import timing
-from paceline.torch.gradients.reducers import Reducer
 from paceline.torch.gradients.weighing import Weighing, held
 from paceline.torch.host import Host
+from paceline.torch.members import Members
 from paceline.torch.meter import Meter
 from paceline.torch.plan import Source
 from paceline.torch.progress import Progress
@@ -204,17 +204,17 @@ class RoundSteps:
         round: Round,
         gradients: Weighing,
         meter: Meter,
-        reducer: Reducer,
+        members: Members,
         progress: Progress,
         stepped: Callable[[float, float, Sequence[Any]], None],
         *,
         single: bool,
         rates: bool,
     ) -> None:
-        self._round, self._gradients, self._meter, self._reducer = round, gradients, meter, reducer
+        self._round, self._gradients, self._meter, self._members = round, gradients, meter, members
         self._progress, self._stepped, self._records_rates = progress, stepped, rates
         self._rates, self._host = LearningRateWatch(), Host()
-        self.watch = OptimizerWatch(model, reducer.carries_rows, self._step_begins, self._step_ended, single)
+        self.watch = OptimizerWatch(model, members.carries_rows, self._step_begins, self._step_ended, single)
 
     def hosted_by(self, host: Host) -> None:
         """A framework runs the loop."""
@@ -222,10 +222,10 @@ class RoundSteps:
 
     def step(self, optimizers: list[Any], scaler: Any) -> bool:
         """Step and zero the optimizers when the round is complete; otherwise do nothing. True when they stepped."""
-        round, watch, reducer = self._round, self.watch, self._reducer
+        round, watch, members = self._round, self.watch, self._members
         watch.check_ours(optimizers)
-        if reducer.carries_rows:
-            reducer.check_handed_over([*optimizers, *([] if scaler is None else [scaler])])
+        if members.carries_rows:
+            members.check_handed_over([*optimizers, *([] if scaler is None else [scaler])])
         if round.taken or len(optimizers) > 1:
             round.once(optimizers)
         if (piece := round.piece) is not None:
@@ -234,7 +234,7 @@ class RoundSteps:
                 self._rates.watch(optimizers, piece.step, complete)
                 if not complete:
                     return False
-            if reducer.late:
+            if members.late:
                 forget_unscaled(scaler)
                 self._stepped(0.0, math.nan, optimizers)  # this rank has received the state after the step
                 return True

@@ -1,4 +1,4 @@
-"""The reducer of a run that continues when ranks are lost or join, whose sums may fail.
+"""A member of a run that continues when ranks are lost or join: its rounds, and its sums, which may fail.
 
 The gradients are summed beside DistributedDataParallel, not by it. A round ends when its gradient has all samples.
 """
@@ -17,7 +17,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import PacelineError
-from paceline.torch import hooks_of_torch
 from paceline.torch.callbacks import Callback, overriding
 from paceline.torch.counter import Count, count_of, packed
 from paceline.torch.elastic import commit
@@ -28,6 +27,7 @@ from paceline.torch.elastic.link import Link, company
 from paceline.torch.elastic.recovery import FRESH, Missing, Rendezvous, Running
 from paceline.torch.exchange import Lost, Rows
 from paceline.torch.gradients.reducers import Reducer
+from paceline.torch.members import Members
 from paceline.torch.plan import Piece
 from paceline.torch.terms import Terms
 
@@ -72,8 +72,25 @@ class StoreCounter:
         """Nothing to do: the link stays open."""
 
 
-class Member(Reducer):
-    """A member of an elastic run. See ``Reducer``; call ``join`` before the first iteration.
+class Summing(Reducer):
+    """The reducer of a member, which sums beside DistributedDataParallel.
+
+    ddp: a DistributedDataParallel of one rank in the model, which sums nothing. begins: called before each backward
+    pass, with whether it is of a round's last planned piece."""
+
+    sums = carries_counts = True
+
+    def __init__(self, ddp: DistributedDataParallel | None, begins: Callable[[bool], None]) -> None:
+        self.ddp, self._begins = ddp, begins
+        if ddp is not None:
+            ddp.require_backward_grad_sync = False
+
+    def check_sync(self, last: bool) -> None:
+        self._begins(last)
+
+
+class Member(Members):
+    """A member of an elastic run. See ``Members``; call ``join`` before the first iteration.
 
     model: a plain module, or one in a DistributedDataParallel of one rank, which sums nothing. callbacks: called
     with each change of members that this rank takes part in. Raises PacelineError for a model that cannot continue
@@ -83,9 +100,7 @@ class Member(Reducer):
     carries_rows = True
 
     def __init__(self, model: nn.Module, callbacks: Sequence[Callback]) -> None:
-        self._ddp = check_model(model)
-        if self._ddp is not None:
-            self._ddp.require_backward_grad_sync = False
+        self.reducer = Summing(check_model(model), self._pass_begins)
         self._model, self._on_members = model, overriding(callbacks, "on_members")
         self._link = company()
         self.counter = StoreCounter(self._link)
@@ -150,7 +165,7 @@ class Member(Reducer):
         return self._late is not None
 
     @property
-    def retrying(self) -> bool:
+    def retrying(self) -> bool:  # type: ignore[override]
         return self._round.missing is not None
 
     @property
@@ -161,7 +176,7 @@ class Member(Reducer):
         return mask
 
     def micro_steps(self, loop: Any, source: Any) -> Iterator[tuple[Any, Piece]]:
-        """See ``Reducer``; the source is a ``BalancedLoader``. May raise Left, a SystemExit, after ``leave``."""
+        """See ``Members``; the source is a ``BalancedLoader``. May raise Left, a SystemExit, after ``leave``."""
         if not self._joined:
             raise PacelineError(
                 "the loop began before pace.register(optimizer, ...), which lists the state to hand "
@@ -189,7 +204,7 @@ class Member(Reducer):
                 assert self._claimed is not None
                 yield source.load(self._claimed.start, self._claimed.samples), self._claimed
 
-    def check_sync(self, last: bool) -> None:
+    def _pass_begins(self, last: bool) -> None:
         """A backward pass begins, of a round's last planned piece if ``last``."""
         if last and not self.retrying and not self._rendezvous.lost():
             self._sums.begin(self._rendezvous.group.sum)
@@ -257,9 +272,6 @@ class Member(Reducer):
                 self._link.post(f"ended/{self._round.step}")
         self._closed = True
         self._sums.close()
-
-    def release(self) -> None:
-        hooks_of_torch.release(self._ddp)
 
     # -- a round ------------------------------------------------------------------------------------------------
 

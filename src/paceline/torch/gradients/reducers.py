@@ -2,11 +2,11 @@
 
 Both leave the mean over the ranks in ``grad``, so one weight of the loss is right for both. They differ in how they
 defer the average to the round's last micro-batch, and in where a rank waits for the others: in DDP once a round,
-after its last gradient; in FSDP2 in each layer. ``elastic.member.Member`` is a third way, whose sums may fail.
+after its last gradient; in FSDP2 in each layer. ``elastic.member.Summing`` is a third way, whose sums may fail.
 """
 
 # No `from __future__ import annotations` here: DDP inspects the hook's annotations as types.
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
@@ -15,8 +15,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import PacelineError
-from paceline.torch import exchange, hooks_of_torch, peers
-from paceline.torch.plan import Piece, Source
+from paceline.torch import hooks_of_torch
 
 LOOKS = 16  # backward passes at the beginning that are checked
 Waits = Literal["never", "behind", "within"]
@@ -24,81 +23,15 @@ Waits = Literal["never", "behind", "within"]
 
 
 class Reducer:
-    """Makes the ranks' gradients those of the whole round, and commits the round. This base class is the reducer of a
-    single process, which has nothing to sum.
-
-    ``begin`` first. For each iteration ``micro_steps``; with the last gradient of a round ``commit``, and ``rows``
-    after its step; ``drop`` if a round is left, ``together`` when a loop or its epoch ends, ``close`` at the end.
-    """
+    """Sums the gradients of one model over the ranks. This base class is the reducer of a single process, which has
+    nothing to sum, and of local steps, which sum no gradients."""
 
     averages = False  # ``grad`` holds the mean over the ranks after a round; else it holds the sum
-    # The ranks' rows travel with the gradients, and so do the counts that losses are means over.
-    carries_rows = False
+    sums = False  # a round's last backward pass sums its gradients over the ranks
+    carries_counts = False  # the counts that losses are means over are summed with the gradients
     lockstep = False  # all ranks must take the same number of micro-steps in a round
     waits: Waits = "never"
-    counter: Any = None  # a ``Counter`` for claims; by default one that suits the process group
-    _exchange: Any = None  # carries rows, if they do not travel with the gradients
-    late = False  # the round was handed over to this rank with its step taken, so that this rank takes none
-
-    def connect(self, layout: Any) -> None:
-        """Rows will have this dtype. Collective."""
-        self._exchange = exchange.connect(layout)
-
-    def begin(self, loop: Any) -> None:
-        """``loop``, a ``Loop``, is constructed, and its first round has not begun."""
-
-    def check_handed_over(self, things: Sequence[Any]) -> None:
-        """Raises PacelineError for an optimizer or a scaler whose state a joining rank would not receive."""
-
-    @property
-    def chief(self) -> bool:
-        """Whether this rank does what only one rank must do."""
-        return peers.rank() == 0
-
-    def micro_steps(self, loop: Any, source: Source) -> Iterator[tuple[Any, Piece]]:
-        """The micro-steps of this rank in one iteration over ``source``: each one's batch and piece."""
-        return loop.planned(source)
-
-    def claim(self) -> bool:
-        """Claim another part of a round whose sums have failed; False if none is left for this rank."""
-        return False
-
-    @property
-    def retrying(self) -> bool:
-        """Whether the running round's sums have failed."""
-        return False
-
-    def ran(self, piece: Piece) -> None:
-        """The backward pass of a piece is done."""
-
-    def commit(self, step: int, row: Any, counted: float | None = None) -> bool:
-        """This rank's gradients are ready, or being summed: send its ``row`` to all others with announcement
-        ``step``. False if the sums have failed: nothing has changed on this rank, and the ranks claim and run what is
-        missing of the round before the sums are tried again.
-
-        counted: the count that this rank's losses are means over, if that is not the samples."""
-        self._exchange.send(step, row)
-        return True
-
-    def rows(self, step: int, lost: Any) -> Any:
-        """All ranks' rows of announcement ``step``, (n,). lost: see ``Exchange.receive``."""
-        return self._exchange.receive(step, lost)
-
-    def merge(self, own: Sequence[torch.Tensor], send: str | None) -> None:
-        """Sum these over the ranks, in place, if each takes its own steps. send: see ``local.Merge``."""
-
-    def forget(self) -> None:
-        """Other parameters were loaded: forget the rounding errors of earlier merges, which do not belong to them."""
-
-    def drop(self) -> None:
-        """The running round was left."""
-
-    def together(self) -> None:
-        """The loop, or its epoch, is over on this rank: wait until the other ranks do not need it for any round."""
-
-    def close(self, failed: bool) -> None:
-        """No more rounds. failed: do not wait for other ranks."""
-        self._exchange.close()
+    ddp: DistributedDataParallel | None = None  # to be released before the process group ends
 
     def no_sync(self) -> AbstractContextManager[Any]:
         """A context in which backward passes leave the gradients on this rank."""
@@ -116,8 +49,11 @@ class Reducer:
 
         prepared: called after a forward pass that has made the next backward pass sum its gradients."""
 
-    def release(self) -> None:
-        """Let go of the model before the process group ends."""
+    def drop(self) -> None:
+        """The running round was left."""
+
+    def close(self) -> None:
+        """Remove all hooks from the model."""
 
 
 class Sums:
@@ -166,10 +102,10 @@ class _Prepared:
 class Replicated(Reducer):
     """The gradients are averaged by DistributedDataParallel."""
 
-    averages = True
+    averages = sums = True
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
-        self._ddp = ddp
+        self.ddp = self._ddp = ddp
         self._hooks = hooks_of_torch.comm_hooks(ddp)  # the user's
         self._prepared, self._looks = _Prepared(), LOOKS
         trained = [p for p in ddp.parameters() if p.requires_grad]
@@ -219,22 +155,18 @@ class Replicated(Reducer):
             )
         self._ddp.register_comm_hook(state, hook)
 
-    def close(self, failed: bool) -> None:
-        super().close(failed)
-        self._forget()
-
     def _forget(self) -> None:
         for handle in self._handles:
             handle.remove()
 
-    def release(self) -> None:
-        hooks_of_torch.release(self._ddp)
+    def close(self) -> None:
+        self._forget()
 
 
 class Sharded(Reducer):
     """The gradients are averaged by FSDP2. shards: the modules that were given to ``fully_shard``."""
 
-    averages = True
+    averages = sums = True
     waits: Waits = "within"
     lockstep = True  # every forward and backward pass gathers parameters from all ranks
 

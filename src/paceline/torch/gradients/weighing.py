@@ -179,15 +179,14 @@ class Weighing(GradientStash):
         self._reducer, self._varies, self.apart = reducer, varies, apart
         self._ranks = peers.ranks() if reducer.averages else 1
         self._averaged = self._ranks  # DDP divides by this
-        self.sums = reducer.averages or reducer.carries_rows
-        carries_rows = reducer.carries_rows
+        self.sums = reducer.sums
         self.no_global = (
             "drop= leaves out samples that the loss was normalised with; leave it out" * varies
             or "with ElasticPace there is no process group of all ranks, over which it could be one; pass a mean, a "
             "sum or count="
-            * carries_rows
+            * reducer.carries_counts
         )
-        self.no_second = "ElasticPace sums the gradients of one model only" * carries_rows
+        self.no_second = "ElasticPace sums the gradients of one model only" * reducer.carries_counts
         self._counts = Counts(device, counted)
         self.entered: AbstractContextManager[Any] | None = None  # the ``no_sync`` that is in effect
 
@@ -208,12 +207,12 @@ class Weighing(GradientStash):
         return self._averaged * part / piece.plan.batch
 
     def _count_in(self, piece: Piece, count: float | None) -> None:
-        if (count is not None or not piece.last or self._counts.given) and not self._reducer.carries_rows:
+        if (count is not None or not piece.last or self._counts.given) and not self._reducer.carries_counts:
             self._counts.add(piece.step, count, piece.last)
 
     def count_back(self, step: int, count: float) -> None:
         """A backward pass that ran apart, whose loss was over ``count``, has failed: subtract the count."""
-        if not self._reducer.carries_rows:
+        if not self._reducer.carries_counts:
             self._counts.add(step, -count, False)
 
     def weight_behind(self, piece: Piece, part: float) -> float:
