@@ -111,7 +111,7 @@ class Hosting:
 
     def stepped(self, seconds: float = 0.0) -> None:
         """The round's optimizer step has ended after ``seconds``."""
-        self._loop.stepped(seconds)
+        self._loop.steps.stepped(seconds)
 
     def end_micro_step(self) -> None:
         """The loop continues to the next micro-step. Raises PacelineError if the loop left something out."""

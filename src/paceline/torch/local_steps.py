@@ -70,6 +70,10 @@ class LocalSteps:
 
     def hosted_by(self, host: Host) -> None:
         """Refuse a framework."""
+        self.stepped(0.0)
+
+    def stepped(self, seconds: float) -> None:
+        """Refuse a framework."""
         raise PacelineError(
             "LocalSGD is for your own loop, which calls pace.step(optimizer); a framework that steps the "
             "optimizer by itself needs Pace"

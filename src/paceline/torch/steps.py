@@ -220,6 +220,10 @@ class RoundSteps:
         """A framework runs the loop."""
         self._host = host
 
+    def stepped(self, seconds: float) -> None:
+        """The framework has stepped the optimizer of the complete round."""
+        self._stepped(seconds, math.nan, ())
+
     def step(self, optimizers: list[Any], scaler: Any) -> bool:
         """Step and zero the optimizers when the round is complete; otherwise do nothing. True when they stepped."""
         round, watch, members = self._round, self.watch, self._members
