@@ -134,7 +134,7 @@ def test_a_machine_disappears_and_comes_back_and_the_one_with_the_store_is_lost(
     address = machines.address["a"]
     torchrun = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": address, "MASTER_PORT": str(machines.port - 1)}
     token = f"--token-file={machines.folder / 'token'}"  # made by the first
-    join = [f"--join={address}:{machines.port}", token, "--workers=1", "--dead-after=2", "--patience=3"]
+    join = [f"--join={address}:{machines.port}", token, "--workers=1", "--dead-after=2", "--patience=20"]
     machines.start("b", *join)
     machines.start("a", token, "--workers=1", "--dead-after=2", **torchrun)
     machines.until(lambda: machines.newest() > 10)
