@@ -63,7 +63,7 @@ def rank_of(
     from torch.nn.parallel import DistributedDataParallel
     from torch.utils.data import DataLoader
 
-    from paceline.torch import Pace, Stall, leave, memory
+    from paceline.torch import Pace, Stall, leave, shared_memory
     from paceline.torch.counter import NearbyCounter, StoreCounter
     from paceline.torch.feed.pieces import Order
 
@@ -92,7 +92,7 @@ def rank_of(
     for kind in (StoreCounter, NearbyCounter):
         kind.add = timing(kind.add)  # type: ignore[method-assign]
     if apart:
-        memory.find = lambda *arguments, **named: None
+        shared_memory.find = lambda *arguments, **named: None
     told = []
     for way in turns:
         ddp = DistributedDataParallel(nn.Linear(20, 10))

@@ -79,7 +79,7 @@ class Orders:
         around(member.Member, "_over", None, "committed")
         around(member.Member, "claim", "claim")
         around(claims.Claims, "take", "claiming")
-        around(member.StoreCounter, "add", None, "counted")
+        around(member.LauncherCounter, "add", None, "counted")
         around(link.Link, "meet", "meeting", "met")
         around(group, "connect", "connecting", "connected")
         around(link.Link, "entered", "entering")

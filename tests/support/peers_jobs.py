@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from paceline.errors import PacelineError, WorkerError
 from paceline.torch import counter as claiming
-from paceline.torch import exchange, memory, peers, piece_reports
+from paceline.torch import exchange, peers, piece_reports, shared_memory
 from paceline.torch.meter import layout
 
 
@@ -82,7 +82,7 @@ def hindered(rank: int, ranks: int, apart: int | None) -> dict[str, Any]:
 
     apart: the rank that shares no memory with the others, as if on another machine; None where all share it."""
     if rank == apart:
-        memory.find = lambda *arguments, **named: None  # type: ignore[assignment]
+        shared_memory.find = lambda *arguments, **named: None  # type: ignore[assignment]
     kind = exchange.connect(PAIR)
     found: dict[str, Any] = {"kind": type(kind).__name__}
 
@@ -137,9 +137,9 @@ def counted(rank: int, ranks: int, apart: int | None) -> tuple[str, list[int], l
     round 7 began, and what is counted after that, and after a process was killed in the middle of an addition.
     """
     if rank == apart:
-        make = memory.make
-        memory.make = lambda length: (make(length)[0], None)  # type: ignore[assignment]
-        memory.find = lambda *arguments, **named: None  # type: ignore[assignment]
+        make = shared_memory.make
+        shared_memory.make = lambda length: (make(length)[0], None)  # type: ignore[assignment]
+        shared_memory.find = lambda *arguments, **named: None  # type: ignore[assignment]
     kind = claiming.counter()
     kind.add(6, 5)
     dist.barrier()

@@ -19,7 +19,7 @@ from paceline.balance.factoring import Factoring, FactoringState
 from paceline.errors import PacelineError, WorkerError
 from paceline.hosts.accumulating import HostedPace
 from paceline.rounds import PiecePlan, Plan
-from paceline.torch import Pace, memory
+from paceline.torch import Pace, shared_memory
 from paceline.torch.claims import Claims
 from paceline.torch.counter import LENGTH, SPEED_UNITS, LocalCounter, NearbyCounter, StoreCounter
 from paceline.torch.gradients.same_bits import ExactSum
@@ -254,7 +254,7 @@ def test_three_numbers_travel_in_one(additions: list[tuple[int, int, int]]) -> N
     store = torch.distributed.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     counter, alone = StoreCounter.__new__(StoreCounter), LocalCounter()
     counter._store, counter._rank, counter._newest = store, 1, -1
-    nearby = NearbyCounter(memory.make(LENGTH)[0], 1.0)
+    nearby = NearbyCounter(shared_memory.make(LENGTH)[0], 1.0)
     for samples, reported, speed in additions:
         expected = alone.add(7, samples, reported, speed)
         assert counter.add(7, samples, reported, speed) == nearby.add(7, samples, reported, speed) == expected

@@ -15,8 +15,8 @@ from typing import NamedTuple, Protocol
 import torch.distributed as dist
 
 from paceline.errors import WorkerError
-from paceline.torch import memory, peers
-from paceline.torch.memory import Memory
+from paceline.torch import peers, shared_memory
+from paceline.torch.shared_memory import Memory
 
 SAMPLES, RANKS = 28, 11  # bits of the counter; the other 24 hold the speeds
 SPEED_UNITS = 1 << 12  # units that the expected speed of all ranks together has
@@ -167,5 +167,5 @@ def counter() -> Counter:
     """The quickest counter that works for the ranks of the process group. Collective."""
     if peers.ranks() == 1:
         return LocalCounter()
-    found = memory.common(LENGTH)
+    found = shared_memory.common(LENGTH)
     return StoreCounter() if found is None else NearbyCounter(found, peers.timeout())

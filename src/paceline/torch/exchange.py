@@ -32,7 +32,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from paceline.errors import WorkerError
-from paceline.torch import memory, peers
+from paceline.torch import peers, shared_memory
 
 SLOTS = 4  # rounds that a rank may have sent and not yet received
 LOOK_SECONDS = 0.05  # between two polls of a rank that is waited for, at most
@@ -73,7 +73,7 @@ class Exchange(Protocol):
         ...
 
 
-class Alone:
+class OwnExchange:
     """The exchange of a single process, which receives its own rows."""
 
     def __init__(self, dtype: np.dtype[np.void]) -> None:
@@ -101,8 +101,8 @@ class MemoryExchange:
     def __init__(
         self,
         dtype: np.dtype[np.void],
-        own: memory.Memory,
-        others: dict[int, tuple[memory.Memory, int]],
+        own: shared_memory.Memory,
+        others: dict[int, tuple[shared_memory.Memory, int]],
         timeout: float,
     ) -> None:
         self._rank, self._timeout, self._dtype = peers.rank(), timeout, dtype
@@ -117,11 +117,11 @@ class MemoryExchange:
     def of_all(cls, dtype: np.dtype[np.void], timeout: float | None = None) -> MemoryExchange | None:
         """The exchange of all ranks; None, on all of them, if they do not share a machine. Collective."""
         length, rank = SLOTS * (STEP.size + dtype.itemsize + CHECK.size) + 1, peers.rank()
-        own, place = memory.make(length)
-        others: dict[int, tuple[memory.Memory, int]] = {}
+        own, place = shared_memory.make(length)
+        others: dict[int, tuple[shared_memory.Memory, int]] = {}
         try:
             for other, where in enumerate(peers.gather(place)):
-                if other != rank and (found := memory.find(where, length)) is not None:
+                if other != rank and (found := shared_memory.find(where, length)) is not None:
                     found.close_file()
                     assert where is not None
                     others[other] = found, _process(where.process)
@@ -189,7 +189,7 @@ def _process(number: int) -> int:
     return -1
 
 
-def _leave(own: memory.Memory, files: list[int], process: int) -> None:
+def _leave(own: shared_memory.Memory, files: list[int], process: int) -> None:
     """Mark this process's exchange as closed, and close the files; a forked child only closes its files."""
     if os.getpid() == process:
         own.content[-1] = 1
@@ -257,5 +257,5 @@ def _bytes(row: Row) -> bytes:
 def connect(dtype: np.dtype[np.void]) -> Exchange:
     """The exchange of rows of this dtype that suits the default process group. Collective."""
     if peers.ranks() == 1:
-        return Alone(dtype)
+        return OwnExchange(dtype)
     return MemoryExchange.of_all(dtype) or GroupExchange(dtype)

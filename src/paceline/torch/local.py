@@ -173,7 +173,7 @@ class Every:
 
 
 # Rounding errors that are still to be sent, for each tensor: of this rank's changes, and of the sums that it makes.
-Left = dict[int, tuple[torch.Tensor, torch.Tensor]]
+Errors = dict[int, tuple[torch.Tensor, torch.Tensor]]
 
 
 class Merging:
@@ -184,7 +184,7 @@ class Merging:
     def __init__(self, model: torch.nn.Module, ranks: int) -> None:
         self._ranks = ranks
         self._group: Any = None  # the default one
-        self._left: Left = {}
+        self._left: Errors = {}
         if ranks == 1:
             return
         check_plain(model)
@@ -222,7 +222,7 @@ class Merging:
         """Other parameters were loaded: forget the rounding errors of earlier merges, which do not belong to them."""
         self._left = {}  # a merge that is running keeps the old dict
 
-    def _rounded(self, left: Left, number: int, flat: torch.Tensor, send: str) -> torch.Tensor:
+    def _rounded(self, left: Errors, number: int, flat: torch.Tensor, send: str) -> torch.Tensor:
         """The sum of all ranks' ``flat``, sent in fewer bits: each rank sums a part of it and sends that to all.
 
         The rounding errors in both directions are sent at the next merge (error feedback)."""

@@ -31,7 +31,7 @@ from paceline.torch.open_rounds import OpenRounds
 from paceline.torch.passes import LOST, Passes, weighing_of
 from paceline.torch.plan import Claim, Piece, Source
 from paceline.torch.progress import Progress
-from paceline.torch.round import COMPLETE, DUE, END, NEXT, Left, Round
+from paceline.torch.round import COMPLETE, DUE, END, NEXT, LeftWithin, Round
 from paceline.torch.steps import RoundSteps, refuse_averages
 from paceline.torch.suspects import GatherSizes
 from paceline.torch.terms import Terms
@@ -148,7 +148,7 @@ class Loop:
         self._own_end = self._failed = False
         self._closing = ExitStack()
         self._gathers: GatherSizes | None = None
-        self._left: Left | None = None  # the micro-step in whose middle the newest iteration was left
+        self._left: LeftWithin | None = None  # the micro-step in whose middle the newest iteration was left
 
     def watch_over(self, lookout: Alone) -> None:
         """Connect ``lookout``, which follows the rounds and names lost ranks. Refuse the program's collectives in

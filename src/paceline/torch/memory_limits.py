@@ -27,7 +27,7 @@ from paceline.rounds import Array
 from paceline.torch import peers
 from paceline.torch.passes import Passes
 from paceline.torch.plan import Piece
-from paceline.torch.round import Left, Round
+from paceline.torch.round import LeftWithin, Round
 from paceline.torch.terms import Terms
 
 MARGIN = 0.06  # portion left free of the memory that a rank may take in addition to its use at the beginning
@@ -376,7 +376,7 @@ def _bytes(number: float) -> str:
     return f"{number / 2**30:.1f} GiB" if number >= 2**30 else f"{number / 2**20:.0f} MiB"
 
 
-def explain(error: BaseException, device: torch.device, left: Left | None, fits: Array | None) -> str:
+def explain(error: BaseException, device: torch.device, left: LeftWithin | None, fits: Array | None) -> str:
     """Add a note to an error that ends the loop, if a lack of memory or a batch of one sample may be its cause.
     Returns the sentence to report to the other ranks instead of the error's own text; "" for none.
 

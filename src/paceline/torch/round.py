@@ -75,7 +75,7 @@ REFUSED = {
 """The sentence for each event that a phase does not allow."""
 
 
-class Left(NamedTuple):
+class LeftWithin(NamedTuple):
     """The micro-step in whose middle a loop was left. done: its backward pass had ended."""
 
     piece: Piece
@@ -164,9 +164,9 @@ class Round:
         return sent and self.piece is not None and self.piece.last
 
     @property
-    def left_behind(self) -> Left | None:
+    def left_behind(self) -> LeftWithin | None:
         """The running micro-step as that in which the loop is left; None between rounds."""
-        return None if self.piece is None else Left(self.piece, self.phase > WEIGHED)
+        return None if self.piece is None else LeftWithin(self.piece, self.phase > WEIGHED)
 
     def samples(self, fixed: bool) -> int | None:
         """The samples that this rank has run: of a micro-step if all ranks run as many of them (``fixed``), else of

@@ -29,7 +29,7 @@ from paceline.torch.elastic.group import ConnectionPool
 from paceline.torch.elastic.handover import Handover
 from paceline.torch.elastic.link import Link
 from paceline.torch.elastic.messages import MembershipEpoch, Signer, Where, Worker
-from paceline.torch.elastic.nodes import BYE_SECONDS, COUNT, FIRST, REPORT, Machines, NodeAgent
+from paceline.torch.elastic.nodes import BYE_SECONDS, COUNT, FIRST, REPORT, NodeAgent, OtherMachines
 from paceline.torch.elastic.supervisor import Supervisor, _store
 from support.guarantees import guarantee
 from support.stands import Stands
@@ -164,7 +164,7 @@ def test_what_a_stranger_writes_into_the_store_is_refused(tmp_path: Path) -> Non
         keeper.close()
     assert not (tmp_path / "run").exists()
 
-    known = Machines(keeper.store, 1.0, Signer("the run's"))
+    known = OtherMachines(keeper.store, 1.0, Signer("the run's"))
     stranger.add(COUNT, 1)
     stranger.set(REPORT(FIRST), "[0, 1000]")
     with pytest.raises(WorkerError, match="belongs to the launcher of machine 2, was not written"):

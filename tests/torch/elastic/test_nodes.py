@@ -21,7 +21,7 @@ import torch
 from paceline.torch.elastic.gateway import Gateway, socket_at
 from paceline.torch.elastic.messages import Signer, Where
 from paceline.torch.elastic.nodes import GONE, NodeAgent
-from paceline.torch.elastic.nodes import Machines as Known
+from paceline.torch.elastic.nodes import OtherMachines as Known
 from paceline.torch.elastic.supervisor import _store
 from support import own_script
 from support.elastic_jobs import alone, network

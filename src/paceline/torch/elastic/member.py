@@ -24,7 +24,7 @@ from paceline.torch.elastic.buckets import Buckets, ExactBuckets
 from paceline.torch.elastic.commit import CommitRecord
 from paceline.torch.elastic.handover import Handover
 from paceline.torch.elastic.link import Link, company
-from paceline.torch.elastic.recovery import FRESH, Missing, Rendezvous, Running
+from paceline.torch.elastic.recovery import FRESH, MissingSamples, Rendezvous, Running
 from paceline.torch.exchange import Lost, Rows
 from paceline.torch.gradients.reducers import Reducer
 from paceline.torch.members import Members
@@ -45,7 +45,7 @@ class Mended(NamedTuple):
     within: bool  # whether the round was running
 
 
-class StoreCounter:
+class LauncherCounter:
     """The counter for claims within a round, in the launcher's store with a key for each round. ``open`` for each
     round; then ``add`` from any thread, see ``counter.Counter``.
 
@@ -103,12 +103,12 @@ class Member(Members):
         self.reducer = Summing(check_model(model), self._pass_begins)
         self._model, self._on_members = model, overriding(callbacks, "on_members")
         self._link = company()
-        self.counter = StoreCounter(self._link)
+        self.counter = LauncherCounter(self._link)
         self._round = Running()
         self._joined = self._closed = False
         self._switch = False  # the members change before the next round
         self._together = ""  # the key of this rank's newest report in ``_arrive``
-        self._cut: Callable[[Missing], list[Piece]] = lambda missing: []
+        self._cut: Callable[[MissingSamples], list[Piece]] = lambda missing: []
         self._parts: list[Piece] | None = None  # the missing parts of the round, for the members to claim
         self._claimed: Piece | None = None  # by this rank
         # The state that was handed over within a round that others had completed.

@@ -99,7 +99,7 @@ class Remote:
             self.over = 0
 
 
-class Machine:
+class OtherMachine:
     """A machine that has a node agent. room: the number of workers that it can run."""
 
     def __init__(self, room: int) -> None:
@@ -118,13 +118,13 @@ class Machine:
         return orders != before
 
 
-class Machines:
+class OtherMachines:
     """All other machines of the run. store: a TCPStore that this process holds. dead: seconds without a heartbeat
     after which a machine counts as lost. signer: of the run."""
 
     def __init__(self, store: Any, dead: float, signer: Signer) -> None:
         self._store, self._dead, self._signer, self._detector = store, dead, signer, FailureDetector(dead)
-        self._machines: dict[int, Machine] = {}  # that live, by number
+        self._machines: dict[int, OtherMachine] = {}  # that live, by number
         self._known, self._begun = FIRST, False
         self._waiting: list[Remote] = []
 
@@ -148,7 +148,7 @@ class Machines:
             if not self._store.check([REPORT(number)]):
                 break  # its first report is on its way
             self._known += 1
-            self._machines[number] = Machine(self._report(number).room)
+            self._machines[number] = OtherMachine(self._report(number).room)
             found.append(f"machine {number} has joined")
         reports = {number: self._report(number) for number in self._machines}
         now = time.monotonic()
@@ -180,7 +180,7 @@ class Machines:
         while not all(self._report(number).gone for number in self._machines) and time.monotonic() < until:
             time.sleep(EVERY)
 
-    def _update(self, number: int, machine: Machine, over: int | None = None) -> None:
+    def _update(self, number: int, machine: OtherMachine, over: int | None = None) -> None:
         workers = tuple((remote.order, remote.where) for remote in machine.workers)
         wanted = Orders(workers, over, begun=self._begun)
         if machine.ordered(wanted):

@@ -156,7 +156,7 @@ class Rendezvous:
         return received is not None, received if packed is None else None
 
 
-class Missing(NamedTuple):
+class MissingSamples(NamedTuple):
     """The samples of a round that no member has run. members: number of ranks that may run them; fits: samples that
     fit into each member's memory at once."""
 
@@ -176,7 +176,7 @@ class Running:
     within: bool = False  # this rank has begun it, and it is not complete
     dropped: bool = False  # this rank has dropped its gradients
     ran: list[Span] = field(default_factory=list)  # the samples whose gradients this rank has
-    missing: Missing | None = None  # the samples to recover, if its sums have failed
+    missing: MissingSamples | None = None  # the samples to recover, if its sums have failed
 
     def begin(self, step: int, first: int, size: int) -> None:
         """This round comes next; if it was running already, keep what is known of it."""
@@ -221,7 +221,7 @@ class Running:
             self.first, self.size, among = running[0]["round"]
             self.among = tuple(among)
             ran = [span for word in running for span in word["ran"]]
-            self.missing = Missing(missing(ran, self.first, self.size), members, fits)
+            self.missing = MissingSamples(missing(ran, self.first, self.size), members, fits)
 
 
 def missing(ran: Iterable[Span], first: int, size: int) -> list[Span]:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from paceline import tokens
 from paceline.torch.elastic.gateway import LOOPBACK, Gateway, socket_at
 from paceline.torch.elastic.messages import BEAT, COMES, ENDING, HAS, MembershipEpoch, Signer, Where, Worker
-from paceline.torch.elastic.nodes import GONE, Machines, WorkerProcess, patience
+from paceline.torch.elastic.nodes import GONE, OtherMachines, WorkerProcess, patience
 from paceline.torch.liveness.detector import TIMES, FailureDetector, Starved
 
 DEAD_SECONDS = 1.0  # without a heartbeat until a worker is lost
@@ -62,7 +62,7 @@ class Supervisor:
         if elsewhere:
             self._gateway = Gateway(host, port, token, self.store.port, self.news.append)
         self._signer = Signer(self._gateway.secret if self._gateway is not None else tokens.fresh())
-        self._machines = Machines(self.store, dead, self._signer)
+        self._machines = OtherMachines(self.store, dead, self._signer)
         self._starved, self._detector = Starved(dead), FailureDetector(dead)
         self._start, self._places, self._dead = start, places, dead
         self._here = places - elsewhere

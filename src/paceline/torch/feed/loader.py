@@ -28,7 +28,7 @@ from paceline.samples.cost import batch_parts
 from paceline.torch import peers
 from paceline.torch.batches import aligned, part
 from paceline.torch.elastic import recovery
-from paceline.torch.elastic.recovery import Missing
+from paceline.torch.elastic.recovery import MissingSamples
 from paceline.torch.feed.costs import Asked, agreed_dealer
 from paceline.torch.feed.pieces import Order, planned_pieces
 from paceline.torch.feed.prefetch import Prefetch, draws, loaded
@@ -264,7 +264,7 @@ class BalancedLoader:
                 self._ahead.begin(self._as_planned(following, start)[1])
         return pieces
 
-    def parts(self, plan: RoundPlan, first: int, missing: Missing) -> list[Piece]:
+    def parts(self, plan: RoundPlan, first: int, missing: MissingSamples) -> list[Piece]:
         """The pieces of what is missing of a round whose samples begin at ``first``; the same on all members."""
         terms, deal = self._loop.terms, plan.deal
         spans, members, fits = missing

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from paceline.torch import peers
 
 
-class Where(NamedTuple):
+class Place(NamedTuple):
     """The place at which other processes of the machine open a memory, as long as its file is open."""
 
     process: int
@@ -32,7 +32,7 @@ class Memory:
             self.file = None
 
 
-def make(length: int) -> tuple[Memory, Where | None]:
+def make(length: int) -> tuple[Memory, Place | None]:
     """Memory of this process, and its place for others; None if other processes of this system cannot find it."""
     name = f"paceline-{secrets.token_hex(16)}"
     try:
@@ -40,10 +40,10 @@ def make(length: int) -> tuple[Memory, Where | None]:
     except (AttributeError, OSError):  # not on Linux, or not allowed
         return Memory(mmap.mmap(-1, length), None), None
     os.ftruncate(file, length)
-    return Memory(mmap.mmap(file, length), file), Where(os.getpid(), file, name)
+    return Memory(mmap.mmap(file, length), file), Place(os.getpid(), file, name)
 
 
-def find(where: Where | None, length: int, writes: bool = False) -> Memory | None:
+def find(where: Place | None, length: int, writes: bool = False) -> Memory | None:
     """Another process's memory; None if it is on another machine, or cannot be seen from here.
 
     writes: this process also writes to it."""
