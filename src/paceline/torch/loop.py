@@ -58,8 +58,7 @@ class Loop:
     ) -> None:
         reducer, members, _ = ranks
         self.terms, self.host, self._reducer, self._members = terms, Host(), reducer, members
-        # The running iteration. It is set first, since hooks of a loop whose construction failed read it.
-        self._running: object = None
+        self._running: object = None  # the running iteration
         self.changes = members.carries_rows  # the members may change, so a round is planned when it begins
         self.rank, self.ranks = peers.rank(), peers.ranks()
         alone = terms.merge is not None

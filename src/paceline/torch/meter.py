@@ -44,10 +44,7 @@ def fields(rounds: int) -> list[Any]:
         ("deciding", "f8"),  # processor seconds that the newest decision took
         ("overhead", "f8"),  # mean seconds of the optimizer step before each round, measured apart
         ("rate", "f8"),  # learning rate of the rank's optimizer; NaN before the first step
-        (
-            "options",
-            "f8",
-        ),  # a number made from all options of the rank's optimizers; NaN before the first step
+        ("options", "f8"),  # a number made from all options of its optimizers; NaN before the first step
         ("has_loss", "f8"),  # 1 if the rank reported its losses, else 0
         ("fits", "f8"),  # samples that fit into the rank's memory; NaN if unknown
         ("ran_out", "f8"),  # passes so far that ran out of memory
@@ -186,9 +183,8 @@ class Meter:
         self._deciding = 0.0  # processor seconds that this rank's newest decision took
         self.intervals = not members.carries_rows  # one row may report several rounds
         self.drops = drops
-        self.by_itself = (
-            members.carries_rows or drops
-        )  # each row reports one round; else it may report several
+        # Each row reports one round; else it may report several.
+        self.by_itself = members.carries_rows or drops
         self._watch = timing.stopwatch(device)
         self.lag = self._watch.lag  # rounds by which a measurement is late
         self._pieces, self._members = pieces, members
