@@ -352,6 +352,19 @@ def test_a_servers_run_shows_its_gate_and_k(tmp_path, watched, tab):
     expect(titles.nth(4)).to_have_text("Staleness and waste")
 
 
+def test_sentences_name_the_straggler_as_the_charts_do(recorder, watched, tab):
+    go_on(recorder, 0, 1, names=["gpu-a", "gpu-b", "gpu-c", "gpu-d"])
+    go_on(recorder, 1, 40)
+    page = tab(watched(recorder.run_dir).url)
+    expect(page.locator("#workers li").nth(3)).to_contain_text("worker 3, gpu-d")
+    expect(page.locator("#sentences")).to_contain_text(
+        "Worker 3 (gpu-d) has been the straggler since round 10"
+    )
+    expect(page.locator("#sentences")).to_contain_text("Worker 3 (gpu-d) is")
+    recorder.finish()
+    expect(page.locator("#findings")).to_contain_text("Worker 3 (gpu-d) was last")
+
+
 def test_names_are_text(tmp_path, watched, tab):
     evil = '<img src="x" onerror="document.title=1"><script>alert(1)</script>'
     with start(tmp_path / evil.replace("/", "-"), policy=evil, model=evil, sync=evil) as recorder:

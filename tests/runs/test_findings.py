@@ -357,6 +357,43 @@ def lossy(folder, many=1):
     return read(folder)
 
 
+def test_names_of_workers_stand_in_sentences_after_their_numbers(tmp_path):
+    lost = replace(lossy(tmp_path / "lost"), names={0: "gpu-a", 1: "gpu-b"})
+    assert (
+        "Worker 1 (gpu-b) was killed by SIGKILL in round 10; this cost 90 ms and no sample: workers 0 (gpu-a) and 2 "
+        "ran all samples of the round." in findings(lost)
+    )
+    with Recorder.create(tmp_path / "slow", {"policy": "equal", "workers": 2, "global_batch": 2}) as recorder:
+        for t in range(20):
+            names = {"names": [None, ["old", "new"][t // 10]]} if t in (0, 10) else {}
+            recorder.round(
+                round=t, epoch=0, time=4.0 * (t + 1), seconds=4.0, batch=2, loads=[1, 1], compute=[1, 4], **names
+            )  # fmt: skip
+    assert findings(read(tmp_path / "slow"))[:2] == [
+        "Worker 1 (new) is 4.0x slower per sample than the other.",
+        "Worker 1 (new) was last in every round. The median worker finished at 62 % of the slowest worker's time.",
+    ]
+
+
+def test_seconds_between_rounds_are_one_sentence_and_in_no_other_figure(tmp_path):
+    with Recorder.create(tmp_path / "run", {"policy": "equal", "workers": 2, "global_batch": 2}) as recorder:
+        for t in range(20):
+            pause = 0.5 * (t // 10)  # an evaluation after the first ten rounds
+            recorder.round(
+                round=t, epoch=t // 10, time=0.1 * (t + 1) + pause, seconds=0.1, batch=2, loads=[1, 1],
+                compute=[0.1, 0.1], loss=2 - t / 20,
+            )  # fmt: skip
+    run = read(tmp_path / "run")
+    assert summarize(run)["seconds"] == pytest.approx(2.0)
+    assert "in 2 s;" in said(run)
+    assert (
+        "The run spent another 500 ms between its rounds, for example on evaluation and checkpoints; no other figure "
+        "includes it." in findings(run)
+    )
+    assert "2.5 s" not in report.render(run)
+    assert "between its rounds" not in said(replace(run, time=np.cumsum(run.seconds)))
+
+
 @guarantee(
     "The live page, the report, a comparison and the trace name lost workers, their rounds and what they "
     "cost."

@@ -18,7 +18,7 @@ from paceline.runs.charts import ROWS
 from paceline.runs.columns import BANDS, Columns
 from paceline.runs.findings import changes_in_words, speeds_in_words
 from paceline.runs.report import Card, about_config, cards
-from paceline.runs.run import waiting_share
+from paceline.runs.run import named, waiting_share
 from paceline.runs.words import about, listing, number, percent, plural, seconds
 from paceline.simulate.whatif import of_run
 
@@ -200,7 +200,7 @@ def panel(tail: Tail, saving: Saving | None, speeds: Sequence[str] = ()) -> dict
     rounds = columns["round"]
     content["span"] = [int(rounds[0]), int(rounds[-1]) + 1]
     content["cards"] = cards(_cards(columns, tail.config, word == "running"))
-    lost = events.newest(columns.happened)
+    lost = events.newest(columns.happened, columns.names)
     # Speeds come first: "no worker is last" reads well only after "worker 3 is slow", when a split makes up for it.
     content["sentences"] = [*lost, *speeds, *_sentences(columns, tail.config, last, saving)]
     content["workers"] = _workers_now(columns, last)
@@ -222,7 +222,7 @@ def _cards(columns: Columns, config: dict[str, Any], running: bool) -> list[Card
     done, of = (min(len(columns) / total, 1.0), f"of {total:,} rounds") if total else (None, "rounds")
     rate = number(float(columns["batch"][recent].sum()) / whole if whole > 0 else None)
     entries: list[Card] = [
-        (f"{len(columns):,}", of, f"in {seconds(float(columns['time'][-1]))}{goes_on}", done),
+        (f"{len(columns):,}", of, f"in {seconds(float(columns['seconds'].sum()))}{goes_on}", done),
         (rate, "", f"samples/s lately, {seconds(float(length.mean()))} per round", None),
         (percent(reach), "", "of the workers' combined speed lately", reach),
         (percent(idle), "", "of the workers' time is spent waiting lately", idle),
@@ -241,7 +241,7 @@ def _sentences(
         since = columns["round"][last.since]
         ago = seconds(float(columns["time"][-1] - columns["time"][last.since]))
         found.append(
-            f"Worker {last.worker} has been the straggler since round {since:,.0f}, for {ago}; "
+            f"Worker {named(last.worker, columns.names)} has been the straggler since round {since:,.0f}, for {ago}; "
             f"the others together waited {seconds(last.cost)} in that time."
         )
     elif columns.workers > 1:

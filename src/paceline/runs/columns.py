@@ -117,9 +117,7 @@ class Columns:
         self.workers = 0
         self.happened: list[Happened] = []  # the workers that were lost, left or joined
         self.dropped: Counter[str] = Counter()  # number of gradients that a server did not use, by reason
-        self.names: dict[
-            int, str
-        ] = {}  # of the workers that have names; the newest where one took another's place
+        self.names: dict[int, str] = {}  # the newest name of each worker that has one
         self._events: list[Any] = []  # one entry per round
         self._plain = Growing(len(PLAIN))
         self._each = Growing(len(EACH), 0)
@@ -171,8 +169,7 @@ class Columns:
         self._sums.extend(self._sums.values[-1] + np.cumsum(steps, axis=0))
         self._events += run.extras.get("events") or [None] * len(run.round)
         self.happened += events(run)
-        for row in run.extras.get("names", ()):
-            self.names |= {i: name for i, name in enumerate(row or ()) if name is not None}
+        self.names |= run.names
 
     def sums(self, start: int | NDArray[np.int64], end: int | NDArray[np.int64]) -> Array:
         """Sums of each worker's load, compute, overhead and wait, and of its rounds present, shape (..., 5, n)."""
@@ -186,7 +183,8 @@ class Columns:
         values = self._each.values[start:end]
         each: dict[str, Any] = {name: values[:, i] for i, name in enumerate(EACH)}
         extras = {"events": self._events[start:end]} if self.happened else {}
-        return Run(path=self.path, config=self.config, **plain, **each, extras=extras, summary={}, notes=[])
+        facts: dict[str, Any] = {"path": self.path, "config": self.config, "names": self.names}
+        return Run(**facts, **plain, **each, extras=extras, summary={}, notes=[])
 
     def places(self, first: float | None, last: float | None) -> tuple[int, int]:
         """The indices (start, end) of the rounds numbered ``first`` to before ``last``; at least one round."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from paceline.runs.run import Run
+from paceline.runs.run import Run, named
 from paceline.runs.words import listing, plural, seconds
 
 MOST = 5  # events described one by one
@@ -31,9 +31,6 @@ class Happened(NamedTuple):
         """Whether the worker joined; otherwise it was lost or left."""
         return self.what == JOINED
 
-    def __str__(self) -> str:
-        return f"worker {self.worker} {self.what}" if self.worker >= 0 else self.what
-
 
 def events(run: Run) -> list[Happened]:
     """All events of the record, in its order."""
@@ -53,7 +50,7 @@ def sentences(run: Run) -> list[str]:
     """A sentence for each lost worker (when, at what cost, who ran its samples), or one on all if they are many."""
     lost = [event for event in events(run) if not event.joined]
     if len(lost) <= MOST:
-        return [f"{_sentence(event)}{_ran_by(run, event)}." for event in lost]
+        return [f"{_sentence(event, run.names)}{_ran_by(run, event)}." for event in lost]
     return [f"{_many(lost)}; no sample was lost."]
 
 
@@ -63,7 +60,7 @@ def brief(run: Run) -> str:
     return f"{_many(lost)}." if lost else ""
 
 
-def newest(found: Sequence[Happened]) -> list[str]:
+def newest(found: Sequence[Happened], names: Mapping[int, str]) -> list[str]:
     """Sentences for the live page on the workers that were lost last, and whether they were replaced."""
     lost = [event for event in found if not event.joined]
     said = []
@@ -71,14 +68,16 @@ def newest(found: Sequence[Happened]) -> list[str]:
         after = (each for each in found[found.index(event) :] if each.worker == event.worker and each.joined)
         back = next(after, None)
         ending = "it is not replaced yet" if back is None else f"it was replaced in round {back.round:,}"
-        said.append(f"{_sentence(event)}; {ending}.")
+        said.append(f"{_sentence(event, names)}; {ending}.")
     if before := lost[:-NEWEST]:
         said.append(f"Before that, {_many(before)}.")
     return said
 
 
-def _sentence(event: Happened) -> str:
-    words, cost = str(event), seconds(event.seconds)
+def _sentence(event: Happened, names: Mapping[int, str]) -> str:
+    who = f"Worker {named(event.worker, names)} " if event.worker >= 0 else ""
+    words = who + event.what
+    cost = seconds(event.seconds)
     return f"{words[:1].upper()}{words[1:]} in round {event.round:,}; this cost {cost} and no sample"
 
 
@@ -87,8 +86,8 @@ def _ran_by(run: Run, event: Happened) -> str:
     who = np.flatnonzero(np.nan_to_num(run.loads[run.round.tolist().index(event.round)]) > 0).tolist()
     if not who:
         return ""
-    names = f"{'worker' if len(who) == 1 else 'workers'} {listing(who)}"
-    return f": {names if len(who) <= NAMED else plural(len(who), 'worker')} ran all samples of the round"
+    each = f"{'worker' if len(who) == 1 else 'workers'} {listing([run.named(i) for i in who])}"
+    return f": {each if len(who) <= NAMED else plural(len(who), 'worker')} ran all samples of the round"
 
 
 def _many(lost: Sequence[Happened]) -> str:

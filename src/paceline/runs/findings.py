@@ -31,6 +31,7 @@ OWN_STEPS = (
     "Each worker took its own optimizer steps, and a round is the time between two merges of their parameters: this "
     "model is not the one that a single process would have trained."
 )
+BETWEEN = 0.05  # portion of a run's time between its rounds from which a sentence reports it
 SLOWER = 1.15  # slowness from which a worker is called slower than the others
 
 
@@ -48,6 +49,7 @@ def findings(run: Run) -> list[str]:
         *_idle(run),
         *_loads(run),
         *_odd_rounds(run),
+        *_between(run, summary),
         *_absent(run),
         *_played(run),
         *events.sentences(run),
@@ -65,7 +67,8 @@ def _memory(run: Run) -> list[str]:
     rows = [row for row in run.extras.get("ran_out") or () if row and len(row) == run.workers]
     passes = np.sum(np.nan_to_num(np.array(rows, float)), axis=0) if rows else np.zeros(run.workers)
     return [
-        f"Worker {worker} ran out of memory {plural(int(many), 'time')}, and ran those samples again in halves."
+        f"Worker {run.named(worker)} ran out of memory {plural(int(many), 'time')}, and ran those samples again in "
+        "halves."
         for worker, many in enumerate(passes.tolist())
         if many
     ]
@@ -76,7 +79,7 @@ def _dropped(run: Run) -> list[str]:
     if not lost.any():
         return []
     whole = lost.sum() + float(run.batch.sum())
-    each = [f"{int(many)} of worker {worker}" for worker, many in enumerate(lost.tolist()) if many]
+    each = [f"{int(many)} of worker {run.named(worker)}" for worker, many in enumerate(lost.tolist()) if many]
     return [
         f"{percent(lost.sum() / whole)} of the samples were dropped after the threshold, {listing(each)}; gradients "
         "are means over the samples that ran."
@@ -90,16 +93,17 @@ def _local(run: Run) -> bool:
 
 def slow_workers(runs: Sequence[Run]) -> str:
     """A clause on the workers that are slower than the others in all runs, and by how much; empty if none is."""
-    ratios = slowness(max(runs, key=lambda run: len(run.round)))
+    longest = max(runs, key=lambda run: len(run.round))
+    ratios, named = slowness(longest), longest.named
     order = np.argsort(-np.nan_to_num(ratios), kind="stable")
     slow = [int(i) for i in order if ratios[i] >= SLOWER and all(_steadily(run, int(i)) for run in runs)]
     if len(slow) == 1:
-        return f"worker {slow[0]} is {times(ratios[slow[0]])} slower"
+        return f"worker {named(slow[0])} is {times(ratios[slow[0]])} slower"
     if 2 <= len(slow) <= 3:
-        return f"workers {listing(slow)} are {listing([times(ratios[i]) for i in slow])} slower"
+        return f"workers {listing([named(i) for i in slow])} are {listing([times(ratios[i]) for i in slow])} slower"
     if slow:
         many = f"{len(slow)} of {len(ratios)} workers are at least {times(SLOWER)} slower than the median"
-        return f"{many}; worker {slow[0]} is the slowest, {times(ratios[slow[0]])} slower"
+        return f"{many}; worker {named(slow[0])} is the slowest, {times(ratios[slow[0]])} slower"
     return ""
 
 
@@ -196,9 +200,9 @@ def _stragglers(run: Run) -> list[str]:
     share = straggler_share(run)
     who = int(share.argmax())
     when = "every round" if share[who] == 1 else f"{percent(share[who])} of the rounds"
-    text = f"Worker {who} was last in {when}."
+    text = f"Worker {run.named(who)} was last in {when}."
     if share[who] < 0.5:
-        text = f"No worker is consistently last: worker {who} was last most often, in {when}."
+        text = f"No worker is consistently last: worker {run.named(who)} was last most often, in {when}."
     latest = np.nanmax(compute, axis=1)
     half = np.nanmedian(compute, axis=1)[latest > 0] / latest[latest > 0]
     if not len(half):
@@ -231,7 +235,9 @@ def _idle(run: Run) -> list[str]:
     who = int(share.argmax())
     if run.workers < 2 or share[who] < 0.3 or share[who] < 2 * np.median(np.delete(share, who)):
         return []
-    return [f"Worker {who} could have taken more samples: it waited {percent(share[who])} of the time."]
+    return [
+        f"Worker {run.named(who)} could have taken more samples: it waited {percent(share[who])} of the time."
+    ]
 
 
 def _loads(run: Run) -> list[str]:
@@ -288,7 +294,7 @@ def changes_in_words(run: Run) -> list[str]:
     texts = []
     for at in rounds[:3]:
         became = [
-            f"worker {change.worker} was {times(max(change.ratio, 1 / change.ratio))} "
+            f"worker {run.named(change.worker)} was {times(max(change.ratio, 1 / change.ratio))} "
             f"{'slower' if change.ratio > 1 else 'faster'}"
             for change in found
             if change.round == at
@@ -298,7 +304,7 @@ def changes_in_words(run: Run) -> list[str]:
         texts.append(f"From round {run.round[at]:,} on, {listing(became)} per sample than before.")
     if len(rounds) > 3:
         workers = sorted({change.worker for change in found})
-        who = f"worker{'s' * (len(workers) > 1)} {listing(workers)}"
+        who = f"worker{'s' * (len(workers) > 1)} {listing([run.named(i) for i in workers])}"
         who = who if len(workers) <= 8 else f"{len(workers)} workers"
         texts.append(f"In all, lasting changes of speed began in {len(rounds)} rounds ({who}).")
     return texts
@@ -316,6 +322,16 @@ def _odd_rounds(run: Run) -> list[str]:
     ]
 
 
+def _between(run: Run, summary: dict[str, Any]) -> list[str]:
+    elsewhere = float(run.time[-1]) - summary["seconds"]
+    if elsewhere <= BETWEEN * run.time[-1]:
+        return []
+    return [
+        f"The run spent another {seconds(elsewhere)} between its rounds, for example on evaluation and checkpoints; "
+        "no other figure includes it."
+    ]
+
+
 def _absent(run: Run) -> list[str]:
     missing = np.isnan(run.compute).sum(axis=0)
     who = [int(i) for i in np.flatnonzero(missing)]
@@ -325,9 +341,9 @@ def _absent(run: Run) -> list[str]:
         first = int(np.isnan(run.compute[:, who[0]]).argmax())
         rounds = plural(int(missing[who[0]]), "round")
         return [
-            f"Worker {who[0]} was absent from {rounds}, for the first time in round {run.round[first]:,}."
+            f"Worker {run.named(who[0])} was absent from {rounds}, for the first time in round {run.round[first]:,}."
         ]
-    most = f"worker {int(missing.argmax())} most often, from {plural(int(missing.max()), 'round')}"
+    most = f"worker {run.named(int(missing.argmax()))} most often, from {plural(int(missing.max()), 'round')}"
     return [f"{len(who)} workers were absent at times, {most}."]
 
 
@@ -357,7 +373,7 @@ def _learning(run: Run, summary: dict[str, Any]) -> list[str]:
         verb = "fell" if (final_loss(run) or 0.0) < known[0] else "went"
         path = f"from {number(known[0])} in the first round to {number(final_loss(run))} in the last round"
         mean = f"its mean over the last epoch is {number(summary['train_loss'])}"
-        parts.append(f"The training loss {verb} {path}, in {seconds(float(run.time[-1]))}; {mean}.")
+        parts.append(f"The training loss {verb} {path}, in {seconds(summary['seconds'])}; {mean}.")
     if summary.get("test_accuracy") is not None:
         parts.append(f"The test accuracy is {percent(summary['test_accuracy'], 1)}.")
     return parts

@@ -19,9 +19,9 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +156,7 @@ class Run:
         extras: The other fields by name, a list of T values each, None if a round had none.
         summary: The content of summary.json; empty before the end of the run.
         notes: Sentences on irregularities of the record.
+        names: The newest name of each worker that has one, by its number.
     """
 
     path: Path
@@ -173,6 +174,7 @@ class Run:
     extras: dict[str, list[Any]]
     summary: dict[str, Any]
     notes: list[str]
+    names: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def workers(self) -> int:
@@ -183,6 +185,22 @@ class Run:
     def policy(self) -> str:
         """The policy's name, as the configuration gives it."""
         return str(self.config.get("policy", "unknown"))
+
+    def named(self, worker: int) -> str:
+        """A worker in a sentence.
+
+        Args:
+            worker: Its number, from 0.
+
+        Returns:
+            The number, with the name after it if it has one, as "2 (gpu-1)".
+        """
+        return named(worker, self.names)
+
+
+def named(worker: int, names: Mapping[int, str]) -> str:
+    """The number of a worker, with its name after it if it has one."""
+    return f"{worker} ({names[worker]})" if worker in names else str(worker)
 
 
 def read(run_dir: str | os.PathLike[str]) -> Run:
@@ -230,7 +248,10 @@ def of_lines(run_dir: Path, config: dict[str, Any], lines: list[dict[str, Any]])
     columns["wait"] = waits(columns["seconds"], columns["compute"])
     others = dict.fromkeys(name for line in lines for name in line if name not in columns and name != "sum")
     extras = {name: [line.get(name) for line in lines] for name in others}
-    return Run(path=run_dir, config=config, **columns, extras=extras, summary={}, notes=[])
+    names: dict[int, str] = {}
+    for row in extras.get("names", ()):
+        names |= {i: name for i, name in enumerate(row or ()) if name is not None}
+    return Run(path=run_dir, config=config, **columns, extras=extras, summary={}, notes=[], names=names)
 
 
 def read_facts(path: Path) -> dict[str, Any] | None:
