@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 
 import numpy as np
-from scaffold import command_line
+from scaffold import command_line, progress
 
 from paceline.backup import arrival_times
 
@@ -47,7 +47,7 @@ def main() -> None:
     print(f"{'workers':>8} {'ms':>9} {'OSQP ms':>9} {'off':>9} {'OSQP off':>9}")
     for n, times in SIZES.items():
         spent = []
-        for _ in range(times):
+        for _ in progress(range(times), f"{n} workers"):
             means, counts = samples(n, rng)
             began = time.perf_counter()
             found = arrival_times.fit(means, counts)

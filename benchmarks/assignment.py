@@ -15,7 +15,7 @@ from itertools import islice
 from typing import TypeVar
 
 import numpy as np
-from scaffold import command_line
+from scaffold import command_line, progress
 
 from paceline.coded import Problem, plan, random_problem, simulate
 from paceline.coded.assign import exact, iterated, probabilistic, simple
@@ -62,7 +62,12 @@ def main() -> None:
             random_problem(masters, workers, 1e5, np.random.default_rng(s)).delay.peak()[1] / 1e5
             for s in range(draws)
         ]
-        level = {name: [timed(partial(METHODS[name], v)) for v in values] for name in limits}
+        level = {
+            name: [
+                timed(partial(METHODS[name], v)) for v in progress(values, f"{masters} x {workers} {name}")
+            ]
+            for name in limits
+        }
         bounds = [(k * v).sum(1).min() for (_, k), v in zip(level["probabilistic"], values, strict=True)]
         for name, limit in limits.items():
             taken = [s for s, _ in level[name]]

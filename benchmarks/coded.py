@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import ray
-from scaffold import command_line
+from scaffold import command_line, progress
 
 from paceline.coded import CodedPlan, Problem, ShiftedExponential, plan, simulate, stretched
 from paceline.coded.codes import own_block
@@ -169,7 +169,7 @@ def main() -> None:
 
         times: dict[str, list[float]] = {name: [] for name in contenders}
         for first in range(0, given.rounds, CHUNK):
-            for name, contender in contenders.items():
+            for name, contender in progress(contenders.items(), f"products from {first} on, plans"):
                 # No work that the contender before has cancelled is left in the actors' queues.
                 ray.get([actor.drop.remote("", []) for actor in pool.actors.values()])
                 turns = range(first, min(first + CHUNK, given.rounds))

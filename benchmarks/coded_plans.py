@@ -6,9 +6,10 @@ All by simulation, with u uniform on [1, 5] per ms, a = 1 / u and L = 1e5 unless
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import numpy as np
-from scaffold import command_line
+from scaffold import command_line, progress
 
 from paceline.coded import (
     CodedPlan,
@@ -61,7 +62,7 @@ def chosen() -> None:
         names = tuple(f"m{m}" for m in range(masters)), tuple(f"w{n}" for n in range(workers))
         for assign in ("exact", "probabilistic"):
             found = []
-            for seed in range(20):
+            for seed in progress(range(20), f"{masters} x {workers} {assign}, clusters"):
                 u = np.random.default_rng(seed).uniform(1, 5, (masters, workers))
                 problem = Problem(*names, np.full(masters, 1000.0), ShiftedExponential(u, 0.01 / u))
                 phi, rate = problem.delay.peak()
@@ -75,21 +76,21 @@ def chosen() -> None:
 def in_messages(problem: Problem) -> None:
     print("\n4 masters, 50 workers, one cluster: mean system time, s")
     made = plan(problem)
-    lines = {
-        "uncoded, equal parts": mean(plan(problem, "uniform", coded=False)),
-        "uncoded, by mean speed": mean(plan(problem, coded=False)),
-        "this plan": mean(made),
-        "in 8 messages": mean(made, 8),
-        "with redundancy 2, in 8 messages": mean(stretched(made, 2.0), 8),
-        "ideal work queue": work_queue(made, RUNS, np.random.default_rng(0)).mean().value,
+    lines: dict[str, Callable[[], float]] = {
+        "uncoded, equal parts": lambda: mean(plan(problem, "uniform", coded=False)),
+        "uncoded, by mean speed": lambda: mean(plan(problem, coded=False)),
+        "this plan": lambda: mean(made),
+        "in 8 messages": lambda: mean(made, 8),
+        "with redundancy 2, in 8 messages": lambda: mean(stretched(made, 2.0), 8),
+        "ideal work queue": lambda: work_queue(made, RUNS, np.random.default_rng(0)).mean().value,
     }
     for name, value in lines.items():
-        print(f"  {name:<34}{value / 1000:>6.2f}")
+        print(f"  {name:<34}{value() / 1000:>6.2f}")
 
 
 def finishing() -> None:
     runs, never = 0, 0.0
-    for seed in range(10):
+    for seed in progress(range(10), "clusters"):
         made = plan(random_problem(4, 50, 1e5, np.random.default_rng(seed)), "probabilistic")
         done = simulate(made, 10_000, np.random.default_rng(0))
         runs, never = runs + 10_000, never + done.never() * 10_000
@@ -108,6 +109,7 @@ def changing() -> None:
 
 
 def in_time(problem: Problem, t: float = 8000.0) -> None:
+    print(f"\n4 x 50, all done by {t / 1000:g} s")
     made = plan(problem, "exact")
     start = time.perf_counter()
     found, chances = by_deadline(made, t)
@@ -116,7 +118,7 @@ def in_time(problem: Problem, t: float = 8000.0) -> None:
         simulate(each, RUNS, np.random.default_rng(1)).probability(t).value for each in (made, found)
     )
     print(
-        f"\n4 x 50, all done by {t / 1000:g} s: probability {np.prod(chances):.3f} ({after:.3f} by simulation), "
+        f"  probability {np.prod(chances):.3f} ({after:.3f} by simulation), "
         f"{before:.3f} with Theorem 1's loads; {took:.1f} s"
     )
 

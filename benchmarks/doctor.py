@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scaffold import command_line, join
+from scaffold import command_line, join, progress
 
 RANKS, BLOCK = 2, 40
 HOOKS = (
@@ -80,7 +80,7 @@ def rank_of(rank: int, directory: str, pairs: int, batch: int, pipe: Any) -> Non
 
     block(False, 0)
     times = []
-    for pair in range(pairs):
+    for pair in progress(range(pairs), "pairs of blocks") if rank == 0 else range(pairs):
         order = (False, True) if pair % 2 else (True, False)
         times.append({watched: block(watched, 1 + pair) for watched in order})
     if rank == 0:

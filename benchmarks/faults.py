@@ -36,7 +36,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from scaffold import command_line
+from scaffold import command_line, counter
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 LOCAL_STEPS = 5  # of every rank between two merges
@@ -59,11 +59,18 @@ def injected(asked: argparse.Namespace) -> dict[str, Any]:
         if local:  # of five steps, so that an epoch has whole intervals
             way = way._replace(options={**way.options, "job": survive, "every": LOCAL_STEPS})
         instants = ROUND + CLAIMS if "policy" in way.options else ROUND
+        inject = phased(out, asked.faults, seed=asked.seed, kinds=kinds, dead=asked.dead, phases=instants)
+        show = counter("faults")
+
+        def plan(keeper: Any, told: Told, newest: int) -> None:
+            inject(keeper, told, newest)
+            show(len(told.faults), asked.faults)
+
         told: Told = run(
             out,
             asked.ranks,
             FOR_EVER,
-            phased(out, asked.faults, seed=asked.seed, kinds=kinds, dead=asked.dead, phases=instants),
+            plan,
             restarts=10 * asked.faults,
             nap=2e-4,
             dead=asked.dead,

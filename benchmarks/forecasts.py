@@ -16,7 +16,7 @@ import time
 from typing import Any
 
 import numpy as np
-from scaffold import command_line
+from scaffold import command_line, progress
 
 from paceline import forecast
 from paceline.balancer import thread_aside
@@ -81,7 +81,8 @@ def accuracy(quick: bool) -> None:
             f"  {'forecast':28}{'RMSE':>9}{'/ema':>7}{'time':>8}{'oracle':>8}     paper: RMSE   /ema   time"
         )
         found: dict[str, Rating] = {
-            m: rate(walk(forecast.create(m), *series[:3]), series.speed) for m in METHODS
+            m: rate(walk(forecast.create(m), *series[:3]), series.speed)
+            for m in progress(METHODS, "forecasts")
         }
         if series.expected is not None:
             found["(noise-free speed)"] = rate(series.expected, series.speed)
@@ -105,7 +106,7 @@ def cost(workers: int, rounds: int) -> None:
     for method in METHODS:
         made = forecast.create(method)
         state, spent = made.init((workers,)), []
-        for k in range(1, rounds):
+        for k in progress(range(1, rounds), f"{method}, rounds"):
             reading = Reading(series.speed[k - 1], series.cpu[k], series.memory[k])
             start = time.thread_time()
             _, state = made.step(state, reading)
@@ -141,7 +142,7 @@ def beside(workers: int, rounds: int) -> None:
     alone, inline, behind, handed = [], [], [], []
     made, aside = forecast.create("narx"), thread_aside()
     state = made.init((workers,))
-    for k in range(1, rounds + 200):
+    for k in progress(range(1, rounds + 200), "rounds with NARX"):
         reading = Reading(series.speed[k - 1], series.cpu[k], series.memory[k])
         start = time.perf_counter()
         _, predicted = made.step(state, reading)

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from scaffold import command_line
+from scaffold import command_line, progress
 
 from paceline.cli.watch import listen, make_server
 from paceline.live.tail import Tail
@@ -44,7 +44,7 @@ def extend(recorder: Recorder, first: int, end: int, workers: int) -> None:
     """Rounds of noisy workers, two of them slow."""
     random = np.random.default_rng(first)
     loads = np.full(workers, 64)
-    for t in range(first, end):
+    for t in progress(range(first, end), "rounds of the record"):
         compute = 64e-3 * np.exp(random.normal(0, 0.08, workers))
         compute[:2] *= 2
         seconds = float(compute.max()) + 2e-3
@@ -152,7 +152,7 @@ def browsing(recorder: Recorder, workers: int) -> None:
 def follow(recorder: Recorder, workers: int, page: object) -> None:
     """Append rounds at a steady pace."""
     first = len(read(recorder.run_dir).round)
-    for t in range(first, first + 400):
+    for t in progress(range(first, first + 400), "rounds that the browser follows"):
         extend(recorder, t, t + 1, workers)
         page.wait_for_timeout(50)  # type: ignore[attr-defined]
 
@@ -160,7 +160,8 @@ def follow(recorder: Recorder, workers: int, page: object) -> None:
 def zoom(page: object) -> None:
     """In, about and out again, by keyboard."""
     page.focus("#overview")  # type: ignore[attr-defined]
-    for key in 5 * ("+", "+", "+", "ArrowRight", "ArrowRight", "ArrowLeft", "-", "0"):
+    keys = ("+", "+", "+", "ArrowRight", "ArrowRight", "ArrowLeft", "-", "0")
+    for key in progress(5 * keys, "keys"):
         page.keyboard.press(key)  # type: ignore[attr-defined]
         page.wait_for_timeout(150)  # type: ignore[attr-defined]
 

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import io
 import math
 import multiprocessing
 import os
 import signal
 import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.context import ForkServerContext
-from typing import Any
+from typing import Any, TypeVar
 
 from paceline import Cluster, policies
 from paceline.errors import PacelineError
 
+T = TypeVar("T")
+EVERY = 5.0  # seconds between two lines of progress
 PLAIN = ("plain DDP, equal", "plain DDP, by hand")
 
 
 class _CommandLine(argparse.ArgumentParser):
-    """Numbers are above 0 where their defaults are, else at least 0. What the benchmark does is printed at once."""
+    """Numbers are above 0 where their defaults are, else at least 0. What the benchmark does is printed at once, and
+    later each line as soon as it is complete, also into a pipe."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         asked, rest = super().parse_known_args(args, namespace)
@@ -32,12 +38,38 @@ class _CommandLine(argparse.ArgumentParser):
                     self.error(f"{name} {value}: expected a number {least}")
         does = (self.description or "").strip().partition("\n")[0]
         print(f"{self.prog}: {does}", file=sys.stderr, flush=True)
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(line_buffering=True)
         return asked, rest
 
 
 def command_line(doc: str | None) -> argparse.ArgumentParser:
     """A command line whose help is a benchmark's docstring, as it stands."""
     return _CommandLine(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
+def counter(label: str) -> Callable[[int, int], None]:
+    """Call the result with the done and the total amount: a line on standard error every few seconds shows them.
+
+    It has no thread of its own, which would disturb what is measured.
+    """
+    last = time.monotonic()
+
+    def show(done: int, total: int) -> None:
+        nonlocal last
+        if time.monotonic() - last > EVERY:
+            last = time.monotonic()
+            print(f"{label}: {done:,} of {total:,}", file=sys.stderr, flush=True)
+
+    return show
+
+
+def progress(items: Iterable[T], label: str) -> Iterator[T]:
+    """The items, while a ``counter`` shows how many are done."""
+    each, show = list(items), counter(label)
+    for done, item in enumerate(each):
+        show(done, len(each))
+        yield item
 
 
 def counts(text: str) -> list[int]:

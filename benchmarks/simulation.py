@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from scaffold import command_line
+from scaffold import command_line, counter, progress
 from scipy import sparse
 from scipy.optimize import linprog
 
@@ -60,10 +60,10 @@ def speed(realizations: int) -> None:
         what = profile(*A, realizations, fractional=fractional)
         simulate.run(dataclasses.replace(what, rounds=2), names)
         began = time.process_time()
-        simulate.run(what, names)
+        simulate.run(what, names, counter("rounds at once"))
         together = time.process_time() - began
         began = time.process_time()
-        for seed in range(few):
+        for seed in progress(range(few), "realizations one by one"):
             simulate.run(dataclasses.replace(what, realizations=1, seed=seed), names)
         single = (time.process_time() - began) * realizations / few
         kind = "fractions" if fractional else "whole samples"
@@ -106,7 +106,9 @@ def ratios(realizations: int) -> None:
         "B": profile(*B, realizations),
         "B noise": profile(*B, realizations, noise=0.3),
     }
-    outcomes = {label: simulate.run(what, names) for label, what in cases.items()}
+    outcomes = {
+        label: simulate.run(what, names, counter(f"{label}, rounds")) for label, what in cases.items()
+    }
     print(f"3. total over the oracle's, {realizations} realizations, 100 rounds: all rounds / from 3")
     print(f"   {'':24}" + "".join(f"{label:>15}" for label in cases) + f"{'A: s @40':>11}{'@100':>8}")
     for name in names:
@@ -126,7 +128,7 @@ def floor(clusters: int, samples: int = 400) -> None:
     rng = np.random.default_rng(0)
     step = np.sqrt(1 - RHO**2)
     found = []
-    for _ in range(clusters):
+    for _ in progress(range(clusters), "clusters"):
         pace = 1 / np.array(A[0], float)[rng.integers(0, 5, 30)]
         pace *= np.exp(RHO * PACE_SD * rng.standard_normal(30))
         overhead = 0.02 * np.exp(RHO * OVERHEAD_SD * rng.standard_normal(30))
@@ -166,7 +168,7 @@ def short_steps(runs: int) -> None:
     for workers in (2, 4, 8):
         for scatter, spikes in ((0.05, 0.0), (0.2, 0.1)):
             largest = []
-            for seed in range(runs):
+            for seed in progress(range(runs), f"{workers} workers, runs"):
                 rng = np.random.default_rng(seed)
                 batch = samples * workers
                 balancer = Balancer(policies.create("level", Cluster(workers, batch)))

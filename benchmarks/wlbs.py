@@ -14,7 +14,7 @@ import signal
 import time
 
 import numpy as np
-from scaffold import command_line
+from scaffold import command_line, counter
 
 NODES, BATCH, LOSS = 5, 250, 0.8
 SCHEMES = {
@@ -49,9 +49,11 @@ def one(name: str, epochs: int) -> None:
     data = datasets.load("digits")
     pool, log = Epochs(len(data.x_train), epochs, seed=0), list[Update]()
     killed: list[float] = []
+    show = counter(f"{name}, samples")
 
     def on_update(update: Update) -> None:
         log.append(update)
+        show(sum(each.batch for each in log), epochs * len(data.x_train))
         if update.ended > log[0].ended + 3.0 and not killed:
             killed.append(time.perf_counter())
             os.kill(server.processes[4], signal.SIGKILL)
