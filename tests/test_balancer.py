@@ -262,3 +262,15 @@ def test_limits_without_room_for_whole_quanta_raise() -> None:
     ):
         Balancer(policies.create("level", cluster), quantum=4)
     assert Balancer(policies.create("level", cluster), quantum=2).loads(0, 12).tolist() == [6, 6]
+
+
+def test_least_loads_beyond_the_batch_in_whole_quanta_raise() -> None:
+    cluster = Cluster(3, 12, np.array([5.0, 3.0, 1.0]))
+    words = (
+        "quantum=4: the least loads take 16 samples in multiples of it; expected at most 12, the global batch"
+    )
+    with pytest.raises(PacelineError, match=words):
+        Balancer(policies.create("level", cluster), quantum=4)
+    assert (Balancer(policies.create("level", cluster), quantum=2).loads(0, 12) >= cluster.least).all()
+    fits = Balancer(policies.create("level", Cluster(3, 12, np.array([5.0, 3.0, 0.0]))), quantum=4)
+    assert fits.loads(0, 12).tolist() == [8, 4, 0]

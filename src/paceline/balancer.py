@@ -63,6 +63,11 @@ class Balancer:
                 f"quantum={quantum}: the most loads hold {held:g} samples in multiples of it; expected at least "
                 f"{cluster.global_batch}, the global batch: raise the limits, or set a smaller quantum"
             )
+        if (needed := (np.ceil(cluster.least / quantum) * quantum).sum()) > cluster.global_batch:
+            raise PacelineError(
+                f"quantum={quantum}: the least loads take {needed:g} samples in multiples of it; expected at most "
+                f"{cluster.global_batch}, the global batch: set least loads of 0, or a smaller quantum"
+            )
         if policy.needs_upcoming:
             raise PacelineError(
                 f"{type(policy).__name__.lower()} needs the next round's costs and only runs in simulations; "

@@ -353,6 +353,7 @@ def test_all_workers_leave_and_others_join() -> None:
         ({"limits": ((1, 2),) * 3}, "6 short of the global batch of 12"),
         ({"quantum": 5}, "quantum=5"),
         ({"quantum": 4, "limits": ((0, 5), (0, 5), (0, 3))}, "quantum=4: the most loads hold 8 samples"),
+        ({"quantum": 6, "limits": ((1, 12),) * 3}, "quantum=6: the least loads take 18 samples"),
         ({"floor": float("nan")}, "floor=nan"),
     ],
 )
