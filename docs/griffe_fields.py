@@ -31,8 +31,9 @@ def _listed(paragraph: str, names: set[str]) -> str:
 
 
 def _fields(member: griffe.Object) -> str:
-    """The fields of a NamedTuple, which has no signature of its own."""
-    if not (member.is_class and any("NamedTuple" in str(base) for base in member.bases)):
+    """The fields of a NamedTuple, which has no signature of its own, if its docstring does not list them."""
+    listed = member.docstring is not None and "\nAttributes:\n" in member.docstring.value
+    if listed or not (member.is_class and any("NamedTuple" in str(base) for base in member.bases)):
         return ""
     fields = [f"`{name}: {each.annotation}`" for name, each in member.members.items() if each.is_attribute]
     return "\n\nFields: " + ", ".join(fields)

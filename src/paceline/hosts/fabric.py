@@ -39,18 +39,19 @@ AVERAGES = ("SingleDeviceStrategy", "DDPStrategy", "ModelParallelStrategy")
 
 
 class FabricPace(AccumulatingPace):
-    """``paceline.torch.Pace`` for a model that ``fabric.setup`` wrapped; takes Pace's options.
-
-    global_batch: B, samples per optimizer step over all ranks, including all its k micro-steps.
-    accumulate: k, micro-steps per step of a loop that accumulates by itself (``loss / k``,
-        ``fabric.no_backward_sync``).
+    """``paceline.torch.Pace`` for a model that ``fabric.setup`` wrapped.
 
     Args:
         fabric: The launched Fabric.
         model: As ``fabric.setup`` returned it.
-        global_batch: Samples per optimizer step over all ranks.
-        policy: As for ``Pace``.
-        options: Of ``Pace``.
+        global_batch: B, samples per optimizer step over all ranks, including all its k micro-steps.
+        policy: As for ``paceline.torch.Pace``.
+        options: As for ``paceline.torch.Pace``, and ``accumulate``: k, micro-steps per step of a loop that
+            accumulates by itself (``loss / k``, ``fabric.no_backward_sync``).
+
+    Raises:
+        PacelineError: For a model that ``fabric.setup`` did not return, and a strategy that is not known to average
+            gradients.
     """
 
     def __init__(
