@@ -328,7 +328,7 @@ def _between(run: Run, summary: dict[str, Any]) -> list[str]:
         return []
     return [
         f"The run spent another {seconds(elsewhere)} between its rounds, for example on evaluation and checkpoints; "
-        "no other figure includes it."
+        "its time and its samples/s leave that out."
     ]
 
 
