@@ -4,14 +4,20 @@
 
 Files and lines; assignments to an attribute of another object, found in the syntax tree; options and public members
 of ``Pace``; and, for real steps of two gloo ranks, the files that a step touches and its calls from one file into
-another: of a light step, as most short rounds are, and of the step that decides. --walks prints these calls in order.
+another: of a light step, as most short rounds are, and of the step that decides. And for a round of ``ElasticPace``
+in which one of three ranks is killed, those of a survivor, under policy equal; there each function counts once, since
+a survivor waits by calling some again and again. --walks prints these calls in order.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
 import inspect
+import json
 import os
+import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -23,6 +29,10 @@ from scaffold import command_line, forks, join, policy_name
 
 SOURCE = Path(__file__).parents[1] / "src" / "paceline"
 ROUNDS = 200  # among which there are light steps and one that decides
+KILLED_AT, SURVIVORS_FILE = (
+    20,
+    "survivor.json",
+)  # the round in which a rank is killed, and the walk of another
 
 Call = tuple[str, str]
 """A call from one file into another: the file that is entered, and the function."""
@@ -108,11 +118,68 @@ def walks(policy: str) -> tuple[list[Call], list[Call]]:
     return found[len(found) // 2], deciding[len(deciding) // 2]
 
 
+def survivor(folder: Path) -> None:
+    """One of three ranks, of which the last is killed; the first writes the calls of the round in which it was."""
+    import torch
+
+    from paceline.torch import ElasticPace
+    from paceline.torch.callbacks import Callback
+
+    class Members(Callback):
+        changed = False
+
+        def on_members(self, change: Any) -> None:
+            self.changed = True
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model, members = torch.nn.Linear(8, 1), Members()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    data = torch.utils.data.TensorDataset(torch.randn(24 * 2 * KILLED_AT, 8))
+    pace = ElasticPace(model, 24, "equal", callbacks=[members])
+    loader = pace.loader(data)
+    pace.register(optimizer)
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        if pace.rank == 2 and pace.rounds == KILLED_AT:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return model(x).square().mean()
+
+    rounds = iter(loader)
+
+    def step() -> None:
+        pace.round(next(rounds), loss)
+        pace.step(optimizer)
+
+    for number in range(2 * KILLED_AT - 1):
+        members.changed = False
+        calls = walk(step)
+        if members.changed and number and not pace.rank:
+            (folder / SURVIVORS_FILE).write_text(json.dumps(calls))
+    os._exit(0)
+
+
+def killed() -> list[Call]:
+    """The calls of a survivor in the round in which another rank is killed."""
+    with tempfile.TemporaryDirectory() as directory:
+        launcher = [sys.executable, "-m", "paceline.torch.launcher", "--workers=3", "--max-restarts=0"]
+        ran = subprocess.run(
+            [*launcher, __file__, "--survivor", directory], capture_output=True, text=True, timeout=300
+        )
+        found = Path(directory) / SURVIVORS_FILE
+        if not found.exists():
+            raise SystemExit(f"no rank has survived: {ran.stderr}")
+        return list(dict.fromkeys((file, function) for file, function in json.loads(found.read_text())))
+
+
 def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--policy", type=policy_name, default="auto")
     parser.add_argument("--walks", action="store_true")
+    parser.add_argument("--survivor", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.survivor is not None:
+        survivor(options.survivor)
 
     from paceline.torch import Pace
 
@@ -134,7 +201,8 @@ def main() -> None:
     ]
     for name, number in rows:
         print(f"{name:50}{number:8}", flush=True)
-    for name, calls in zip(("a light step", "a step that decides"), walks(options.policy), strict=True):
+    kinds = "a light step", "a step that decides", "a rank is killed"
+    for name, calls in zip(kinds, (*walks(options.policy), killed()), strict=True):
         print(f"{f'{name}: files':50}{len({file for file, _ in calls}):8}")
         print(f"{f'{name}: calls from one file into another':50}{len(calls):8}")
         for file, function in calls if options.walks else ():
