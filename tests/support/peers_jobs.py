@@ -15,7 +15,7 @@ import torch.distributed as dist
 from paceline.errors import PacelineError, WorkerError
 from paceline.torch import counter as claiming
 from paceline.torch import exchange, peers, piece_reports, shared_memory
-from paceline.torch.meter import layout
+from paceline.torch.rows import layout
 
 
 def left_early(rank: int, ranks: int, seconds: float) -> str:

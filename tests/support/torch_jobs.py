@@ -16,10 +16,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import PacelineError
 from paceline.hosts.accumulating import HostedPace
-from paceline.torch import Pace, RoundResult, timing
+from paceline.torch import Pace, RoundResult, meter
 from paceline.torch.callbacks import OnRound, Record
 from paceline.torch.feed.pieces import Order
-from paceline.torch.timing import CpuStopwatch
+from paceline.torch.meter import CpuStopwatch
 from support.events import Events
 from support.scripted import Script
 
@@ -291,7 +291,7 @@ class LateWatch(CpuStopwatch):
 
 def measured_late(rank: int, ranks: int, milliseconds: list[float], steps: int) -> list[RoundResult]:
     """``measured`` with readings that come in a round later."""
-    timing.stopwatch = lambda device: LateWatch()
+    meter.stopwatch = lambda device: LateWatch()
     return measured(rank, ranks, "level", milliseconds, steps)
 
 

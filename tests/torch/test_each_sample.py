@@ -20,9 +20,10 @@ from paceline.rounds import Cluster, PiecePlan
 from paceline.torch.claims import Claims
 from paceline.torch.counter import Count, LocalCounter
 from paceline.torch.feed.pieces import Order
-from paceline.torch.meter import OpenRound, layout
+from paceline.torch.meter import OpenRound
 from paceline.torch.open_rounds import OpenRounds
 from paceline.torch.plan import Division, Piece, RoundPlan
+from paceline.torch.rows import layout
 
 GUARANTEES = (
     "Each epoch has its own order, and loader processes draw no random number twice; both repeat with the "

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.torch import piece_reports
-from paceline.torch.meter import layout
+from paceline.torch.meter import CudaStopwatch
 from paceline.torch.open_rounds import mean_losses
-from paceline.torch.timing import CudaStopwatch
+from paceline.torch.rows import layout
 from support.guarantees import guarantee
 from support.peers_jobs import exchanged
 from support.ranks import run_ranks

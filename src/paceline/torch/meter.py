@@ -5,6 +5,10 @@ micro-batch, ``stop`` when its last gradient is ready. Rounds are reported in in
 ``due`` ends, one row goes to the other ranks (before the optimizer step), and ``collect`` gives the rows of all ranks
 (after it). If rows travel with the gradients, whose sums may fail, ``row`` takes the place of ``stop``, once for each
 attempt, and ``committed`` follows.
+
+A round's stopwatch starts when its first micro-batch is requested (loading is work too) and stops when the last
+gradient is ready, before this rank waits for those of others. On a GPU (written for, not yet run on one) start and
+stop are events on the stream, read a round later, so that nothing on the training path waits for the device.
 """
 
 from __future__ import annotations
@@ -14,63 +18,132 @@ import struct
 import time
 from collections.abc import Callable
 from operator import add, attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import psutil
 import torch
 
 from paceline.errors import PacelineError, WorkerError
 from paceline.rounds import Array
-from paceline.torch import exchange, peers, piece_reports, timing
+from paceline.torch import exchange, peers, timing
 from paceline.torch.exchange import Rows
-from paceline.torch.liveness.stall import named
 from paceline.torch.members import Members
 from paceline.torch.plan import Piece, RoundPlan
+from paceline.torch.rows import MOST_ROUNDS, SAME, check_counts, check_options, check_same, layout
 
-MOST_ROUNDS = 64  # of an interval
 LATE_SECONDS = 10.0  # until the other ranks must have done what perhaps only this rank has done
-OPTIONS_DIFFER = 1e-4  # numbers made from many options, each of which may be rounded
-RATES_DIFFER = 1e-6  # different processors may round a schedule's cosine differently
-
-
-def fields(rounds: int) -> list[Any]:
-    """The fields of a rank's report of an interval of at most ``rounds`` rounds, in the order of ``Meter._row``."""
-    return [
-        ("first", "f8"),  # round of the interval
-        ("rounds", "f8"),  # in the interval; 0 if there is no reading yet
-        ("digest", "f8"),  # of the plan in force
-        ("epoch", "f8"),  # of the newest round; -1 if there is no reading yet
-        ("left", "f8"),  # rounds so far whose optimizer step was left out on purpose
-        ("deciding", "f8"),  # processor seconds that the newest decision took
-        ("overhead", "f8"),  # mean seconds of the optimizer step before each round, measured apart
-        ("rate", "f8"),  # learning rate of the rank's optimizer; NaN before the first step
-        ("options", "f8"),  # a number made from all options of its optimizers; NaN before the first step
-        ("has_loss", "f8"),  # 1 if the rank reported its losses, else 0
-        ("fits", "f8"),  # samples that fit into the rank's memory; NaN if unknown
-        ("ran_out", "f8"),  # passes so far that ran out of memory
-        ("cpu", "f8"),  # portion of the machine's processors left by other processes; NaN if not requested
-        ("memory", "f8"),  # portion of memory that is free; NaN if not requested
-        ("link", "f8"),  # seconds of the newest merge, or of a round beyond the rank's own; NaN if unknown
-        ("seconds", "f8", (rounds,)),  # of each round
-        ("loss", "f8", (rounds,)),  # summed over the rank's samples; NaN if the rank did not report its loss
-        # What the loss is a sum over, if that is something other than samples; else NaN.
-        ("count", "f8", (rounds,)),
-    ]
-
-
-def layout(pieces: bool, by_itself: bool = False) -> np.dtype[np.void]:
-    """The dtype of a rank's row. pieces: work may move within a round. by_itself: the row reports one round, in which
-    other ranks may run the part of a lost rank, or a late rank may drop some of its own."""
-    if pieces:
-        tail: list[Any] = [("pieces", piece_reports.ROW)]
-    else:
-        tail = [("samples", "f8"), ("parts", "f8", (3,))] if by_itself else []
-    return np.dtype([*fields(1 if by_itself else MOST_ROUNDS), *tail])
-
-
 NO_LOSS = math.nan  # the loss of a round before one was reported; compared by identity
 MEASURED = attrgetter("reading", "carry", "loss", "count")
-SAME = ["rounds", "first", "digest", "epoch", "left", "rate", "options"]  # on all ranks
+
+
+class Stopwatch(Protocol):
+    """``start`` returns a mark, ``stop`` makes a reading of it, whose ``seconds`` are known ``lag`` rounds later."""
+
+    lag: int
+
+    def start(self) -> Any: ...
+
+    def stop(self, mark: Any) -> Any: ...
+
+    def seconds(self, reading: Any) -> float: ...
+
+    def close(self) -> None:
+        """No more readings."""
+        ...
+
+
+class CpuStopwatch:
+    """The host's clock without its waits: a computation on the host ends when its call returns."""
+
+    lag = 0
+    seconds = staticmethod(float)
+
+    def __init__(self) -> None:
+        self.close = timing.listen(_nothing, _nothing)  # a listener makes ``now`` leave out waits
+
+    def start(self) -> float:
+        return time.perf_counter() - timing.waited
+
+    def stop(self, mark: float) -> float:
+        return time.perf_counter() - timing.waited - mark
+
+
+class CudaStopwatch:
+    """Events on the current stream. The start event comes after the previous round's work, so the wait for its
+    all-reduce is left out, and so is the time between the two events around each collective; the reading is taken a
+    round later, when the events are complete.
+
+    event: makes a timing event; a test passes its own.
+    """
+
+    lag = 1
+
+    def __init__(self, event: Any = None) -> None:
+        self._event = event or (lambda: torch.cuda.Event(enable_timing=True))
+        self._around: list[Any] = []  # events at both ends of each wait since the newest start
+        self.close = timing.listen(self._wait, self._wait)
+
+    def start(self) -> Any:
+        self._around = []
+        return self._mark()
+
+    def stop(self, mark: Any) -> Any:
+        around, self._around = self._around, []
+        return mark, self._mark(), around
+
+    def seconds(self, reading: Any) -> float:
+        began, ended, around = reading
+        # The host ran a whole round ahead of the device: rare, and then waiting is right.
+        if not ended.query():
+            ended.synchronize()
+        waited = sum(first.elapsed_time(last) for first, last in zip(around[::2], around[1::2], strict=False))
+        return float(began.elapsed_time(ended) - waited) / 1e3
+
+    def _mark(self) -> Any:
+        mark = self._event()
+        mark.record()
+        return mark
+
+    def _wait(self, *_: object) -> None:
+        self._around.append(self._mark())
+
+
+def _nothing(*_: object) -> None: ...
+
+
+class Readings:
+    """The processors and memory that this machine has free for the next round, for forecasts that read them.
+
+    Each reading covers the time since the last one, the first one the time since construction.
+
+    Other processes of the same job, such as its loaders, count as others: what they use is not free.
+    """
+
+    def __init__(self) -> None:
+        self._process = psutil.Process()
+        self._processors = psutil.cpu_count() or 1
+        self._last = time.perf_counter(), self._spent()
+        psutil.cpu_percent(interval=None)
+
+    def take(self) -> tuple[float, float]:
+        """(portion of the processors that other processes left to this one, portion of memory that is free)."""
+        (before, spent), self._last = self._last, (time.perf_counter(), self._spent())
+        busy = psutil.cpu_percent(interval=None) / 100
+        span = (self._last[0] - before) * self._processors
+        mine = (self._last[1] - spent) / span if span > 0 else 0.0
+        others = min(max(busy - mine, 0.0), 1.0)
+        return 1.0 - others, 1.0 - psutil.virtual_memory().percent / 100
+
+    def _spent(self) -> float:
+        """Processor seconds of this process so far."""
+        times = self._process.cpu_times()
+        return float(times.user + times.system)
+
+
+def stopwatch(device: torch.device) -> Stopwatch:
+    """The stopwatch for the device the model is on."""
+    return CudaStopwatch() if device.type == "cuda" else CpuStopwatch()
 
 
 class OpenRound:
@@ -185,12 +258,12 @@ class Meter:
         self.drops = drops
         # Each row reports one round; else it may report several.
         self.by_itself = members.carries_rows or drops
-        self._watch = timing.stopwatch(device)
+        self._watch = stopwatch(device)
         self.lag = self._watch.lag  # rounds by which a measurement is late
         self._pieces, self._members = pieces, members
         self._layout = layout(pieces, self.by_itself)
         members.connect(self._layout)
-        self._readings = timing.Readings() if readings else None
+        self._readings = Readings() if readings else None
         self.running: Any = None
         self._unreported: list[OpenRound] = []  # stopped, and not collected yet
         self._newest: tuple[int, Rows] | None = None  # number and received rows of an announcement
@@ -412,57 +485,3 @@ class Meter:
 
 def _bytes(row: list[float]) -> bytes:
     return struct.pack(f"{len(row)}d", *row)
-
-
-def check_same(step: int, rows: Rows) -> None:
-    """Raises PacelineError if the ranks' ``rows``, (n,), which report rounds up to ``step``, do not agree."""
-    for name, wrong in (
-        ("digest", "decided another plan than the other ranks"),
-        ("first", "reports other rounds than the other ranks"),
-        ("rounds", "reports another number of rounds than the other ranks"),
-        ("epoch", "is in another epoch than the other ranks"),
-        ("left", "has left out another number of optimizer steps than the other ranks"),
-    ):
-        values = rows[name]
-        if (values != values[0]).any():
-            odd = np.flatnonzero(values != np.median(values))
-            ranks = odd if odd.size else np.flatnonzero(values != values[0])
-            raise PacelineError(
-                f"rank {', '.join(map(str, ranks))} {wrong} before round {step + 1}; expected the same "
-                "everywhere: check that all ranks run the same version and options, and the same rounds"
-            )
-    check_rates(step, rows["rate"].tolist())
-
-
-def check_counts(step: int, counts: list[float]) -> None:
-    """Raises PacelineError if some ranks gave a count in a round and others, whose count is NaN, did not."""
-    without = [rank for rank, count in enumerate(counts) if math.isnan(count)]
-    if 0 < len(without) < len(counts):
-        given = [rank for rank in range(len(counts)) if rank not in without]
-        raise PacelineError(
-            f"round {step}: {named(given)} gave a count with the loss, and {named(without)} did not; expected count= "
-            "on all ranks or on none"
-        )
-
-
-def check_options(step: int, values: list[float], described: Callable[[], str]) -> None:
-    """Raises PacelineError if the options of the ranks' optimizers differ by more than rounding; NaN for one that is
-    unknown. described: gives this rank's options."""
-    known = sorted((value, rank) for rank, value in enumerate(values) if not math.isnan(value))
-    if known and known[-1][0] - known[0][0] > OPTIONS_DIFFER:
-        raise PacelineError(
-            f"the optimizer of rank {known[0][1]} has other options in round {step} than that of rank "
-            f"{known[-1][1]}; expected the same weight decay, momentum and others in each group on every rank "
-            f"(here {described()})"
-        )
-
-
-def check_rates(step: int, rates: list[float]) -> None:
-    """Raises PacelineError if the ranks' learning rates differ by more than rounding; NaN for one that is unknown."""
-    known = sorted((rate, rank) for rank, rate in enumerate(rates) if not math.isnan(rate))
-    if known and known[-1][0] - known[0][0] > RATES_DIFFER * abs(known[-1][0]):
-        (low, rank), (high, other) = known[0], known[-1]
-        raise PacelineError(
-            f"the learning rate of rank {rank} is {low:g} in round {step} and that of rank {other} {high:g}; "
-            "expected the same: let the schedule count the samples, tokens or losses of all ranks"
-        )

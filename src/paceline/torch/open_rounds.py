@@ -31,8 +31,9 @@ from paceline.torch.callbacks import Callback, overriding
 from paceline.torch.exchange import Rows
 from paceline.torch.liveness.stall import named
 from paceline.torch.local import Every
-from paceline.torch.meter import MOST_ROUNDS, Meter, OpenRound, check_counts
+from paceline.torch.meter import Meter, OpenRound
 from paceline.torch.piece_reports import PieceReports
+from paceline.torch.rows import MOST_ROUNDS, check_counts
 
 LONG_SECONDS = 0.05  # a round that takes this long is settled by itself
 # An interval takes this many times what a decision costs: deciding takes at most 1 % of the time.

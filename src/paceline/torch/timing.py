@@ -1,4 +1,4 @@
-"""A rank's own seconds: its stopwatch, which stops while it waits for other ranks in any function of torch.
+"""A clock of a rank's own seconds, which stops while it waits for other ranks in any function of torch.
 
 The time that a rank spends in a collective is not its own, since it includes the others' work. Counted as its own, it
 would make all ranks look equally fast, and nothing would be balanced. A program may wait anywhere: in a gathered
@@ -9,10 +9,6 @@ all-reduce in C++ does not go through them; it follows a rank's last gradient.
 
 On a CPU a collective blocks, so its seconds on the host are the wait. On a device the stream waits, so the listeners
 record an event at both ends.
-
-A round's stopwatch starts when its first micro-batch is requested (loading is work too) and stops when the last
-gradient is ready, before this rank waits for those of others. On a GPU (written for, not yet run on one) start and
-stop are events on the stream, read a round later, so that nothing on the training path waits for the device.
 """
 
 from __future__ import annotations
@@ -23,9 +19,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
-import psutil
 import torch
 import torch.distributed as dist
 
@@ -181,112 +176,3 @@ def _put_back() -> None:
         if vars(owner)[attribute] is notifying:
             setattr(owner, attribute, before)
     _replaced.clear()
-
-
-# -- a rank's stopwatch, and what its machine has free ---------------------------------------------------------
-
-
-class Stopwatch(Protocol):
-    """``start`` returns a mark, ``stop`` makes a reading of it, whose ``seconds`` are known ``lag`` rounds later."""
-
-    lag: int
-
-    def start(self) -> Any: ...
-
-    def stop(self, mark: Any) -> Any: ...
-
-    def seconds(self, reading: Any) -> float: ...
-
-    def close(self) -> None:
-        """No more readings."""
-        ...
-
-
-class CpuStopwatch:
-    """The host's clock without its waits: a computation on the host ends when its call returns."""
-
-    lag = 0
-    start, seconds = staticmethod(now), staticmethod(float)
-
-    def __init__(self) -> None:
-        self.close = listen(_nothing, _nothing)  # a listener makes ``now`` leave out waits
-
-    def stop(self, mark: float) -> float:
-        return now() - mark
-
-
-class CudaStopwatch:
-    """Events on the current stream. The start event comes after the previous round's work, so the wait for its
-    all-reduce is left out, and so is the time between the two events around each collective; the reading is taken a
-    round later, when the events are complete.
-
-    event: makes a timing event; a test passes its own.
-    """
-
-    lag = 1
-
-    def __init__(self, event: Any = None) -> None:
-        self._event = event or (lambda: torch.cuda.Event(enable_timing=True))
-        self._around: list[Any] = []  # events at both ends of each wait since the newest start
-        self.close = listen(self._wait, self._wait)
-
-    def start(self) -> Any:
-        self._around = []
-        return self._mark()
-
-    def stop(self, mark: Any) -> Any:
-        around, self._around = self._around, []
-        return mark, self._mark(), around
-
-    def seconds(self, reading: Any) -> float:
-        began, ended, around = reading
-        # The host ran a whole round ahead of the device: rare, and then waiting is right.
-        if not ended.query():
-            ended.synchronize()
-        waited = sum(first.elapsed_time(last) for first, last in zip(around[::2], around[1::2], strict=False))
-        return float(began.elapsed_time(ended) - waited) / 1e3
-
-    def _mark(self) -> Any:
-        mark = self._event()
-        mark.record()
-        return mark
-
-    def _wait(self, *_: object) -> None:
-        self._around.append(self._mark())
-
-
-def _nothing(*_: object) -> None: ...
-
-
-class Readings:
-    """The processors and memory that this machine has free for the next round, for forecasts that read them.
-
-    Each reading covers the time since the last one, the first one the time since construction.
-
-    Other processes of the same job, such as its loaders, count as others: what they use is not free.
-    """
-
-    def __init__(self) -> None:
-        self._process = psutil.Process()
-        self._processors = psutil.cpu_count() or 1
-        self._last = time.perf_counter(), self._spent()
-        psutil.cpu_percent(interval=None)
-
-    def take(self) -> tuple[float, float]:
-        """(portion of the processors that other processes left to this one, portion of memory that is free)."""
-        (before, spent), self._last = self._last, (time.perf_counter(), self._spent())
-        busy = psutil.cpu_percent(interval=None) / 100
-        span = (self._last[0] - before) * self._processors
-        mine = (self._last[1] - spent) / span if span > 0 else 0.0
-        others = min(max(busy - mine, 0.0), 1.0)
-        return 1.0 - others, 1.0 - psutil.virtual_memory().percent / 100
-
-    def _spent(self) -> float:
-        """Processor seconds of this process so far."""
-        times = self._process.cpu_times()
-        return float(times.user + times.system)
-
-
-def stopwatch(device: torch.device) -> Stopwatch:
-    """The stopwatch for the device the model is on."""
-    return CudaStopwatch() if device.type == "cuda" else CpuStopwatch()

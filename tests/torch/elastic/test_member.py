@@ -23,7 +23,7 @@ from paceline.torch.elastic.link import Link
 from paceline.torch.elastic.messages import MembershipEpoch, Worker
 from paceline.torch.elastic.recovery import Rendezvous, Running
 from paceline.torch.elastic.supervisor import Supervisor
-from paceline.torch.meter import layout
+from paceline.torch.rows import layout
 from support import elastic_jobs
 from support.elastic_jobs import FOR_EVER, Told, alone, exactly, faults, hit, run
 from support.elastic_phases import Plan, phased, write
