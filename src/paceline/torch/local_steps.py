@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -22,7 +22,7 @@ from paceline.torch.meter import Meter
 from paceline.torch.plan import Piece, Source
 from paceline.torch.progress import Progress
 from paceline.torch.round import Round
-from paceline.torch.steps import OptimizerWatch, forget_unscaled, learning_rate
+from paceline.torch.steps import OptimizerWatch, RoundEnd, forget_unscaled, learning_rate
 
 
 def _refuse_wrapped(model: torch.nn.Module, *_: Any) -> None:
@@ -39,7 +39,7 @@ class LocalSteps:
     """The steps of a loop in which a round is an interval, and each of its micro-steps a step of this rank alone.
 
     merges: their ``begin`` is called by the weighing, with an interval's first micro-step. behind: an interval may
-    begin before all changes are merged. stepped, commit, named, abandon: as of the ``Loop``.
+    begin before all changes are merged. end: of an interval. commit, named, abandon: as of the ``Loop``.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class LocalSteps:
         meter: Meter,
         members: Members,
         progress: Progress,
-        stepped: Callable[[float, float, Sequence[Any]], None],
+        end: RoundEnd,
         *,
         merges: Merges,
         every: Every,
@@ -60,7 +60,7 @@ class LocalSteps:
         abandon: Callable[[], None],
     ) -> None:
         self._round, self._gradients, self._meter, self._members = round, gradients, meter, members
-        self._progress, self._stepped, self._merges = progress, stepped, merges
+        self._progress, self._end, self._merges = progress, end, merges
         self._every, self._behind = every, behind
         self._commit, self._named, self._abandon = commit, named, abandon
         self._source: Source | None = None  # of the running iteration
@@ -88,7 +88,7 @@ class LocalSteps:
             over = self._merge(piece, many if stepped else 0.0, optimizers)
         self.merged = over and not self._merges.flights
         if over:
-            self._stepped(0.0, learning_rate(optimizers), ())
+            self._end.after(0.0, learning_rate(optimizers))
         return many > 0
 
     # -- an iteration's course ---------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from paceline.torch.passes import LOST, Passes, weighing_of
 from paceline.torch.plan import Claim, Piece, Source
 from paceline.torch.progress import Progress
 from paceline.torch.round import COMPLETE, DUE, END, NEXT, LeftWithin, Round
-from paceline.torch.steps import RoundSteps, refuse_averages
+from paceline.torch.steps import RoundEnd, RoundSteps, refuse_averages
 from paceline.torch.suspects import GatherSizes
 from paceline.torch.terms import Terms
 
@@ -48,7 +48,7 @@ class Loop:
     """The running iteration of one model's loop, and the state around it.
 
     A loader iterates ``over`` its source. The training loop reports its backward passes to ``passes`` and its
-    optimizer steps to ``steps``, or to ``stepped`` after a step of its own.
+    optimizer steps to ``steps``.
 
     host: see ``Host``; ``hosted_by`` sets it before the first micro-step.
     """
@@ -127,7 +127,16 @@ class Loop:
             one_by_one=self.behind,
             looks=reducer.averages and not reducer.lockstep and device.type == "cpu",
         )
-        parts: Any = (model, self.round, self._gradients, self._meter, members, self.progress, self.stepped)
+        self._round_end = RoundEnd(self.round, self._gradients, self._meter, self.progress)
+        parts: Any = (
+            model,
+            self.round,
+            self._gradients,
+            self._meter,
+            members,
+            self.progress,
+            self._round_end,
+        )
         self.steps: RoundSteps | LocalSteps = (
             RoundSteps(*parts, single=single, rates=bool(self.rounds.listeners))
             if self.merges is None
@@ -141,7 +150,6 @@ class Loop:
                 abandon=self.abandon,
             )
         )
-        self._stepped = False  # a round's step was taken, by the loop or its host
         self._epoch_over = overriding(callbacks, "on_epoch")
         # The last micro-step of a loop that draws its own samples is over, and its optimizer step is still to come.
         self._own_end = self._failed = False
@@ -392,15 +400,6 @@ class Loop:
         self._meter.restart(step)
         self.steps.load(state)
 
-    def stepped(self, seconds: float | None, rate: float = math.nan, by: Sequence[Any] = ()) -> None:
-        """The round's optimizer step has ended after ``seconds``, or was left out on purpose (None). rate: the
-        learning rate, if it is to be recorded. by: optimizers that have stepped, if they are not known yet."""
-        piece = self.round.stepped(by)
-        self._meter.stepped(seconds, rate)
-        self._stepped = self._stepped or seconds is not None
-        self._gradients.used()
-        self.progress.advance(piece.plan.batch)
-
     # -- within ----------------------------------------------------------------------------------------------
 
     def _open(self, source: Source) -> object:
@@ -474,9 +473,12 @@ class Loop:
     def _end_round(self) -> None:
         """End a complete round at the end of its last micro-step, since pace.step() has not ended it."""
         step, taken = self.round.running.step, self.round.taken
-        if not taken and (wrong := self.host.without_step(step, self._stepped, self._gradients.finite)):
+        ever = self._round_end.stepped
+        if not taken and (wrong := self.host.without_step(step, ever, self._gradients.finite)):
             raise PacelineError(wrong)
-        self.stepped(self.steps.watch.seconds if taken else None)  # the user has stepped the optimizer
+        self._round_end.after(
+            self.steps.watch.seconds if taken else None
+        )  # the user has stepped the optimizer
 
     def _leave(self, running: object) -> None:
         """The iteration has ended, or was left: drop an unfinished round. A step may still follow a complete one."""

@@ -191,11 +191,32 @@ class OptimizerWatch:
         return found
 
 
+class RoundEnd:
+    """The end of a round on this rank, after its optimizer step: the next one may begin.
+
+    Attributes:
+        stepped: A round's step was taken, by the loop or its host.
+    """
+
+    def __init__(self, round: Round, gradients: Weighing, meter: Meter, progress: Progress) -> None:
+        self._round, self._gradients, self._meter, self._progress = round, gradients, meter, progress
+        self.stepped = False
+
+    def after(self, seconds: float | None, rate: float = math.nan, by: Sequence[Any] = ()) -> None:
+        """The round's optimizer step has ended after ``seconds``, or was left out on purpose (None). rate: the
+        learning rate, if it is to be recorded. by: optimizers that have stepped, if they are not known yet."""
+        piece = self._round.stepped(by)
+        self._meter.stepped(seconds, rate)
+        if seconds is not None:
+            self.stepped = True
+        self._gradients.used()
+        self._progress.advance(piece.plan.batch)
+
+
 class RoundSteps:
     """The steps of a loop in which each round ends in one, on all ranks.
 
-    stepped: called with the seconds of a round's step, its learning rate and its optimizers. single: one rank alone,
-    so that nothing is summed. rates: learning rates are recorded.
+    end: of a round. single: one rank alone, so that nothing is summed. rates: learning rates are recorded.
     """
 
     def __init__(
@@ -206,13 +227,13 @@ class RoundSteps:
         meter: Meter,
         members: Members,
         progress: Progress,
-        stepped: Callable[[float, float, Sequence[Any]], None],
+        end: RoundEnd,
         *,
         single: bool,
         rates: bool,
     ) -> None:
         self._round, self._gradients, self._meter, self._members = round, gradients, meter, members
-        self._progress, self._stepped, self._records_rates = progress, stepped, rates
+        self._progress, self._end, self._records_rates = progress, end, rates
         self._rates, self._host = LearningRateWatch(), Host()
         self.watch = OptimizerWatch(model, members.carries_rows, self._step_begins, self._step_ended, single)
 
@@ -222,7 +243,7 @@ class RoundSteps:
 
     def stepped(self, seconds: float) -> None:
         """The framework has stepped the optimizer of the complete round."""
-        self._stepped(seconds, math.nan, ())
+        self._end.after(seconds)
 
     def step(self, optimizers: list[Any], scaler: Any) -> bool:
         """Step and zero the optimizers when the round is complete; otherwise do nothing. True when they stepped."""
@@ -240,7 +261,7 @@ class RoundSteps:
                     return False
             if members.late:
                 forget_unscaled(scaler)
-                self._stepped(0.0, math.nan, optimizers)  # this rank has received the state after the step
+                self._end.after(0.0, by=optimizers)  # this rank has received the state after the step
                 return True
             self._gradients.check_there(piece, optimizers)
         elif not round.taken:
@@ -256,7 +277,8 @@ class RoundSteps:
             self._meter.stepped_again(seconds)
             self._gradients.used()
             return bool(optimizers)
-        self._stepped(seconds, learning_rate(optimizers) if self._records_rates else math.nan, optimizers)
+        rate = learning_rate(optimizers) if self._records_rates else math.nan
+        self._end.after(seconds, rate, optimizers)
         return True
 
     # -- an iteration's course, which concerns local steps alone --------------------------------------------------
