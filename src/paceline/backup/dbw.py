@@ -254,7 +254,10 @@ class Dbw(Backup[DbwState]):
 
 @dataclass(frozen=True)
 class Blind(Dbw):
-    """Maximizes the gradients per second, whatever their gain (G_k = k: DBW, baseline B-DBW)."""
+    """Maximizes the gradients per second, whatever their gain (G_k = k: DBW, baseline B-DBW).
+
+    Its options are those of ``Dbw``.
+    """
 
     needs_variance: ClassVar[bool] = False
 

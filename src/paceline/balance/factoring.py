@@ -189,7 +189,10 @@ class Factoring(Forecasting, Policy[FactoringState]):
 
 @dataclass(frozen=True)
 class Auto(Factoring):
-    """Each round as planned, or in pieces: whichever would have lost less in the rounds before."""
+    """Each round as planned, or in pieces: whichever would have lost less in the rounds before.
+
+    Its options are those of ``Factoring``.
+    """
 
     whole: ClassVar[bool] = True
 
