@@ -33,9 +33,9 @@ def rank_of(rank: int, directory: str, pairs: int, batch: int, pipe: Any) -> Non
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
 
+    from paceline.doctor import watches
     from paceline.doctor.hooks import Hooks
     from paceline.doctor.probe import Probe
-    from paceline.doctor.watches import Lines
     from paceline.learners import models
     from paceline.torch import leave
 
@@ -61,7 +61,7 @@ def rank_of(rank: int, directory: str, pairs: int, batch: int, pipe: Any) -> Non
 
     for name in HOOKS:
         clocked(Hooks, name)
-    clocked(Lines, "_place")
+    clocked(watches, "place")
 
     def block(watched: bool, number: int) -> float:
         # Its first steps, reports and its end are all in what is timed, but for making the record's folder.
@@ -84,7 +84,7 @@ def rank_of(rank: int, directory: str, pairs: int, batch: int, pipe: Any) -> Non
         order = (False, True) if pair % 2 else (True, False)
         times.append({watched: block(watched, 1 + pair) for watched in order})
     if rank == 0:
-        looks = spent_in.pop("_place", [0.0])
+        looks = spent_in.pop("place", [0.0])
         typical = sum(float(np.median(found)) for found in spent_in.values())
         per_step = sum(looks) / (pairs * BLOCK)
         ordinary = np.percentile(spent_in["_on_optimizer"], 90)
