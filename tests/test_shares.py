@@ -86,6 +86,13 @@ def test_rows_are_solved_each_by_itself():
         np.testing.assert_allclose(together.loads[row], alone.loads, rtol=1e-12, atol=1e-12)
 
 
+def test_row_without_a_worker_that_ends_takes_its_batch():
+    alone = Linear(np.array([[np.inf], [1.0], [np.inf]]), np.zeros((3, 1)))
+    assert water_level(alone, 145, 72, [[252], [224], [359]]).loads.tolist() == [[145]] * 3
+    pair = Linear(np.array([[np.inf, np.inf], [1.0, np.inf]]), np.zeros((2, 2)))
+    assert water_level(pair, 4).loads.tolist() == [[2, 2], [4, 0]]
+
+
 def test_a_million_workers_are_divided_exactly():
     rng = np.random.default_rng(0)
     cost = Linear(rng.uniform(1, 5, 10**6), rng.uniform(0, 20, 10**6))
@@ -381,25 +388,36 @@ def test_samples_that_end_together_go_to_the_lowest_ranks(seed, n, width, plain)
 
 
 @pytest.mark.parametrize(
-    "cost",
+    ("cost", "most"),
     [
-        Linear(np.array([1.0, 2.0, 3.0, 5.0]), np.array([0.0, 4.0, 0.0, 1e5])),
-        Linear(np.array([0.0, 0.0, 1.0, 1.0]), np.zeros(4)),
-        Steps(np.array([1.0, 2.0, 3.0, 5.0]), np.zeros(4), 3),
-        Steps(np.array([1.0, 2.0, 3.0, 5.0]), np.zeros(4), 50_000),
-        Steps(np.ones(4), np.zeros(4), 10**7),
-        Steps(np.ones((3, 4)), np.array([[0.0], [1.0], [2.0]]), np.array([[3], [1000], [10**7]])),
+        (Linear(np.array([1.0, 2.0, 3.0, 5.0]), np.array([0.0, 4.0, 0.0, 1e5])), 100),
+        (Linear(np.array([0.0, 0.0, 1.0, 1.0]), np.zeros(4)), 400),
+        (Steps(np.array([1.0, 2.0, 3.0, 5.0]), np.zeros(4), 3), 100),
+        (Steps(np.array([1.0, 2.0, 3.0, 5.0]), np.zeros(4), 50_000), 100),
+        (Steps(np.ones(4), np.zeros(4), 10**7), 100),
+        (Steps(np.ones((3, 4)), np.array([[0.0], [1.0], [2.0]]), np.array([[3], [1000], [10**7]])), 270),
     ],
 )
-def test_a_million_samples_need_few_evaluations_of_the_cost(cost):
-    loads = whole_samples(Counted(cost, 700), 10**6)
+def test_a_million_samples_need_few_evaluations_of_the_cost(cost, most):
+    loads = whole_samples(Counted(cost, most), 10**6)
     assert (loads.sum(-1) == 10**6).all()
     low, high = np.array([0.0, 5e5, 0.0, 0.0]), np.array([3e5, 6e5, 2e5, 1e6])
-    loads = whole_samples(Counted(cost, 700), 10**6, low, high)
+    loads = whole_samples(Counted(cost, most), 10**6, low, high)
     assert ((loads >= low) & (loads <= high)).all()
     end = cost.seconds(loads.astype(float)).max(-1, keepdims=True)
     ends_with = np.where(loads < high, cost.seconds(loads + 1.0), np.inf)
     assert ((ends_with >= end) | (loads == 0)).all() or cost.seconds(low).max() >= end.min()
+
+
+def test_samples_left_for_a_thousand_workers_need_few_evaluations_of_the_cost():
+    rng = np.random.default_rng(0)
+    cost = Linear(rng.uniform(1, 5, 1000), rng.uniform(0, 20, 1000))
+    assert whole_samples(Counted(cost, 100), 10**6).sum() == 10**6
+
+
+def test_samples_of_which_all_take_no_time_go_to_the_worker_that_begins_first():
+    cost = Linear(np.zeros(2), np.array([1.0, 0.0]))
+    assert whole_samples(cost, 100, least=[20, 10], most=[100, 85]).tolist() == [20, 80]
 
 
 @pytest.mark.parametrize(

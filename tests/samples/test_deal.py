@@ -242,6 +242,28 @@ def test_impossible_costs_raise(values: list, said: str) -> None:
     assert said in str(raised.value)
 
 
+PLAIN, PADDED = CostModel(1.0), CostModel(1.0, padded=True)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "model", "pace", "room", "sizes"),
+    [
+        ([4, 3], PLAIN, [1, 1], {"budget": 4}, [[1], [1]]),
+        ([2, 2, 2, 2], PLAIN, [1], {"budget": 4}, [[2, 2]]),
+        ([8, 1, 1, 1], PADDED, [1], {"micro_batch": 4}, [[4]]),
+        ([1, 1], PLAIN, [1], {"micro_steps": 2}, [[1, 1]]),
+        ([1, 1, 1, 1], PLAIN, [1, 50], {"least": [1, 1], "floor": 2}, [[2], [2]]),
+        ([1, 1, 1, 1, 1], PLAIN, [50, 1, 1], {"least": [2, 1, 1], "floor": 2}, [[2], [3], []]),
+        ([1, 1, 1, 1], PLAIN, [1, 3], {"most": [3, 2], "floor": 2}, [[2], [2]]),
+    ],
+)
+def test_limits_that_are_just_met_hold(
+    lengths: list[int], model: CostModel, pace: list[int], room: dict, sizes: list[list[int]]
+) -> None:
+    dealt = deal(np.array(lengths, float), model, np.array(pace, float), room=Room(**room))
+    assert [each.tolist() for each in dealt.sizes] == sizes
+
+
 def test_sample_longer_than_a_micro_batch_raises() -> None:
     with pytest.raises(PacelineError, match="length 900 is longer than a micro-batch may be"):
         deal(np.array([900.0, 3.0]), CostModel(1.0), np.ones(2), room=Room(budget=512))

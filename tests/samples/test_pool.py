@@ -169,10 +169,11 @@ def test_padded_samples_that_a_worker_keeps_fit_into_one_micro_batch() -> None:
     assert kept([4.0] * 8 + [1.0] * 4, [30.0, 30.0], Room(budget=20), padded=True) == [5, 4]
 
 
-def test_samples_that_run_at_once_are_as_many_as_batch_norm_needs() -> None:
-    found = in_pieces(np.ones(10), EQUAL, np.ones(1), 0.1, np.ones(1), Room(floor=3))
+@pytest.mark.parametrize(("floor", "expected"), [(1, ([1], [1], 8)), (3, ([4], [3], 3))])
+def test_samples_that_run_at_once_are_as_many_as_batch_norm_needs(floor: int, expected: tuple) -> None:
+    found = in_pieces(np.ones(10), EQUAL, np.ones(1), 0.1, np.ones(1), Room(floor=floor))
     assert found is not None
-    assert (found.first.tolist(), found.kept.tolist(), len(found.pool.lengths)) == ([4], [3], 3)
+    assert (found.first.tolist(), found.kept.tolist(), len(found.pool.lengths)) == expected
 
 
 def test_worker_without_share_keeps_and_runs_nothing() -> None:
@@ -188,9 +189,13 @@ def test_worker_that_runs_nothing_at_once_takes_part() -> None:
     assert found.first.tolist() == [2, 0]
 
 
-@pytest.mark.parametrize(("most", "pool"), [(4, 4), (3, None)])
-def test_limits_leave_just_enough_room_for_the_pool(most: int, pool: int | None) -> None:
-    found = in_pieces(np.ones(8), EQUAL, np.array([0.5, 0.5]), 0.25, np.ones(2), Room(most=most))
+@pytest.mark.parametrize(
+    ("shares", "most", "pool"),
+    [([0.5, 0.5], 4, 4), ([0.5, 0.5], 3, None), ([1, 0], [3, 5], 5), ([1, 0], [2, 6], None)],
+)
+def test_limits_leave_just_enough_room_for_the_pool(shares: list, most: int | list, pool: int | None) -> None:
+    room = Room(most=np.broadcast_to(most, 2))
+    found = in_pieces(np.ones(8), EQUAL, np.array(shares, float), 0.25, np.ones(2), room)
     assert (None if found is None else len(found.pool.lengths)) == pool
 
 

@@ -17,6 +17,7 @@ from paceline.errors import PacelineError
 from paceline.torch import Pace, memory_limits
 from paceline.torch.callbacks import OnRound
 from paceline.torch.feed.pieces import Order
+from paceline.torch.gradients.weighing import Counts
 
 FEATURES, WIDTH, DEPTH, CLASSES = 16, 8192, 16, 4
 MEGABYTE = 1 << 20
@@ -226,6 +227,14 @@ def running_out(rank: int, ranks: int, options: dict[str, Any]) -> dict[str, Any
     )
     loader = pace.loader(Data(96), seed=1)
     used: list[int] = []
+    counted: list[float] = []
+    factor = Counts.factor
+
+    def corrected(own: Counts, *given: int) -> Any:
+        counted.append(own._own)  # which only a device sums
+        return factor(own, *given)
+
+    Counts.factor = corrected  # type: ignore[method-assign]
 
     def loss_at(x: torch.Tensor, y: torch.Tensor) -> Any:
         nonlocal size
@@ -245,19 +254,21 @@ def running_out(rank: int, ranks: int, options: dict[str, Any]) -> dict[str, Any
         "outs": outs,
         "most": max(used),
         "losses": [result.loss for result in told],
+        "counted": counted,
         "ran_out": [result.ran_out.tolist() for result in told if result.ran_out is not None],
     }
     pace.close()
     return found
 
 
-def one_process(counts: bool) -> tuple[list[Any], list[float]]:
-    """The same model in one process, and the losses of its rounds."""
+def one_process(counts: bool) -> tuple[list[Any], list[float], list[float]]:
+    """The same model in one process, and the losses and the counts of its rounds."""
     torch.manual_seed(3)
     model = nn.Sequential(
         nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, CLASSES)
     ).double()
-    optimizer, data, losses = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), Data(96), []
+    optimizer, data = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), Data(96)
+    losses, counted = list[float](), list[float]()
     for epoch in range(3):
         order = Order(96, 1).epoch(epoch)
         for at in (0, 48):
@@ -268,7 +279,8 @@ def one_process(counts: bool) -> tuple[list[Any], list[float]]:
             optimizer.step()
             optimizer.zero_grad()
             losses.append(loss.item())
-    return [p.detach().numpy() for p in model.parameters()], losses
+            counted.append(many)
+    return [p.detach().numpy() for p in model.parameters()], losses, counted
 
 
 def too_small(rank: int, ranks: int, loop: str) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,8 +17,9 @@ from paceline.backup import dropcompute
 from paceline.errors import PacelineError
 from paceline.hosts.accumulating import HostedPace
 from paceline.runs.findings import findings
-from paceline.torch import Pace
-from paceline.torch.drops import WARM_UP, found
+from paceline.torch import Pace, waits
+from paceline.torch.drops import WARM_UP, Drops, found
+from paceline.torch.plan import Piece, RoundPlan
 from support.drop_jobs import COUNT, alone, counting, dropping
 from support.guarantees import guarantee
 from support.ranks import run_ranks
@@ -118,6 +122,46 @@ def test_the_threshold_found_is_that_of_the_papers_rule() -> None:
     best = max(gain(end) for rank in ends for each in rank for end in each)
     assert gain(found(traces)) >= (1 - dropcompute.NEAR) * best
     assert gain(float("inf")) == pytest.approx(1.0)
+
+
+def play(drops: Drops, monkeypatch: pytest.MonkeyPatch, step: int, seconds: Sequence[float]) -> list[bool]:
+    """A round whose micro-steps take these seconds; which of those that ran were marked last."""
+    clock, ran = [0.0], list[bool]()
+    monkeypatch.setattr(waits, "now", lambda: clock[0])
+    running: Any = SimpleNamespace(mark=0.0, began=0.0, ended=0.0, reading=0.0, ran=lambda piece: None)
+    drops._meter.running = running
+    plan = RoundPlan(step, np.array([len(seconds)]), len(seconds))
+    for at, each in enumerate(seconds):
+        ran.append(drops.begins(Piece(plan, 1, at == 0, at == len(seconds) - 1)).last)
+        clock[0] += each
+        if ran[-1]:
+            break
+    running.reading, running.ended = clock[0], clock[0] + 0.5
+    return ran
+
+
+def test_micro_step_expected_to_run_at_the_threshold_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    meter: Any = SimpleNamespace()
+    drops = Drops(3.0, meter)
+    assert play(drops, monkeypatch, 0, [1.0] * 3) == [False, False, True]
+    assert drops.cut == -1  # none was dropped
+    assert play(drops, monkeypatch, 1, [1.0] * 5) == [False, False, True]
+    assert drops.cut == 1
+    drops.again()
+    assert drops.cut == -1
+
+
+def test_threshold_is_found_after_the_warm_up_and_the_next_round_drops(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    meter: Any = SimpleNamespace()
+    drops = Drops(math.nan, meter)
+    for step in range(WARM_UP):
+        assert len(play(drops, monkeypatch, step, [1.0] * 3 + [9.0] * (step % 4 == 0))) >= 3
+        assert math.isnan(drops.tau)
+    assert play(drops, monkeypatch, WARM_UP, [1.0] * 3 + [9.0] * 4)[-1]
+    assert 0 < drops.tau < 12
+    assert drops.cut == WARM_UP
 
 
 @pytest.mark.parametrize(

@@ -118,10 +118,12 @@ def test_the_limits_of_a_cgroup_and_of_those_above_it_are_read(
 )
 def test_a_pass_that_runs_out_of_memory_is_dropped_and_halved(options: dict[str, Any]) -> None:
     found = run_ranks(2, running_out, dict(options))
-    parameters, losses = one_process(options.get("counts", False))
+    parameters, losses, counted = one_process(options.get("counts", False))
     for rank in found:
         assert differs(rank["parameters"], parameters) < 1e-12
         assert rank["losses"] == pytest.approx(losses, rel=1e-12)
+    if options.get("counts"):
+        assert np.sum([rank["counted"] for rank in found], axis=0).tolist() == counted
     assert sum(rank["outs"] for rank in found) > 0
     assert any(found[0]["ran_out"])
     assert found[0]["ran_out"] == found[1]["ran_out"]
@@ -213,6 +215,7 @@ def test_passes_begin_small_and_grow_to_what_fits(monkeypatch: pytest.MonkeyPatc
     sizes = trained(monkeypatch, Fake(1000.0, 10.0, 1250.0), 6)
     assert sizes[:5] == [1, 2, 4, 8, 16]
     assert max(sizes) == 23  # 25 fit, of which 6 % are left free
+    assert sizes[-3:] == [22, 21, 21]  # of equal size, once they grow no more
     assert sum(sizes) == 6 * 64
 
 
@@ -272,7 +275,9 @@ def test_errors_of_memory_are_told_from_others(error: BaseException, is_memory: 
     assert memory_limits.ran_out(error) is is_memory
 
 
-def parts(monkeypatch: pytest.MonkeyPatch, rounds: list[int], fits: int, floor: int) -> list[list[int]]:
+def parts(
+    monkeypatch: pytest.MonkeyPatch, rounds: list[int], fits: int, floor: int, sums: bool = False
+) -> list[list[int]]:
     """The sizes of the passes that succeed in rounds of so many samples, where one of more than ``fits`` does not.
 
     The stand-in says that half as many more fit, so that passes fail."""
@@ -280,7 +285,7 @@ def parts(monkeypatch: pytest.MonkeyPatch, rounds: list[int], fits: int, floor: 
     monkeypatch.setattr(memory_limits, "gauges", lambda device: [gauge])
     passes: Any = SimpleNamespace(
         device=torch.device("cpu"),
-        gradients=SimpleNamespace(sums=False),
+        gradients=SimpleNamespace(sums=sums),
         cuts=lambda batch: True,
         part=lambda *_, **__: None,
         take_back=lambda: None,
@@ -320,6 +325,10 @@ def test_three_samples_are_not_cut_for_batch_norm(monkeypatch: pytest.MonkeyPatc
     """Two parts would leave one sample by itself, and a third try would not fit either."""
     with pytest.raises(PacelineError, match="ran out of memory in round 0 with 3 samples at once"):
         parts(monkeypatch, [3], 2, 2)
+
+
+def test_last_pass_as_large_as_one_that_succeeded_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parts(monkeypatch, [4, 4, 6, 9], 30, 1, sums=True) == [[1, 2, 1], [2, 2], [4, 2], [8, 1]]
 
 
 LENGTHS = st.lists(st.integers(1, 12), min_size=2, max_size=30)
