@@ -10,11 +10,28 @@ import pytest
 
 from paceline.files import write_whole
 from paceline.runs import Recorder, read
-from support.power import Disk
 
 GUARANTEES = ("A full disk, a power cut or a clock that is set back leaves a record that can be read.",)
-
 CONFIG = {"policy": "level", "workers": 2}
+
+
+class Disk:
+    """From now on hears of each ``os.fsync`` and ``os.fdatasync`` of this process."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._forced: dict[int, bytes] = {}  # by inode: what the file held when it was forced last
+        for name in ("fsync", "fdatasync"):
+            monkeypatch.setattr(os, name, self._forcing)
+
+    def _forcing(self, file: int) -> None:
+        self._forced[os.fstat(file).st_ino] = Path(f"/proc/self/fd/{file}").read_bytes()
+
+    def after_a_cut(self, folder: Path, there: Path) -> Path:
+        """The files of a folder as they would be found after a power cut at this moment, in the folder ``there``."""
+        there.mkdir()
+        for path in folder.iterdir():
+            (there / path.name).write_bytes(self._forced.get(path.stat().st_ino, b""))
+        return there
 
 
 def written(recorder: Recorder, *rounds: int) -> None:

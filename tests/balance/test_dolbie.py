@@ -139,6 +139,8 @@ def test_stays_feasible_and_takes_from_the_straggler_only(options, seed):
 
 
 def test_the_first_step_is_safe():
+    """DOLBIE, section IV-B."""
+
     def first(text, workers):
         return policies.create(text, Cluster(workers, BATCH)).init()[1].alpha.item()
 

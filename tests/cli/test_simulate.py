@@ -180,12 +180,8 @@ def test_mistakes_exit_with_2(capsys, arguments, says):
     ("rows", "says"),
     [
         ("round,worker,seconds_per_sample\n0,0,1\n", "no column overhead_seconds"),
-        ("round,worker,seconds_per_sample,overhead_seconds\n0,0,0,0\n0,1,1,0\n", "expected 1e-12 to 1e9"),
-        ("round,worker,seconds_per_sample,overhead_seconds\n0,0,-1,0\n0,1,1,0\n", "expected 1e-12 to 1e9"),
         ("round,worker,seconds_per_sample,overhead_seconds\n0,0,1,0\n1,0,1,0\n", "only 1 worker"),
         ("round,worker,seconds_per_sample,overhead_seconds\n0,0,nan,0\n0,1,nan,0\n", "no worker"),
-        ("round,worker,seconds_per_sample,overhead_seconds\n0,0,x,0\n0,1,1,0\n", "expected a number"),
-        ("", "no column"),
     ],
 )
 def test_bad_traces_exit_with_2(capsys, tmp_path, rows, says):

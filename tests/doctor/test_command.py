@@ -13,7 +13,7 @@ import pytest
 
 from paceline import PacelineError, runs
 from paceline.doctor.command import check_ranks
-from support.commands import Said, assert_refused, paceline
+from support.commands import assert_refused, assert_refused_at_last, paceline
 from support.forks import as_torchrun
 from support.guarantees import guarantee
 
@@ -206,14 +206,6 @@ def test_commands_that_show_nothing(tmp_path: Path) -> None:
     failed = paceline("doctor", "--", sys.executable, "-c", "raise SystemExit(7)")
     assert failed.status == 1
     assert "ended with status 7" in failed.stderr
-
-
-def assert_refused_at_last(said: Said, words: str) -> None:
-    """Status 2 and one sentence after what the command itself printed."""
-    assert said.status == 2
-    last = said.stderr.splitlines()[-1]
-    assert last.startswith("paceline: ")
-    assert words in last
 
 
 @guarantee(

@@ -25,7 +25,8 @@ def test_last_repeats_the_newest_reading_and_keeps_it_over_a_gap() -> None:
 
 
 def test_ema_by_hand() -> None:
-    assert predictions("ema:gain=0.2", [10, 20, np.nan, 2]) == pytest.approx([10, 12, 12, 10])
+    """LB-BSP, Table 3 (EMA): a fifth of the newest by default."""
+    assert predictions("ema", [10, 20, np.nan, 2]) == pytest.approx([10, 12, 12, 10])
 
 
 def test_ema_of_seconds_is_the_harmonic_mean() -> None:

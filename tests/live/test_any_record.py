@@ -23,6 +23,13 @@ def served(run, random):
     return replace(run, extras={name: [None if m else v for m in missing] for name, v in fields.items()})
 
 
+def shown(run, columns):
+    """The panel of a page that follows this run."""
+    facts = {"config": run.config, "summary": {}, "gone": "", "damaged": "", "more": False, "silent": 0.0}
+    tail = SimpleNamespace(columns=columns, touched=time.time(), **facts)
+    return panel.panel(tail, panel.saving(columns), panel.speeds(columns))
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_any_record(seed, tmp_path):
     random = np.random.default_rng(seed)
@@ -32,17 +39,7 @@ def test_any_record(seed, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         columns = Columns.of(run)
-        tail = SimpleNamespace(
-            columns=columns,
-            config=run.config,
-            summary={},
-            gone="",
-            damaged="",
-            more=False,
-            touched=time.time(),
-            silent=0.0,
-        )
-        content = panel.panel(tail, panel.saving(columns), panel.speeds(columns))
+        content = shown(run, columns)
         start = int(random.integers(len(columns)))
         pictures = [charts.overview(columns.window(recent=1)), *report.figures(columns, start, None, 50)]
         said = json.dumps(content, allow_nan=False)
@@ -57,15 +54,5 @@ def test_a_round_without_workers(tmp_path):
     nobody = np.zeros((len(run.round), 0))
     empty = replace(run, **dict.fromkeys(("loads", "compute", "overhead", "wait"), nobody))
     columns = Columns.of(empty)
-    tail = SimpleNamespace(
-        columns=columns,
-        config=run.config,
-        summary={},
-        gone="",
-        damaged="",
-        more=False,
-        touched=time.time(),
-        silent=0.0,
-    )
-    assert panel.panel(tail, panel.saving(columns), panel.speeds(columns))["rounds"] == len(run.round)
+    assert shown(run, columns)["rounds"] == len(run.round)
     assert report.figures(columns)

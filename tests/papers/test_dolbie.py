@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 import csv
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from paceline.papers import data_folder, dolbie_accuracy, experiments
+from paceline.papers import data_folder, dolbie_accuracy
 from paceline.papers.dolbie import NETWORKS, RESNET_SAMPLE, measured
-
-
-def check(out: Path, name: str) -> tuple[dict[str, Any], list[dict[str, str]]]:
-    result = experiments("dolbie")[name](out, True)
-    assert {"claim", "ours", "why", "setting", "command"} <= set(result)
-    assert json.loads((out / f"{name}.json").read_text()) == json.loads(json.dumps(result))
-    assert (out / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
-    with (out / f"{name}.csv").open(newline="") as file:
-        return result, list(csv.DictReader(file))
+from support.experiments import ran
 
 
 @pytest.mark.parametrize("name", ["fig3", "fig4"])
 def test_the_papers_policies_keep_their_order(tmp_path: Path, name: str) -> None:
     """DOLBIE, Figs. 3, 4."""
-    result, rows = check(tmp_path, name)
+    result, rows = ran("dolbie", name, tmp_path)
     at = {(r["setting"], r["policy"]): float(r["seconds"]) for r in rows if r["round"] == "40"}
     for setting in ("measured", "A"):
         assert at[setting, "OPT"] < at[setting, "level"] < at[setting, "DOLBIE"] < at[setting, "EQU"]
@@ -37,7 +28,7 @@ def test_the_papers_policies_keep_their_order(tmp_path: Path, name: str) -> None
 
 def test_regret_is_what_was_summed(tmp_path: Path) -> None:
     """DOLBIE, Fig. 5."""
-    result, rows = check(tmp_path, "fig5")
+    result, rows = ran("dolbie", "fig5", tmp_path)
     last = {(r["setting"], r["policy"]): float(r["regret_s"]) for r in rows if r["round"] == "100"}
     for (setting, policy), seconds in last.items():
         assert result["regret_seconds"][setting][policy] == pytest.approx(seconds, rel=1e-4, abs=1e-6)
@@ -47,7 +38,7 @@ def test_regret_is_what_was_summed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["fig9", "fig10"])
 def test_workers_each_have_their_line(tmp_path: Path, name: str) -> None:
     """DOLBIE, Figs. 9, 10."""
-    _, rows = check(tmp_path, name)
+    _, rows = ran("dolbie", name, tmp_path)
     assert len(rows) == 7 * 100 * 30
     if name == "fig10":
         loads = [float(r["value"]) for r in rows if r["policy"] == "DOLBIE" and r["round"] == "50"]
@@ -56,7 +47,7 @@ def test_workers_each_have_their_line(tmp_path: Path, name: str) -> None:
 
 def test_time_is_computing_communicating_and_waiting(tmp_path: Path) -> None:
     """DOLBIE, Fig. 11."""
-    result, rows = check(tmp_path, "fig11")
+    result, rows = ran("dolbie", "fig11", tmp_path)
     by_name = {r["policy"]: r for r in rows}
     assert float(by_name["OPT"]["waiting_s"]) < float(by_name["DOLBIE"]["waiting_s"])
     assert all(micro > 0 for micro in result["decide_microseconds"].values())
@@ -71,7 +62,7 @@ def test_accuracy_is_trained_once_and_set_on_each_policys_clock(tmp_path: Path, 
         return list(np.linspace(0.1, 1.0, 60))
 
     monkeypatch.setattr(dolbie_accuracy, "trained", train)
-    result, rows = check(tmp_path, "fig7")
+    result, rows = ran("dolbie", "fig7", tmp_path)
     assert runs == ["resnet18"]
     steps = {policy: [r for r in rows if r["policy"] == policy] for policy in ("EQU", "DOLBIE", "level")}
     curves = [[r["accuracy"] for r in lines] for lines in steps.values()]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +9,9 @@ import numpy as np
 import pytest
 
 from paceline.forecast.series import bursty
-from paceline.papers import data_folder, experiments, lbbsp
+from paceline.papers import data_folder, lbbsp
 from paceline.papers.lbbsp import fit_knee, fit_line, measure
-
-
-def check(out: Path, name: str, result: dict[str, Any]) -> list[dict[str, str]]:
-    """The three files are there and agree with the result; gives the table."""
-    assert {"claim", "ours", "why", "setting", "command"} <= set(result)
-    assert json.loads((out / f"{name}.json").read_text()) == json.loads(json.dumps(result))
-    assert (out / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
-    with (out / f"{name}.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
+from support.experiments import ran
 
 
 def test_a_line_is_found_again() -> None:
@@ -46,8 +36,7 @@ def test_fig3_reports_the_line_that_was_measured(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(
         lbbsp, "measure", lambda model, batches, *_: {b: 0.001 + slopes[model] * b for b in batches}
     )
-    result = experiments("lbbsp")["fig3"](tmp_path, True)
-    rows = check(tmp_path, "fig3", result)
+    result, rows = ran("lbbsp", "fig3", tmp_path)
     assert "resnet18: 20 ms a sample and 1 ms a step, R^2 1.0000" in result["ours"]
     assert [float(r["seconds"]) for r in rows if r["model"] == "resnet18"] == pytest.approx(
         [0.041, 0.081, 0.161, 0.321]
@@ -67,16 +56,15 @@ def test_fig6_without_a_gpu_takes_published_measurements(
         pytest.skip(f"no traces/ in {data_folder()}; set PACELINE_DATA to a folder that has it")
     pytest.importorskip("torch")
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    result = experiments("lbbsp")["fig6"](tmp_path, True)
-    assert len(check(tmp_path, "fig6", result)) == 10
+    result, rows = ran("lbbsp", "fig6", tmp_path)
+    assert len(rows) == 10
     assert result["lines"]["V100"]["slope"] == pytest.approx(2.77e-4, rel=0.15)
     assert result["lines"]["V100"]["r2"] > 0.95
 
 
 def test_fig11_shows_narx_ahead_of_ema_at_every_jump(tmp_path: Path) -> None:
     """LB-BSP, Fig. 11."""
-    result = experiments("lbbsp")["fig11"](tmp_path, True)
-    rows = check(tmp_path, "fig11", result)
+    result, rows = ran("lbbsp", "fig11", tmp_path)
     assert len(rows) == 100
     assert set(rows[0]) == {"round", "actual", "ema", "narx"}
     assert result["error_at_jumps"]["narx"] < 0.5 * result["error_at_jumps"]["ema"]
@@ -86,8 +74,7 @@ def test_table3_has_every_forecast(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """LB-BSP, Table 3."""
     series = bursty(np.random.default_rng(0), rounds=620, workers=3)
     monkeypatch.setattr(lbbsp, "_found", lambda quick: {"short": series})
-    result = experiments("lbbsp")["table3"](tmp_path, True)
-    rows = check(tmp_path, "table3", result)
+    result, rows = ran("lbbsp", "table3", tmp_path)
     assert [r["forecast"] for r in rows] == [*lbbsp.PRINTED, *lbbsp.OWN, "(noise-free)"]
     assert all(float(r["time_over_oracle"]) >= 1 for r in rows)
     assert result["ours"].startswith("short: RMSE narx ")
@@ -97,8 +84,7 @@ def test_fig14_puts_decisions_over_the_iteration(tmp_path: Path, monkeypatch: py
     """LB-BSP, Fig. 14."""
     monkeypatch.setattr(lbbsp, "measure", lambda *_: {8: 8 * 0.02})
     monkeypatch.setattr(lbbsp, "_deciding", lambda name, workers, rounds: np.full(rounds, workers * 1e-5))
-    result = experiments("lbbsp")["fig14"](tmp_path, True)
-    rows = check(tmp_path, "fig14", result)
+    result, rows = ran("lbbsp", "fig14", tmp_path)
     assert result["iteration_seconds"] == pytest.approx(128 * 0.02 / 8)
     assert [float(r["percent"]) for r in rows[:3]] == pytest.approx([0.1, 0.2, 0.3])
 

@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from paceline.papers import data_folder, experiments
+from paceline.papers import data_folder
 from paceline.papers.lbbsp_clusters import ABUNDANT, DEFICIENT, MEGABYTES, cluster_a, cluster_c, converged
 from paceline.simulate import run
+from support.experiments import ran
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def check(out: Path, name: str) -> tuple[dict[str, Any], list[dict[str, str]]]:
-    result = experiments("lbbsp")[name](out, True)
-    assert {"claim", "ours", "why", "setting", "command"} <= set(result)
-    assert json.loads((out / f"{name}.json").read_text()) == json.loads(json.dumps(result))
-    assert (out / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
-    with (out / f"{name}.csv").open(newline="") as file:
-        return result, list(csv.DictReader(file))
 
 
 @pytest.mark.parametrize("name", ["fig8", "fig9"])
 def test_the_more_uneven_the_more_is_saved(tmp_path: Path, name: str) -> None:
     """LB-BSP, Figs. 8, 9."""
-    result, _ = check(tmp_path, name)
+    result, _ = ran("lbbsp", name, tmp_path)
     saved = [1 - level["LB-BSP"] / level["BSP"] for level in result["levels"].values()]
     assert saved == sorted(saved)
     assert saved[2] > 0.3
@@ -51,7 +40,7 @@ def test_cluster_a_has_its_unevenness() -> None:
 
 def test_cluster_b(tmp_path: Path) -> None:
     """LB-BSP, Fig. 10."""
-    result, _ = check(tmp_path, "fig10")
+    result, _ = ran("lbbsp", "fig10", tmp_path)
     faster = result["times_as_fast"]
     assert faster["equal"] == 1
     assert 1.2 < faster["lbbsp-cpu"] < faster["optimum"]
@@ -59,8 +48,8 @@ def test_cluster_b(tmp_path: Path) -> None:
 
 def test_cluster_c_has_the_papers_batches(tmp_path: Path) -> None:
     """LB-BSP, Figs. 12, 13."""
-    check(tmp_path, "fig12")
-    result, rows = check(tmp_path, "fig13")
+    ran("lbbsp", "fig12", tmp_path)
+    result, rows = ran("lbbsp", "fig13", tmp_path)
     seconds = result["seconds"]
     assert seconds["LB-BSP"]["batch abundant"] == pytest.approx(235, abs=3)
     assert seconds["LB-BSP"]["batch deficient"] < 200
@@ -121,7 +110,7 @@ def test_training_converges_with_ten_losses_in_a_row_below_the_target() -> None:
 )
 def test_updates_of_each_scheme_take_the_time_of_their_waiting(tmp_path: Path) -> None:
     """LB-BSP, Fig. 8."""
-    _, rows = check(tmp_path, "fig8sync")
+    _, rows = ran("lbbsp", "fig8sync", tmp_path)
     found = {(row["level"], row["scheme"]): row for row in rows}
     for level, slowest in {"Homo": 1.0, "Hetero-L2": 2.0, "Hetero-L3": 3.0}.items():
         trips = np.linspace(1.0, slowest, 8)  # seconds of each worker's gradient

@@ -19,7 +19,6 @@ from paceline.serve.events import (
     Conflict,
     Drop,
     Effect,
-    Forbidden,
     Gone,
     Join,
     Leave,
@@ -241,14 +240,6 @@ def test_a_repeated_report_changes_nothing() -> None:
         reports(job, 2.0, "a", Report(1, 4, 1.0))
 
 
-def test_a_report_of_a_future_round_is_refused() -> None:
-    job = started()
-    ask(job, 1.0, "a")
-    with pytest.raises(Conflict) as refused:
-        reports(job, 2.0, "a", Report(7, 4, 1.0))
-    assert str(refused.value) == "worker 'a' reports round 7, a future round: expected round 0"
-
-
 def test_events_are_read_as_they_were_logged() -> None:
     calls: list[list[Any]] = [
         ["join", 0.5, "a", digest("a"), 1],
@@ -262,22 +253,6 @@ def test_events_are_read_as_they_were_logged() -> None:
     assert found[0] == Join(0.5, "a", digest("a"), 1)
     assert found[1] == Reported(2.0, "a", Report(0, 4, 1.0, 0.25))
     assert [json.loads(json.dumps(events.logged(event))) for event in found] == calls
-
-
-def test_strangers_and_namesakes() -> None:
-    job = started()
-    with pytest.raises(NotFound, match="worker 'x' is unknown here: join first"):
-        ask(job, 1.0, "x")
-    with pytest.raises(Forbidden, match="not the secret of worker 'a'"):
-        job.members.known("a", "b")
-    with pytest.raises(Conflict, match="worker 'a' is present already"):
-        join(job, 1.0, "a", digest("another"))
-    with pytest.raises(Conflict, match="all 3 places are taken"):
-        join(job, 1.0, "x", digest("x"))
-    with pytest.raises(Conflict, match="place 1 is taken by worker 'b'"):
-        join(job, 1.0, "x", digest("x"), 1)
-    with pytest.raises(Conflict, match="the job has places 0 to 2"):
-        join(job, 1.0, "x", digest("x"), 3)
 
 
 def test_a_worker_takes_another_place_with_its_secret() -> None:

@@ -37,3 +37,11 @@ def assert_refused(said: Said, words: str) -> None:
     assert said.stderr.startswith("paceline: ")
     assert said.stderr.count("\n") == 1
     assert re.search(words, said.stderr)
+
+
+def assert_refused_at_last(said: Said, words: str) -> None:
+    """Status 2 and one sentence after what the command itself printed."""
+    assert said.status == 2, said.stderr
+    last = said.stderr.splitlines()[-1]
+    assert last.startswith("paceline: ")
+    assert words in last

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from paceline.verify.command import failure
-from support.commands import Said, assert_refused, paceline
+from support.commands import assert_refused, assert_refused_at_last, paceline
 
 PROGRAM = Path(__file__).with_name("program.py")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
@@ -126,11 +126,3 @@ def test_the_programs_own_error_is_found_in_its_output() -> None:
     assert failure([missing, "=" * 20], 1) == f"the program ended with status 1: {missing[18:]}"
     assert failure(["usage: train.py\n", "\n"], 2) == "the program ended with status 2: usage: train.py"
     assert failure([], 9) == "the program ended with status 9"
-
-
-def assert_refused_at_last(said: Said, words: str) -> None:
-    """Status 2 and one sentence at last."""
-    assert said.status == 2, said.stderr
-    last = said.stderr.splitlines()[-1]
-    assert last.startswith("paceline: ")
-    assert words in last
