@@ -20,7 +20,8 @@ def test_any_weights_in_any_order(weights, kind, batch, seed):
     """LB-BSP, eq. (8)."""
     rng = np.random.default_rng(seed)
     gradients = rng.normal(1.0, 2.0, (len(weights), 70_000)).astype(kind)
-    parts = [Part(g, 1.5, samples, weight) for g, (samples, weight) in zip(gradients, weights, strict=True)]
+    losses = rng.normal(size=len(weights))
+    parts = [Part(g, loss, *each) for g, loss, each in zip(gradients, losses, weights, strict=True)]
     found = aggregate([parts[i] for i in rng.permutation(len(parts))], batch)
     counts = np.array([samples * weight for samples, weight in weights])
     exact = gradients.astype(np.float64)
@@ -30,10 +31,14 @@ def test_any_weights_in_any_order(weights, kind, batch, seed):
     most = (len(parts) + 2) * np.finfo(kind).eps * (counts @ np.abs(exact)) / divisor
     assert np.all(np.abs(found.step - counts @ exact / divisor) <= most)
     assert found.step.dtype == kind
+    samples = [samples for samples, _ in weights]
+    assert found.loss == pytest.approx(np.average(losses, weights=samples), abs=1e-12)
     assert found.norm2 == pytest.approx(mean @ mean, rel=1e-5)
     if len(parts) > 1:
         spread = counts @ ((exact - mean) ** 2).sum(1) / counts.sum()
         assert found.variance == pytest.approx(spread * len(parts) / (len(parts) - 1), rel=1e-4)
+    else:
+        assert np.isnan(found.variance)
 
 
 def test_statistics_change_no_bit_of_the_sum():

@@ -179,13 +179,8 @@ class TestWithRay:
     ("options", "says"),
     [
         (["--backup", "static:4"], "k=4: expected a whole number, 1 to 3"),
-        (["--sync", "ssp:-2"], "staleness=-2"),
-        (["--backup", "static:0"], "k=0: expected a whole number, 1 to 3"),
         (["--sync", "lsp:5:1"], "group=5"),
-        (["--sync", "lsp:2:-1"], "barrier=-1"),
-        (["--sync", "lsp:2:2", "--mode", "pull"], "exclude each other"),
         (["--sync", "ssp:2", "--backup", "static:2"], "its own rule on how many gradients to wait for"),
-        (["--sync", "bsp:late=use", "--mode", "push-interrupt"], "an interrupted gradient never arrives"),
         (["--sync", "ssp:2", "--mode", "push-interrupt"], "exclude each other"),
         (["--mode", "shove"], "mode 'shove' is unknown"),
         (["--address", "nowhere"], "expected HOST:PORT"),
