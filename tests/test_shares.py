@@ -77,15 +77,6 @@ def test_water_level_by_hand():
     assert flat.seconds == 5
 
 
-def test_rows_are_solved_each_by_itself():
-    rng = np.random.default_rng(3)
-    cost = Linear(rng.uniform(0.1, 9, (20, 7)), rng.uniform(0, 9, (20, 7)))
-    together = water_level(cost, 50, most=20)
-    for row in range(20):
-        alone = water_level(Linear(cost.seconds_per_sample[row], cost.overhead[row]), 50, most=20)
-        np.testing.assert_allclose(together.loads[row], alone.loads, rtol=1e-12, atol=1e-12)
-
-
 def test_row_without_a_worker_that_ends_takes_its_batch():
     alone = Linear(np.array([[np.inf], [1.0], [np.inf]]), np.zeros((3, 1)))
     assert water_level(alone, 145, 72, [[252], [224], [359]]).loads.tolist() == [[145]] * 3
@@ -140,17 +131,17 @@ def test_proportional_cuts_at_the_limits_and_shares_the_rest():
     np.testing.assert_allclose(proportional(np.zeros((2, 4))), np.full((2, 4), 0.25))
 
 
-class Stairs:
-    """A step up with every third sample; plain enough to be inverted on sight."""
+class Steps:
+    """A step up with every ``width`` samples, so that many samples end together."""
 
-    def __init__(self, slope, overhead):
-        self.slope, self.overhead = slope, overhead
+    def __init__(self, slope, overhead, width):
+        self.slope, self.overhead, self.width = slope, overhead, width
 
     def seconds(self, load):
-        return self.overhead + self.slope * np.ceil(load / 3)
+        return self.overhead + self.slope * np.ceil(load / self.width)
 
     def load_at(self, seconds):
-        return np.maximum(3 * np.floor((seconds - self.overhead) / self.slope), 0.0)
+        return np.maximum(self.width * np.floor((seconds - self.overhead) / self.slope), 0.0)
 
 
 def brute_force(cost, batch, low, high):
@@ -175,7 +166,7 @@ def test_whole_samples_are_as_quick_as_brute_force(data):
     for cost in (
         Linear(slope, overhead),
         Saturating(slope, overhead, np.full(n, 2.0), np.full(n, 9.0)),
-        Stairs(slope, overhead),
+        Steps(slope, overhead, 3),
     ):
         loads = whole_samples(cost, batch, low, high)
         assert loads.dtype == np.int64
@@ -302,19 +293,6 @@ def test_limits_that_cannot_hold_the_batch_raise_with_the_difference(call, words
 def test_arguments_that_cannot_be_divided_raise(call, words):
     with pytest.raises(PacelineError, match=words):
         call()
-
-
-class Steps:
-    """A step up with every ``width`` samples, so that many samples end together."""
-
-    def __init__(self, slope, overhead, width):
-        self.slope, self.overhead, self.width = slope, overhead, width
-
-    def seconds(self, load):
-        return self.overhead + self.slope * np.ceil(load / self.width)
-
-    def load_at(self, seconds):
-        return np.maximum(self.width * np.floor((seconds - self.overhead) / self.slope), 0.0)
 
 
 class Counted:
