@@ -100,13 +100,18 @@ def guarantees(folder: Path) -> Iterator[Guarantee]:
 
 
 def _of(node: ast.Module | ast.ClassDef, owner: str) -> Iterator[Guarantee]:
+    """Of a file or a class; promises that several tests show may be constants: ``NAME = guarantee("...")``."""
+    constants: dict[str, ast.expr] = {}
     for child in node.body:
-        if isinstance(child, ast.Assign) and ast.unparse(child.targets[0]) == "GUARANTEES":
+        if isinstance(child, ast.Assign) and ast.unparse(child.value).startswith("guarantee("):
+            constants[ast.unparse(child.targets[0])] = child.value
+        elif isinstance(child, ast.Assign) and ast.unparse(child.targets[0]) == "GUARANTEES":
             yield from (Guarantee(promise, owner) for promise in ast.literal_eval(child.value))
         elif isinstance(child, ast.ClassDef):
             yield from _of(child, f"{owner}::{child.name}")
         elif isinstance(child, ast.FunctionDef):
-            for mark in child.decorator_list:
+            for named in child.decorator_list:
+                mark = constants.get(ast.unparse(named), named)
                 if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "guarantee":
                     yield Guarantee(ast.literal_eval(mark.args[0]), f"{owner}::{child.name}")
 

@@ -32,6 +32,11 @@ def test_promises_are_read_from_functions_methods_and_files(tmp_path: Path) -> N
     ]
 
 
+def test_promises_of_several_tests_are_read_from_constants(tmp_path: Path) -> None:
+    (tmp_path / "test_a.py").write_text('KEEPS = guarantee("Keeps.")\n\n\n@KEEPS\ndef test_b():\n    pass\n')
+    assert [*guarantees.guarantees(tmp_path)] == [("Keeps.", "test_a.py::test_b")]
+
+
 def test_longest_beginning_of_a_path_gives_the_group() -> None:
     assert guarantees.heading("torch/test_loops.py") == "Your own training loop"
     assert guarantees.heading("torch/elastic/test_member.py::test_a").startswith(

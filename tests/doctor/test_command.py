@@ -17,6 +17,11 @@ from support.commands import assert_refused, assert_refused_at_last, paceline
 from support.forks import as_torchrun
 from support.guarantees import guarantee
 
+REFUSES = guarantee(
+    "The doctor refuses a command of one process, and ends a training of which it sees nothing after 200 "
+    "steps, with the reason."
+)
+
 SCRIPT = Path(__file__).with_name("plain.py")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
@@ -54,10 +59,7 @@ def test_a_script_under_torchrun_is_watched_and_ended(tmp_path: Path) -> None:
     assert paceline("whatif", kept, "--policy", "level").status == 0
 
 
-@guarantee(
-    "The doctor refuses a command of one process, and ends a training of which it sees nothing after 200 "
-    "steps, with the reason."
-)
+@REFUSES
 @pytest.mark.processes
 @pytest.mark.usefixtures("one_machine", "warm")
 @pytest.mark.parametrize(
@@ -74,10 +76,7 @@ def test_reason_why_nothing_was_seen_is_reported(arguments: tuple[object, ...], 
     assert ("train for longer" in said.stderr) != (len(arguments) > 1), "it trains for long already"
 
 
-@guarantee(
-    "The doctor refuses a command of one process, and ends a training of which it sees nothing after 200 "
-    "steps, with the reason."
-)
+@REFUSES
 @pytest.mark.processes
 @pytest.mark.usefixtures("warm")
 def test_one_process_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,10 +88,7 @@ def test_one_process_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert said.stderr.count("trained step") < 100, "it ended before the training did"
 
 
-@guarantee(
-    "The doctor refuses a command of one process, and ends a training of which it sees nothing after 200 "
-    "steps, with the reason."
-)
+@REFUSES
 @pytest.mark.parametrize(
     "command",
     [
@@ -215,7 +211,8 @@ def test_commands_that_show_nothing(tmp_path: Path) -> None:
 @pytest.mark.processes
 @pytest.mark.usefixtures("one_machine", "warm")
 def test_waiting_for_long_samples_is_distinguished_from_waiting_for_a_slow_rank(tmp_path: Path) -> None:
-    """Rank 1 is a sixth slower, and the lengths of the texts make much larger differences, in each step others."""
+    """Rank 1 is a sixth slower, and the lengths of the texts make much larger differences, in each step "
+    "others."""
     script = SCRIPT.with_name("texts.py")
     said = paceline("doctor", "--steps", 26, "--json", tmp_path / "d.json", "--", *TORCHRUN, 2, script, 1000)
     assert said.status == 0, said.stderr

@@ -16,16 +16,18 @@ from support import watched
 from support.guarantees import guarantee
 from support.ranks import run_ranks
 
+COUNTS = guarantee(
+    "The doctor counts the samples that the DataLoader draws; without a DataLoader it says that it cannot"
+    " count."
+)
+
 
 def images(*sizes: int) -> list[torch.Tensor]:
     """As torchvision's detectors are given them."""
     return [torch.zeros(3, size, size) for size in sizes]
 
 
-@guarantee(
-    "The doctor counts the samples that the DataLoader draws; without a DataLoader it says that it cannot "
-    "count."
-)
+@COUNTS
 @pytest.mark.parametrize(
     ("given", "samples"),
     [
@@ -52,13 +54,11 @@ def test_a_jagged_tensor_has_a_sample_for_each_part() -> None:
     assert (found, certain) == (2, True)
 
 
-@guarantee(
-    "The doctor counts the samples that the DataLoader draws; without a DataLoader it says that it cannot "
-    "count."
-)
+@COUNTS
 @pytest.mark.processes
 def test_what_a_loader_draws_is_the_number_of_samples() -> None:
-    """Graphs, pairs, texts that are packed into one row, batches of unlike sizes, an evaluation in between."""
+    """Graphs, pairs, texts that are packed into one row, batches of unlike sizes, an evaluation in "
+    "between."""
     for found in run_ranks(2, watched.counts):
         assert found == {
             "graphs": ([6] * 4, False),
@@ -75,10 +75,7 @@ def test_what_a_loader_draws_is_the_number_of_samples() -> None:
         }
 
 
-@guarantee(
-    "The doctor counts the samples that the DataLoader draws; without a DataLoader it says that it cannot "
-    "count."
-)
+@COUNTS
 def test_run_without_counts_is_reported(tmp_path: Path) -> None:
     found = diagnosis(tmp_path / "unsure", forward(0.01, 0.04), sure=False)
     assert "+ pace = paceline.torch.Pace(ddp, global_batch=2 * batch_size)" in found.lines

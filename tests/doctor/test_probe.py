@@ -16,6 +16,11 @@ from support.commands import installs
 from support.guarantees import guarantee
 from support.ranks import run_ranks
 
+CHANGES_NOTHING = guarantee(
+    "The doctor keeps all parameters bit for bit and the program's own hooks; its failure does not end "
+    "the training."
+)
+
 pytestmark = pytest.mark.processes
 
 
@@ -24,10 +29,7 @@ def phase(run: runs.Run, name: str) -> np.ndarray:
     return np.array([row[name] for row in run.extras["phases"]])
 
 
-@guarantee(
-    "The doctor keeps all parameters bit for bit and the program's own hooks; its failure does not end the "
-    "training."
-)
+@CHANGES_NOTHING
 @guarantee(
     "The doctor finds the time that a rank loses in the loader, a pass or the step, and does not count waits "
     "for others."
@@ -112,18 +114,12 @@ def test_model_that_cannot_be_watched_raises() -> None:
         assert "steps=1" in second
 
 
-@guarantee(
-    "The doctor keeps all parameters bit for bit and the program's own hooks; its failure does not end the "
-    "training."
-)
+@CHANGES_NOTHING
 def test_a_watcher_never_ends_the_training() -> None:
     assert run_ranks(2, watched.survives) == [8, 8]
 
 
-@guarantee(
-    "The doctor keeps all parameters bit for bit and the program's own hooks; its failure does not end the "
-    "training."
-)
+@CHANGES_NOTHING
 def test_a_hook_of_the_program_behind_the_doctors_runs_at_each_step() -> None:
     assert run_ranks(2, watched.with_others) == [(8, 0)] * 2
 

@@ -17,20 +17,23 @@ from paceline.simulate.whatif import of_run
 from support.guarantees import guarantee
 from support.mutilate import mutilations, resealed
 
+FINDS_DAMAGE = guarantee(
+    "A record that was changed or damaged is refused with the line's number; one that is cut off is read "
+    "up to there, with a message."
+)
+
 
 def line(recorder, t, **changes):
     fields = {"round": t, "epoch": 0, "time": t + 1.0, "seconds": 1.0, "batch": 8, "loads": [6, 2]}
     recorder.round(**fields | {"compute": [0.5, 1.0]} | changes)
 
 
-@guarantee(
-    "A record that was changed or damaged is refused with the line's number; one that is cut off is read up "
-    "to there, with a message."
-)
+@FINDS_DAMAGE
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_a_mutilated_record_is_refused_or_is_a_run_that_was_killed(tmp_path_factory, data):
-    """Nothing but the end of the record may be lost in silence: what is read is what was written, up to there."""
+    """Nothing but the end of the record may be lost in silence: what is read is what was written, up to "
+    "there."""
     folder = tmp_path_factory.mktemp("run")
     with Recorder.create(folder, {"policy": "level", "workers": 2}) as recorder:
         for t in range(6):
@@ -49,7 +52,8 @@ def test_a_mutilated_record_is_refused_or_is_a_run_that_was_killed(tmp_path_fact
 
 @functools.cache
 def finished():
-    """The files of a finished run, always the same: a file says when it was written, in more or fewer digits."""
+    """The files of a finished run, always the same: a file says when it was written, in more or fewer "
+    "digits."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         facts = {"policy": "level", "workers": 2, "limits": [[1, 9], [None, 8]]}
@@ -61,10 +65,7 @@ def finished():
         return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
-@guarantee(
-    "A record that was changed or damaged is refused with the line's number; one that is cut off is read up "
-    "to there, with a message."
-)
+@FINDS_DAMAGE
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_damaged_run_makes_a_report_or_one_error(tmp_path_factory, data):
@@ -92,10 +93,7 @@ def test_damaged_run_makes_a_report_or_one_error(tmp_path_factory, data):
     ).all()
 
 
-@guarantee(
-    "A record that was changed or damaged is refused with the line's number; one that is cut off is read up "
-    "to there, with a message."
-)
+@FINDS_DAMAGE
 def test_a_finished_run_that_lost_its_last_rounds_is_refused(tmp_path, write):
     folder = write(tmp_path / "run", np.full((6, 4), 16), np.ones((6, 4)), finish={})
     path = folder / "rounds.jsonl"

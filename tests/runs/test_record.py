@@ -17,6 +17,11 @@ from paceline.runs import Recorder, read
 from support.guarantees import guarantee
 from support.mutilate import resealed
 
+FINDS_DAMAGE = guarantee(
+    "A record that was changed or damaged is refused with the line's number; one that is cut off is read "
+    "up to there, with a message."
+)
+
 
 def line(recorder, t, **changes):
     fields = {"round": t, "epoch": 0, "time": t + 1.0, "seconds": 1.0, "batch": 8, "loads": [6, 2]}
@@ -75,10 +80,7 @@ def test_a_killed_writer_leaves_every_finished_round(tmp_path):
     assert read(tmp_path / "run").round.tolist() == [0, 1, 2, 3, 4]
 
 
-@guarantee(
-    "A record that was changed or damaged is refused with the line's number; one that is cut off is read up "
-    "to there, with a message."
-)
+@FINDS_DAMAGE
 def test_cut_off_last_line_is_left_out_with_a_note(tmp_path, write):
     folder = write(tmp_path / "run", np.full((5, 4), 16), np.ones((5, 4)))
     path = folder / "rounds.jsonl"
@@ -92,10 +94,7 @@ def test_cut_off_last_line_is_left_out_with_a_note(tmp_path, write):
         assert all("cut off" in note for note in run.notes)
 
 
-@guarantee(
-    "A record that was changed or damaged is refused with the line's number; one that is cut off is read up "
-    "to there, with a message."
-)
+@FINDS_DAMAGE
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
@@ -142,10 +141,7 @@ def test_a_damaged_line_is_named(tmp_path, write, damage, words):
         read(folder)
 
 
-@guarantee(
-    "A record that was changed or damaged is refused with the line's number; one that is cut off is read up "
-    "to there, with a message."
-)
+@FINDS_DAMAGE
 def test_a_line_without_a_checksum_is_refused(tmp_path, write):
     folder = write(tmp_path / "run", np.full((3, 4), 16), np.ones((3, 4)))
     path = folder / "rounds.jsonl"
@@ -166,7 +162,8 @@ def test_a_summary_does_not_outlive_further_rounds(tmp_path, config):
 
 @guarantee("A full disk, a power cut or a clock that is set back leaves a record that can be read.")
 def test_a_full_disk_leaves_no_half_line(tmp_path, config):
-    """Half of the bytes fit: the round is refused, and the next one, once there is room, is a line of its own."""
+    """Half of the bytes fit: the round is refused, and the next one, once there is room, is a line of "
+    "its own."""
 
     class Full:
         def __init__(self, file):

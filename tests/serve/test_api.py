@@ -22,6 +22,10 @@ from support.calling import JOB, Caller, refused, serving
 from support.guarantees import guarantee
 from support.served import TOKEN
 
+REFUSES = guarantee(
+    "Malformed, unknown, unauthorized and impossible requests are refused with a message and change nothing."
+)
+
 
 @pytest.fixture
 def play(tmp_path: Path) -> Callable[..., None]:
@@ -152,9 +156,7 @@ def test_metrics_list_the_existing_jobs(play: Callable[..., None]) -> None:
     play(scenario)
 
 
-@guarantee(
-    "Malformed, unknown, unauthorized and impossible requests are refused with a message and change nothing."
-)
+@REFUSES
 def test_tokens_and_secrets(play: Callable[..., None]) -> None:
     async def scenario(call: Caller) -> None:
         for header in (
@@ -247,9 +249,7 @@ MISTAKES = [
 ]
 
 
-@guarantee(
-    "Malformed, unknown, unauthorized and impossible requests are refused with a message and change nothing."
-)
+@REFUSES
 def test_bad_reports(play: Callable[..., None]) -> None:
     async def scenario(call: Caller) -> None:
         await call.next("a")
@@ -273,9 +273,7 @@ def test_bad_reports(play: Callable[..., None]) -> None:
     play(scenario)
 
 
-@guarantee(
-    "Malformed, unknown, unauthorized and impossible requests are refused with a message and change nothing."
-)
+@REFUSES
 def test_bad_requests(play: Callable[..., None]) -> None:
     async def scenario(call: Caller) -> None:
         refused(await call.join("a"), 409, "worker 'a' is present already")
@@ -312,9 +310,7 @@ def test_bad_requests(play: Callable[..., None]) -> None:
     play(scenario)
 
 
-@guarantee(
-    "Malformed, unknown, unauthorized and impossible requests are refused with a message and change nothing."
-)
+@REFUSES
 @guarantee(
     "Browsers refuse to frame the service's pages elsewhere and to run "
     "foreign scripts in them (content security policies)."

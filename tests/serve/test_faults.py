@@ -27,6 +27,14 @@ from support import calling
 from support.calling import JOB, Caller, refused, serving
 from support.guarantees import guarantee
 
+RESTARTS = guarantee(
+    "A restart at any moment finds what was answered with 200, also after a kill, a full disk or a failed"
+    " commit."
+)
+ONE_JOB_ALONE = guarantee(
+    "A damaged job, a failing policy or an error within one job affects that job only; the others run."
+)
+
 FULL = sqlite3.OperationalError("database or disk is full")
 GOOD = {"round": 0, "samples": 6, "seconds": 1.0}
 Play = Callable[..., None]
@@ -74,10 +82,7 @@ def failing(service: Service, error: BaseException = FULL) -> Iterator[list[int]
         service.store._commit = commit  # type: ignore[method-assign]
 
 
-@guarantee(
-    "A restart at any moment finds what was answered with 200, also after a kill, a full disk or a failed "
-    "commit."
-)
+@RESTARTS
 def test_a_full_disk_a_free_one_and_a_kill(play: Play, tmp_path: Path) -> None:
     """Nothing of what was refused is in memory, nothing of what was answered is lost."""
 
@@ -107,13 +112,11 @@ def test_a_full_disk_a_free_one_and_a_kill(play: Play, tmp_path: Path) -> None:
     play(scenario)
 
 
-@guarantee(
-    "A restart at any moment finds what was answered with 200, also after a kill, a full disk or a failed "
-    "commit."
-)
+@RESTARTS
 @pytest.mark.parametrize("error", [FULL, OSError(28, "No space left on device"), MemoryError()])
 def test_everything_that_waits_is_answered(play: Play, tmp_path: Path, error: BaseException) -> None:
-    """Twice, with calls of every kind on their way, the second time with a fault in what hears of the failure."""
+    """Twice, with calls of every kind on their way, the second time with a fault in what hears of the "
+    "failure."""
 
     async def scenario(call: Caller) -> None:
         parts = [(await call.next(name))[1] for name in "ab"]
@@ -158,10 +161,7 @@ def test_everything_that_waits_is_answered(play: Play, tmp_path: Path, error: Ba
     play(scenario)
 
 
-@guarantee(
-    "A restart at any moment finds what was answered with 200, also after a kill, a full disk or a failed "
-    "commit."
-)
+@RESTARTS
 def test_a_database_that_may_not_grow(play: Play, tmp_path: Path) -> None:
     """SQLite's own refusal, again and again, and room between."""
 
@@ -216,13 +216,11 @@ def test_a_round_that_all_left_is_divided_again_and_takes_no_report_of_its_first
     play(scenario)
 
 
-@guarantee(
-    "A restart at any moment finds what was answered with 200, also after a kill, a full disk or a failed "
-    "commit."
-)
+@RESTARTS
 @pytest.mark.parametrize("seed", range(3))
 def test_restart_after_simultaneous_requests_finds_the_same_state(tmp_path: Path, seed: int) -> None:
-    """Workers that come, report, go, replace themselves and are dropped all at the same time; commits that fail."""
+    """Workers that come, report, go, replace themselves and are dropped all at the same time; commits "
+    "that fail."""
     job = JOB | {"batch": 40, "workers": 4, "start": 1, "ahead": seed % 3, "policy": "level", "floor": 0.5}
     dice = random.Random(seed)
     names = "abcdef"
@@ -290,9 +288,7 @@ class Planless(Equal):
         return (type(plan)(plan.shares * 0.0) if (round.seconds == 13.0).any() else plan), after
 
 
-@guarantee(
-    "A damaged job, a failing policy or an error within one job affects that job only; the others run."
-)
+@ONE_JOB_ALONE
 @pytest.mark.parametrize("kind", [Faulty, Planless])
 def test_failing_policy_affects_only_its_job(
     play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: Any
@@ -319,9 +315,7 @@ def test_failing_policy_affects_only_its_job(
     assert "thirteen" in said or "shares" in said
 
 
-@guarantee(
-    "A damaged job, a failing policy or an error within one job affects that job only; the others run."
-)
+@ONE_JOB_ALONE
 def test_error_in_one_job_keeps_the_deadlines_of_others(
     play: Play, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -343,13 +337,12 @@ def test_error_in_one_job_keeps_the_deadlines_of_others(
     assert said.startswith("the deadlines of job 'a-first-one' cannot be checked (ZeroDivisionError")
 
 
-@guarantee(
-    "A damaged job, a failing policy or an error within one job affects that job only; the others run."
-)
+@ONE_JOB_ALONE
 def test_a_fault_of_the_service_sets_one_job_aside(
     play: Play, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Half a change is never built upon: the job stands still, those who wait for it hear why, the others go on."""
+    """Half a change is never built upon: the job stands still, those who wait for it hear why, the "
+    "others go on."""
 
     async def scenario(call: Caller) -> None:
         assert (await call.ask("PUT", "/jobs/k", JOB))[0] == 201
@@ -391,12 +384,10 @@ def test_a_job_that_is_wanted_is_made_when_there_is_room(tmp_path: Path) -> None
     asyncio.run(all_of_it())
 
 
-@guarantee(
-    "A restart at any moment finds what was answered with 200, also after a kill, a full disk or a failed "
-    "commit."
-)
+@RESTARTS
 def test_answers_show_only_what_is_on_disk(play: Play) -> None:
-    """A report is on its way while others ask for figures, or are refused because of it; then the disk is full."""
+    """A report is on its way while others ask for figures, or are refused because of it; then the disk "
+    "is full."""
 
     async def figures(call: Caller, path: str) -> str:
         return (await call.http.get(path, headers={"Authorization": f"Bearer {calling.TOKEN}"})).text
@@ -447,9 +438,7 @@ def test_who_waits_hears_of_a_round_that_is_ready_while_its_question_waits_for_t
     play(scenario)
 
 
-@guarantee(
-    "A damaged job, a failing policy or an error within one job affects that job only; the others run."
-)
+@ONE_JOB_ALONE
 def test_job_made_again_during_a_deadline_check_is_left_alone(play: Play, tmp_path: Path) -> None:
     async def scenario(call: Caller) -> None:
         await call.next("a")

@@ -23,6 +23,11 @@ from support.commands import assert_refused, paceline
 from support.guarantees import guarantee
 from support.served import TOKEN, Process, process, until
 
+SIGNALS = guarantee(
+    "Signals end the service in order, also at its start and if they were ignored; under `nohup` only "
+    "SIGTERM does."
+)
+
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("serve")]
 PACES = {"a": 0.0004, "b": 0.0002, "c": 0.0001}
 
@@ -98,10 +103,7 @@ def test_ctrl_c_lets_go_of_those_who_wait(tmp_path: Path) -> None:
         assert errors.strip() in ("", "paceline: interrupted")
 
 
-@guarantee(
-    "Signals end the service in order, also at its start and if they were ignored; under `nohup` only "
-    "SIGTERM does."
-)
+@SIGNALS
 @pytest.mark.parametrize(
     ("ignored", "sent", "status"),
     [
@@ -143,12 +145,10 @@ def test_more_workers_than_a_shell_allows_files(tmp_path: Path) -> None:
             assert connection.recv(100).startswith(b"HTTP/1.1 200")
 
 
-@guarantee(
-    "Signals end the service in order, also at its start and if they were ignored; under `nohup` only "
-    "SIGTERM does."
-)
+@SIGNALS
 def test_a_signal_at_the_start_is_not_lost(tmp_path: Path) -> None:
-    """What a handler raises while Python destroys an object goes nowhere, as in the collection before serving."""
+    """What a handler raises while Python destroys an object goes nowhere, as in the collection before "
+    "serving."""
     begin = """
 import gc, signal, sys
 from paceline.__main__ import main
@@ -170,10 +170,7 @@ main()
     assert "Exception ignored" in done.stderr
 
 
-@guarantee(
-    "Signals end the service in order, also at its start and if they were ignored; under `nohup` only "
-    "SIGTERM does."
-)
+@SIGNALS
 def test_nohup_outlives_its_terminal(tmp_path: Path) -> None:
     with process(tmp_path, "--batch", 8, "--workers", 2, ignored=(signal.SIGINT, signal.SIGHUP)) as service:
         for sent in (signal.SIGINT, signal.SIGHUP):

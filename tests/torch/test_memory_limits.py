@@ -33,6 +33,11 @@ from support.memory_jobs import (
 )  # fmt: skip
 from support.ranks import run_ranks
 
+WITHIN_MEMORY = guarantee(
+    '`limits="memory"` keeps within the process\'s cgroup, follows what others take, and trains the model'
+    " of one process."
+)
+
 pytestmark = pytest.mark.processes
 
 TWO: dict[str, Any] = {"fits": [9, 4], "where": "backward"}
@@ -42,10 +47,7 @@ def differs(found: list[Any], expected: list[Any]) -> float:
     return max(float(abs(a - b).max() / abs(b).max()) for a, b in zip(found, expected, strict=True))
 
 
-@guarantee(
-    '`limits="memory"` keeps within the process\'s cgroup, follows what others take, and trains the model of '
-    "one process."
-)
+@WITHIN_MEMORY
 @pytest.mark.parametrize("kind", ["addresses", "cgroup"])
 @pytest.mark.parametrize(("loop", "batch"), [("round", 180), ("whole", 80)])
 def test_ranks_of_unlike_memory_train_the_model_of_one_process(loop: str, batch: int, kind: str) -> None:
@@ -74,14 +76,12 @@ def test_ranks_of_unlike_memory_train_the_model_of_one_process(loop: str, batch:
         assert (loads[:, 1] < 70).all()
 
 
-@guarantee(
-    '`limits="memory"` keeps within the process\'s cgroup, follows what others take, and trains the model of '
-    "one process."
-)
+@WITHIN_MEMORY
 def test_the_limits_of_a_cgroup_and_of_those_above_it_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As under Slurm or systemd, whose limit is not at the top of what this process sees; version 2, by stand-ins."""
+    """As under Slurm or systemd, whose limit is not at the top of what this process sees; version 2, by "
+    "stand-ins."""
     for folder, limit, used in (("job", "400000000", 160000000), ("job/step", "max", 120000000), ("", "", 0)):
         (tmp_path / folder).mkdir(parents=True, exist_ok=True)
         if limit:
@@ -147,7 +147,8 @@ def test_with_buffers_that_are_sent_a_failed_forward_pass_does_not_send_them_aga
     "bytes, what to do."
 )
 def test_a_last_pass_whose_forward_pass_is_through_is_not_run_again() -> None:
-    """DDP would sum the gradients of its first part over the ranks, and the others would wait for the rest."""
+    """DDP would sum the gradients of its first part over the ranks, and the others would wait for the "
+    "rest."""
     other, own = run_ranks(2, out_behind_its_forward_pass)
     assert "rank 1 ran out of memory in round 1" in own
     assert "other ranks wait for its gradients" in own
@@ -219,10 +220,7 @@ def test_passes_begin_small_and_grow_to_what_fits(monkeypatch: pytest.MonkeyPatc
     assert sum(sizes) == 6 * 64
 
 
-@guarantee(
-    '`limits="memory"` keeps within the process\'s cgroup, follows what others take, and trains the model of '
-    "one process."
-)
+@WITHIN_MEMORY
 def test_what_others_take_is_followed_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     gauge = Fake(1000.0, 10.0, 1400.0)
 
@@ -341,7 +339,8 @@ LENGTHS = st.lists(st.integers(1, 12), min_size=2, max_size=30)
 def test_last_pass_takes_no_more_than_one_that_went_through(
     rounds: list[list[int]], padded: bool, fits: int
 ) -> None:
-    """Passes hold memory in proportion to their lengths, and the last pass of a batch also sums the gradients."""
+    """Passes hold memory in proportion to their lengths, and the last pass of a batch also sums the "
+    "gradients."""
     gauge = Fake(100.0, 1.0, 100.0 + 1.5 * fits)
     ran: list[tuple[float, bool]] = []  # amounts of the passes that went through, and whether they were last
     last = True

@@ -20,6 +20,11 @@ from support.guarantees import guarantee
 from support.ranks import run_ranks
 from support.torch_jobs import Samples, fresh, optimizer_of
 
+NAMES_LAYERS = guarantee(
+    "A layer that is unfrozen or added in a run raises with its name; the ways that the message names "
+    "train the model of one process."
+)
+
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("warm")]
 
 
@@ -29,10 +34,7 @@ def check(told: dict[int, str]) -> None:
         assert f"{name}, which was not trained when Pace was made" in told[number]
 
 
-@guarantee(
-    "A layer that is unfrozen or added in a run raises with its name; the ways that the message names train "
-    "the model of one process."
-)
+@NAMES_LAYERS
 def test_what_is_trained_from_the_middle_of_a_run_is_refused_before_it_is_stepped() -> None:
     for told, rounds in run_ranks(2, trained_jobs.trained_in_mid_run):
         check(told)
@@ -53,10 +55,7 @@ with ElasticPace(module, 16) as pace:
 """
 
 
-@guarantee(
-    "A layer that is unfrozen or added in a run raises with its name; the ways that the message names train "
-    "the model of one process."
-)
+@NAMES_LAYERS
 def test_so_it_is_where_ranks_may_be_lost(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
@@ -81,10 +80,7 @@ def test_so_it_is_where_ranks_may_be_lost(tmp_path: Path) -> None:
         check(ast.literal_eval(line))
 
 
-@guarantee(
-    "A layer that is unfrozen or added in a run raises with its name; the ways that the message names train "
-    "the model of one process."
-)
+@NAMES_LAYERS
 def test_the_ways_that_are_told_train_the_model_of_one_process() -> None:
     for found in run_ranks(2, trained_jobs.unfrozen_in_the_ways_that_are_told):
         assert max(found) < 1e-12

@@ -18,6 +18,11 @@ from paceline import PacelineError
 from paceline.train.checkpoint import Checkpoints, seal, sound
 from support.guarantees import guarantee
 
+FINDS_DAMAGE = guarantee(
+    "A damaged checkpoint is found when it is read, and the one before it is used; if both are damaged, "
+    "nothing changes."
+)
+
 
 def archive(value: int) -> bytes:
     buffer = io.BytesIO()
@@ -49,10 +54,7 @@ def damage(path: Path, at: int = 300) -> None:
 SEALED = {"numpy": seal(archive(7)), "torch": seal(torch_archive())}
 
 
-@guarantee(
-    "A damaged checkpoint is found when it is read, and the one before it is used; if both are damaged, "
-    "nothing changes."
-)
+@FINDS_DAMAGE
 @pytest.mark.parametrize("kind", SEALED)
 def test_eight_flipped_bytes_are_found_wherever_they_are(kind: str) -> None:
     content = SEALED[kind]
@@ -62,10 +64,7 @@ def test_eight_flipped_bytes_are_found_wherever_they_are(kind: str) -> None:
         assert not sound(flipped), at
 
 
-@guarantee(
-    "A damaged checkpoint is found when it is read, and the one before it is used; if both are damaged, "
-    "nothing changes."
-)
+@FINDS_DAMAGE
 @given(data=st.data(), kind=st.sampled_from(sorted(SEALED)))
 def test_any_other_damage_is_found(data: Any, kind: str) -> None:
     content = SEALED[kind]
@@ -85,10 +84,7 @@ def test_other_programs_read_it_as_before(tmp_path: Path) -> None:
     assert decode(SEALED["numpy"]) == 7
 
 
-@guarantee(
-    "A damaged checkpoint is found when it is read, and the one before it is used; if both are damaged, "
-    "nothing changes."
-)
+@FINDS_DAMAGE
 def test_an_archive_without_a_digest_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run.npz").write_bytes(archive(5))
     with pytest.raises(PacelineError, match=r"run\.npz is damaged or is no checkpoint"):
@@ -123,10 +119,7 @@ def test_a_damaged_one_never_takes_the_place_of_the_older(tmp_path: Path) -> Non
     assert decode(checkpoints.older.read_bytes()) == 3
 
 
-@guarantee(
-    "A damaged checkpoint is found when it is read, and the one before it is used; if both are damaged, "
-    "nothing changes."
-)
+@FINDS_DAMAGE
 def test_two_damaged_checkpoints_raise_with_both_names(tmp_path: Path) -> None:
     checkpoints = kept(tmp_path)
     for value in (1, 2):
