@@ -51,7 +51,7 @@ def algorithm_1(n, costs):
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_walks_the_path_of_the_listing(seed):
-    """DOLBIE, Alg. 1, lines 1 to 16."""
+    """DOLBIE, eqs. (4) to (7), Alg. 1, lines 1 to 16, section VI-A."""
     n, costs = random_system(seed)
     path, alpha = algorithm_1(n, costs)
     _, played, plan, state = play("dolbie:floor=0", costs, BATCH)

@@ -90,21 +90,6 @@ def test_dolbie_starts_from_any_partition(seed: int) -> None:
     assert x.min() >= 0
 
 
-@pytest.mark.parametrize("seed", range(5))
-# The experiments', and 1 / (N - 1)^2, where eq. (7) binds at once.
-@pytest.mark.parametrize("alpha", [0.001, 0.04])
-def test_dolbie_master_and_workers(seed: int, alpha: float) -> None:
-    """DOLBIE, eqs. (4) to (7), Alg. 1, lines 1 to 16, section VI-A."""
-    policy = policies.create(f"dolbie:alpha={alpha},floor=0", Cluster(N, int(BATCH)))
-    made, state = policy.init()
-    x = np.full(N, 1 / N)
-    for gamma, comm in systems(80, seed):
-        np.testing.assert_allclose(made.shares, x, rtol=0, atol=1e-12)
-        made, state = policy.step(state, told(made.shares, gamma, comm))
-        x, alpha = listing(x, alpha, gamma, comm)
-    assert x.min() >= 0
-
-
 def test_dolbie_ties_go_to_the_first_of_the_list() -> None:
     """DOLBIE, Alg. 1, lines 9 to 16, Alg. 2, lines 5 to 10: stragglers of exactly the same seconds."""
     gamma, comm = np.array([400.0, 100.0, 300.0, 100.0, 100.0]), np.full(5, 0.01)
