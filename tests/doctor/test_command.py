@@ -211,8 +211,7 @@ def test_commands_that_show_nothing(tmp_path: Path) -> None:
 @pytest.mark.processes
 @pytest.mark.usefixtures("one_machine", "warm")
 def test_waiting_for_long_samples_is_distinguished_from_waiting_for_a_slow_rank(tmp_path: Path) -> None:
-    """Rank 1 is a sixth slower, and the lengths of the texts make much larger differences, in each step "
-    "others."""
+    """Rank 1 is a sixth slower, and the lengths of the texts make much larger differences, in each step others."""
     script = SCRIPT.with_name("texts.py")
     said = paceline("doctor", "--steps", 26, "--json", tmp_path / "d.json", "--", *TORCHRUN, 2, script, 1000)
     assert said.status == 0, said.stderr

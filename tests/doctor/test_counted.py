@@ -57,8 +57,7 @@ def test_a_jagged_tensor_has_a_sample_for_each_part() -> None:
 @COUNTS
 @pytest.mark.processes
 def test_what_a_loader_draws_is_the_number_of_samples() -> None:
-    """Graphs, pairs, texts that are packed into one row, batches of unlike sizes, an evaluation in "
-    "between."""
+    """Graphs, pairs, texts that are packed into one row, batches of unlike sizes, an evaluation in between."""
     for found in run_ranks(2, watched.counts):
         assert found == {
             "graphs": ([6] * 4, False),

@@ -32,8 +32,7 @@ def line(recorder, t, **changes):
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_a_mutilated_record_is_refused_or_is_a_run_that_was_killed(tmp_path_factory, data):
-    """Nothing but the end of the record may be lost in silence: what is read is what was written, up to "
-    "there."""
+    """Nothing but the end of the record may be lost in silence: what is read is what was written, up to there."""
     folder = tmp_path_factory.mktemp("run")
     with Recorder.create(folder, {"policy": "level", "workers": 2}) as recorder:
         for t in range(6):
@@ -52,8 +51,7 @@ def test_a_mutilated_record_is_refused_or_is_a_run_that_was_killed(tmp_path_fact
 
 @functools.cache
 def finished():
-    """The files of a finished run, always the same: a file says when it was written, in more or fewer "
-    "digits."""
+    """The files of a finished run, always the same: a file says when it was written, in more or fewer digits."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         facts = {"policy": "level", "workers": 2, "limits": [[1, 9], [None, 8]]}

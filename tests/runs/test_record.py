@@ -162,8 +162,7 @@ def test_a_summary_does_not_outlive_further_rounds(tmp_path, config):
 
 @guarantee("A full disk, a power cut or a clock that is set back leaves a record that can be read.")
 def test_a_full_disk_leaves_no_half_line(tmp_path, config):
-    """Half of the bytes fit: the round is refused, and the next one, once there is room, is a line of "
-    "its own."""
+    """Half of the bytes fit: the round is refused, and the next one, once there is room, is a line of its own."""
 
     class Full:
         def __init__(self, file):

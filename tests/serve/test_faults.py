@@ -115,8 +115,7 @@ def test_a_full_disk_a_free_one_and_a_kill(play: Play, tmp_path: Path) -> None:
 @RESTARTS
 @pytest.mark.parametrize("error", [FULL, OSError(28, "No space left on device"), MemoryError()])
 def test_everything_that_waits_is_answered(play: Play, tmp_path: Path, error: BaseException) -> None:
-    """Twice, with calls of every kind on their way, the second time with a fault in what hears of the "
-    "failure."""
+    """Twice, with calls of every kind on their way, the second time with a fault in what hears of the failure."""
 
     async def scenario(call: Caller) -> None:
         parts = [(await call.next(name))[1] for name in "ab"]
@@ -219,8 +218,7 @@ def test_a_round_that_all_left_is_divided_again_and_takes_no_report_of_its_first
 @RESTARTS
 @pytest.mark.parametrize("seed", range(3))
 def test_restart_after_simultaneous_requests_finds_the_same_state(tmp_path: Path, seed: int) -> None:
-    """Workers that come, report, go, replace themselves and are dropped all at the same time; commits "
-    "that fail."""
+    """Workers that come, report, go, replace themselves and are dropped all at the same time; commits that fail."""
     job = JOB | {"batch": 40, "workers": 4, "start": 1, "ahead": seed % 3, "policy": "level", "floor": 0.5}
     dice = random.Random(seed)
     names = "abcdef"
@@ -341,8 +339,7 @@ def test_error_in_one_job_keeps_the_deadlines_of_others(
 def test_a_fault_of_the_service_sets_one_job_aside(
     play: Play, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Half a change is never built upon: the job stands still, those who wait for it hear why, the "
-    "others go on."""
+    """Half a change is never built upon: the job stands still, those who wait for it hear why, the others go on."""
 
     async def scenario(call: Caller) -> None:
         assert (await call.ask("PUT", "/jobs/k", JOB))[0] == 201
@@ -386,8 +383,7 @@ def test_a_job_that_is_wanted_is_made_when_there_is_room(tmp_path: Path) -> None
 
 @RESTARTS
 def test_answers_show_only_what_is_on_disk(play: Play) -> None:
-    """A report is on its way while others ask for figures, or are refused because of it; then the disk "
-    "is full."""
+    """A report is on its way while others ask for figures, or are refused because of it; then the disk is full."""
 
     async def figures(call: Caller, path: str) -> str:
         return (await call.http.get(path, headers={"Authorization": f"Bearer {calling.TOKEN}"})).text

@@ -147,8 +147,7 @@ def test_more_workers_than_a_shell_allows_files(tmp_path: Path) -> None:
 
 @SIGNALS
 def test_a_signal_at_the_start_is_not_lost(tmp_path: Path) -> None:
-    """What a handler raises while Python destroys an object goes nowhere, as in the collection before "
-    "serving."""
+    """What a handler raises while Python destroys an object goes nowhere, as in the collection before serving."""
     begin = """
 import gc, signal, sys
 from paceline.__main__ import main

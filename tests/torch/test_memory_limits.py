@@ -80,8 +80,7 @@ def test_ranks_of_unlike_memory_train_the_model_of_one_process(loop: str, batch:
 def test_the_limits_of_a_cgroup_and_of_those_above_it_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As under Slurm or systemd, whose limit is not at the top of what this process sees; version 2, by "
-    "stand-ins."""
+    """As under Slurm or systemd, whose limit is not at the top of what this process sees; version 2, by stand-ins."""
     for folder, limit, used in (("job", "400000000", 160000000), ("job/step", "max", 120000000), ("", "", 0)):
         (tmp_path / folder).mkdir(parents=True, exist_ok=True)
         if limit:
@@ -147,8 +146,7 @@ def test_with_buffers_that_are_sent_a_failed_forward_pass_does_not_send_them_aga
     "bytes, what to do."
 )
 def test_a_last_pass_whose_forward_pass_is_through_is_not_run_again() -> None:
-    """DDP would sum the gradients of its first part over the ranks, and the others would wait for the "
-    "rest."""
+    """DDP would sum the gradients of its first part over the ranks, and the others would wait for the rest."""
     other, own = run_ranks(2, out_behind_its_forward_pass)
     assert "rank 1 ran out of memory in round 1" in own
     assert "other ranks wait for its gradients" in own
@@ -339,8 +337,7 @@ LENGTHS = st.lists(st.integers(1, 12), min_size=2, max_size=30)
 def test_last_pass_takes_no_more_than_one_that_went_through(
     rounds: list[list[int]], padded: bool, fits: int
 ) -> None:
-    """Passes hold memory in proportion to their lengths, and the last pass of a batch also sums the "
-    "gradients."""
+    """Passes hold memory in proportion to their lengths, and the last pass of a batch also sums the gradients."""
     gauge = Fake(100.0, 1.0, 100.0 + 1.5 * fits)
     ran: list[tuple[float, bool]] = []  # amounts of the passes that went through, and whether they were last
     last = True
