@@ -9,9 +9,10 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
+from hypothesis import is_hypothesis_test, settings
 
 from support import forks, ray_forks
+from support.often import times
 from support.skips import listed
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -54,6 +55,14 @@ def forks_of_ray():
     """The one process that the workers of each Ray are forked from where ``ray_forks.use`` was called."""
     with ray_forks.server():
         yield ray_forks
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Hypothesis draws as many of each test's examples as ``support.often`` says."""
+    drawn = {function for item in items if is_hypothesis_test(function := getattr(item, "obj", None))}
+    for function in drawn:
+        asked = function._hypothesis_internal_use_settings
+        function._hypothesis_internal_use_settings = settings(asked, max_examples=times(asked.max_examples))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

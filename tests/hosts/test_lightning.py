@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from support import hosts
 from support.guarantees import guarantee
 from support.hosts import COSTS, difference, every_sample_once, whole_batch
 from support.later import later
@@ -138,6 +139,7 @@ def logged(rank: int, ranks: int) -> dict[str, float]:
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.SGD(self.parameters(), lr=0.0)
 
+    hosts.as_torchrun(rank, ranks)  # else Lightning starts the ranks itself, which run this command again
     balanced = BalancedCallback(60, limits=[(43, 43), (17, 17), (0, 0)][:ranks])
     data = torch.utils.data.TensorDataset(torch.arange(180.0)[:, None])
     trainer = Trainer(**jobs.SILENT, devices=ranks, strategy="ddp", callbacks=[balanced], max_epochs=1)

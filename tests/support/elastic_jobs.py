@@ -435,6 +435,7 @@ def hit(keeper: Supervisor, told: Told, kind: str, who: int) -> None:
 
 
 FOR_EVER = 10**9  # rounds, for ``faults``, which ends the run
+REST = 20  # rounds after its last fault
 
 
 def faults(out: Path, kinds: list[str], many: int, gap: float, seed: int = 0) -> Plan:
@@ -451,7 +452,7 @@ def faults(out: Path, kinds: list[str], many: int, gap: float, seed: int = 0) ->
         whole = len(members) == keeper._places and newest >= 2
         under_way = len({fault.who for fault in told.faults} & there)
         if whole and len(told.faults) >= many and not (out / "last").exists():
-            (out / "part").write_text(str(newest + 100))
+            (out / "part").write_text(str(newest + REST))
             (out / "part").rename(out / "last")
         begun = {who for who, lines in told.lines.items() if any(line["kind"] == "joined" for line in lines)}
         if not whole or len(told.faults) >= many or under_way > 1 or not there <= begun:

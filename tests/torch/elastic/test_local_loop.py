@@ -11,6 +11,7 @@ import torch
 from support import elastic_jobs, local_jobs
 from support.elastic_jobs import FOR_EVER, SAMPLES, Told, faults, run
 from support.elastic_phases import phased
+from support.often import times
 
 GUARANTEES = (
     "After a lost rank, the others run its samples since the last merge, with the parameters of a replay.",
@@ -52,10 +53,10 @@ def test_nothing_happens(tmp_path: Path) -> None:
 
 def test_faults_at_random_moments(tmp_path: Path) -> None:
     told = survived(
-        tmp_path, faults(tmp_path, ["kill", "kill", "leave", "freeze"], 12, 0.05, seed=1), dead=1.0
+        tmp_path, faults(tmp_path, ["kill", "kill", "leave", "freeze"], times(12), 0.05, seed=1), dead=1.0
     )
     check(told)
-    assert len(told.faults) == 12
+    assert len(told.faults) == times(12)
 
 
 PHASES = ("piece", "sums", "committed", "step", "claiming", "counted")
@@ -64,7 +65,9 @@ PHASES = ("piece", "sums", "committed", "step", "claiming", "counted")
 @pytest.mark.parametrize("policy", ["factoring", pytest.param("level", marks=pytest.mark.nightly)])
 def test_faults_at_named_instants(tmp_path: Path, policy: str) -> None:
     kinds = ("kill", "leave", "fail", "two", "joiner", "first")
-    plan = phased(tmp_path, 10, seed=4, kinds=kinds, phases=PHASES if policy == "factoring" else PHASES[:4])
+    plan = phased(
+        tmp_path, times(10), seed=4, kinds=kinds, phases=PHASES if policy == "factoring" else PHASES[:4]
+    )
     told = survived(tmp_path, plan, policy=policy)
     check(told)
-    assert len(told.faults) >= 10
+    assert len(told.faults) >= times(10)

@@ -28,6 +28,9 @@ from support import elastic_jobs
 from support.elastic_jobs import FOR_EVER, Told, alone, exactly, faults, hit, run
 from support.elastic_phases import Plan, phased, write
 from support.guarantees import guarantee
+from support.often import times
+
+NAP = 1e-3  # seconds a sample: while ranks start, the others sleep more than they compute
 
 
 def check(told: Told, rounds: int | None = None, whole: bool = True, **options: Any) -> None:
@@ -65,7 +68,7 @@ def test_nothing_happens(tmp_path: Path) -> None:
     "model of one process."
 )
 def test_faults_at_random_moments(tmp_path: Path) -> None:
-    plan = faults(tmp_path, ["kill", "kill", "leave", "freeze"], 14, 0.05, seed=1)
+    plan = faults(tmp_path, ["kill", "kill", "leave", "freeze"], times(14), 0.05, seed=1)
     told = run(
         tmp_path,
         4,
@@ -78,7 +81,7 @@ def test_faults_at_random_moments(tmp_path: Path) -> None:
         micro_batch=[7, 5, 9, 7],
     )
     check(told)
-    assert len(told.faults) == 14
+    assert len(told.faults) == times(14)
 
 
 @guarantee(
@@ -87,10 +90,10 @@ def test_faults_at_random_moments(tmp_path: Path) -> None:
 )
 def test_faults_at_named_instants(tmp_path: Path) -> None:
     """Also where some ranks have completed a round and others have not, and in the change of members itself."""
-    plan = phased(tmp_path, 12, seed=4, kinds=("kill", "leave", "fail", "two", "joiner", "first"))
-    told = run(tmp_path, 4, FOR_EVER, plan, restarts=1000, nap=1e-4, phases=True)
+    plan = phased(tmp_path, times(12), seed=4, kinds=("kill", "leave", "fail", "two", "joiner", "first"))
+    told = run(tmp_path, 4, FOR_EVER, plan, restarts=1000, nap=NAP, phases=True)
     check(told)
-    assert len(told.faults) >= 12
+    assert len(told.faults) >= times(12)
 
 
 MOVING = ("kill", "kill", "leave", "fail", "two", "joiner")
@@ -105,7 +108,7 @@ def most_pieces(told: Told) -> int:
 def uneven(tmp_path: Path, ranks: int, plan: Plan, **asked: Any) -> Told:
     """A run with these faults, of whose ranks one is slow."""
     slow = [3 if rank == 1 else 1 for rank in range(ranks)]
-    return run(tmp_path, ranks, FOR_EVER, plan, restarts=1000, nap=1e-4, phases=True, slow=slow, **asked)
+    return run(tmp_path, ranks, FOR_EVER, plan, restarts=1000, nap=NAP, phases=True, slow=slow, **asked)
 
 
 @guarantee(
@@ -113,10 +116,10 @@ def uneven(tmp_path: Path, ranks: int, plan: Plan, **asked: Any) -> Told:
 )
 def test_work_moves_within_rounds(tmp_path: Path) -> None:
     """What a lost rank has claimed and not run, or run and not summed, is run by the others."""
-    plan = phased(tmp_path, 10, seed=2, kinds=MOVING, phases=CLAIMED)
+    plan = phased(tmp_path, times(10), seed=2, kinds=MOVING, phases=CLAIMED)
     told = uneven(tmp_path, 4, plan, policy="factoring")
     check(told)
-    assert len(told.faults) >= 10
+    assert len(told.faults) >= times(10)
     assert most_pieces(told) > 3
 
 
@@ -145,10 +148,10 @@ def test_the_same_bits_whoever_is_lost(tmp_path: Path) -> None:
 def test_samples_that_cost_differently(tmp_path: Path, policy: str, padded: bool) -> None:
     """A lost rank's are run by the others in parts of equal cost; the loss is a mean over their tokens."""
     phases = CLAIMED if policy == "auto" else CLAIMED[:4]
-    plan = phased(tmp_path, 6, seed=5, kinds=MOVING, phases=phases)
+    plan = phased(tmp_path, times(6), seed=5, kinds=MOVING, phases=phases)
     told = uneven(tmp_path, 3, plan, policy=policy, costs={"padded": padded, "micro_batch_cost": 160.0})
     check(told, tokens=True)
-    assert len(told.faults) >= 6
+    assert len(told.faults) >= times(6)
 
 
 @guarantee(
