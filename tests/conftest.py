@@ -61,8 +61,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Hypothesis draws as many of each test's examples as ``support.often`` says."""
     drawn = {function for item in items if is_hypothesis_test(function := getattr(item, "obj", None))}
     for function in drawn:
-        asked = function._hypothesis_internal_use_settings
-        function._hypothesis_internal_use_settings = settings(asked, max_examples=times(asked.max_examples))
+        if asked := getattr(function, "_hypothesis_internal_use_settings", None):
+            function._hypothesis_internal_use_settings = settings(
+                asked, max_examples=times(asked.max_examples)
+            )
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -69,9 +69,10 @@ def test_resumed_run_prints_the_losses_of_the_page(script: Path) -> None:
 
 
 def words(text: str) -> Counter[str]:
-    """The words of all lines, without those that vary: figures, the winner's name, rules, file names. A line may be
-    folded at the width of a terminal."""
+    """The words of all lines, without those that vary: figures, the winner's name, which is faster, rules, file
+    names. A line may be folded at the width of a terminal."""
     named = re.sub(rf"\b({POLICIES})\b", "POLICY", text).replace("rounds", "round")
+    named = re.sub(r"at (least|most)\s+[\d.]+x\s+(slower\s+than|as\s+fast\s+as)", "COMPARED", named)
     kept = (word for word in named.split() if not re.search(r"\d|─|\.html|^(almost|under|%)$", word))
     return Counter(word.strip(",.;:") for word in kept)
 

@@ -25,7 +25,7 @@ def chromium() -> Iterator[Any]:
     if not shutil.which(CHROMIUM):
         _missing("CHROMIUM", f"no browser: {CHROMIUM} is not there; set CHROMIUM to where it is")
     with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
         yield browser
         browser.close()
 

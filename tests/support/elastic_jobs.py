@@ -178,6 +178,7 @@ def telling(where: Where, out: Path) -> Iterator[Callable[..., None]]:
     """A rank's process, which tells of what happens in a file of its own, and ends here."""
     os.environ.update(where.environment())
     torch.set_num_threads(1)
+    multiprocessing.set_start_method("fork", force=True)  # of loaders' processes, as in a program of its own
     with open(out / f"{where.ident}", "a", buffering=1) as file:
 
         def say(**words: Any) -> None:

@@ -24,7 +24,7 @@ from paceline.torch.callbacks import OnRound
 from support.scripted import Script
 from support.torch_jobs import UNEVEN, Samples, fresh
 
-COUNT, BATCH, SEED, WARM = 83, 16, 5, 2
+COUNT, BATCH, SEED, WARM, STEPS = 83, 16, 5, 2, 18
 FORCED = [(2, 2), (3, 3), (11, 11)]  # "level" has no choice then
 
 
@@ -55,7 +55,7 @@ def slow_ways(rank: int, ranks: int, cases: list[dict[str, Any]]) -> list[dict[s
 def _slow_way(
     rank: int,
     hook: str = "",
-    steps: int = 30,
+    steps: int = STEPS,
     dtype: str = "float64",
     optimizer: str = "momentum",
     period: int = 0,

@@ -89,7 +89,7 @@ def reference(
 
 
 def differences_from_one_process(rank: int, ranks: int, cases: list[dict[str, Any]]) -> list[float]:
-    """The largest relative difference from ``reference`` after 50 uneven steps, for each case."""
+    """The largest relative difference from ``reference`` after 20 uneven steps, for each case."""
     return [_difference_from_one_process(rank, ranks, **case) for case in cases]
 
 
@@ -100,7 +100,7 @@ def _difference_from_one_process(
     sometimes: bool = False,
     count: int = 83,
     batch: int = 16,
-    steps: int = 50,
+    steps: int = 20,
     loader_workers: int = 0,
     limits: Any = ((0, None),) * 3,
     scaled: bool = False,

@@ -47,7 +47,7 @@ def test_seconds_are_the_same_on_all_ranks_and_shape_the_next_round() -> None:
 @guarantee(
     "Every round is on record with its own loss and loads, also short rounds, which are reported in batches."
 )
-@pytest.mark.parametrize("policy", ["level", "auto", "dolbie"])
+@pytest.mark.parametrize("policy", ["level", "auto", pytest.param("dolbie", marks=pytest.mark.nightly)])
 def test_short_rounds_are_told_of_in_intervals_that_are_the_same_on_all_ranks(policy: str) -> None:
     ranks = run_ranks(3, in_intervals, policy, [0.02, 0.02, 0.06], 400)
     results, state, announced, rounds = ranks[0]

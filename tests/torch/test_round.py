@@ -38,6 +38,7 @@ from paceline.torch.round import (
     WEIGHED,
     Round,
 )
+from support.often import times
 
 GUARANTEES = (
     "In any order of events, each sample of a round counts once and the weights sum to one.",
@@ -425,4 +426,4 @@ class Members(RuleBasedStateMachine):
 TestRanks = Ranks.TestCase
 TestMembers = Members.TestCase
 for each in (TestRanks, TestMembers):
-    each.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+    each.settings = settings(max_examples=times(60), stateful_step_count=60, deadline=None)
