@@ -5,13 +5,13 @@ STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-demo
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 JOBS ?= 3
-MARKED ?=
+MARKED ?= not nightly
 
 MODULES ?=
 
 SECONDS ?= 120
 
-.PHONY: help demo test check lint fuzz mutate format bench docs clean
+.PHONY: help demo test nightly check lint fuzz mutate format bench docs clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -31,8 +31,11 @@ help:  ## this list
 demo: $(DEMO_STAMP)  ## train the digits on 4 uneven workers: plain equal split against Paceline
 	@$(BIN)/paceline train --data digits --workers 4 --slowdown 1,1,1,4 --epochs 20 --compare equal,level
 
-test: $(STAMP)  ## every test; MARKED='not nightly' leaves out those that .ci/run leaves to the nightly job
+test: $(STAMP)  ## what every change must pass: all tests but those marked nightly
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m "$(MARKED)"
+
+nightly: $(STAMP)  ## every test, with three times as many random cases
+	PACELINE_THOROUGH=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
 check: lint fuzz  ## lint, format, types and the map of imports; the service's API against its own description
 

@@ -18,7 +18,7 @@ HOSTS = [
 
 
 @pytest.mark.parametrize(("module", "needs", "extra"), HOSTS)
-def test_error_names_what_to_install(module: str, needs: str, extra: str) -> None:
+def test_error_names_what_to_install(module: str, needs: str, extra: str, warm: None) -> None:
     code = f"import sys; sys.modules[{needs!r}] = None; import paceline.hosts.{module}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 1

@@ -31,7 +31,7 @@ from paceline.torch.elastic.recovery import Rendezvous
 from paceline.torch.elastic.supervisor import Loss, Supervisor
 from paceline.torch.feed.prefetch import Prefetch
 from paceline.torch.liveness.shutdown import end_with, end_with_parent
-from support.forks import Fork, load
+from support.forks import Fork
 
 WIDTH, SAMPLES, BATCH = 8, 1200, 48
 
@@ -384,7 +384,6 @@ def run(
     **options: Any,
 ) -> Told:
     """Train for so many rounds while ``plan`` does what it likes to the workers."""
-    load("support.elastic_jobs")
     job = options.pop("job", train)
 
     def start(where: Where) -> Fork:

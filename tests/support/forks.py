@@ -41,7 +41,7 @@ import psutil
 
 LOADED = (
     "torch", "torch.distributed", "torch.distributed.run", "torch._dynamo", "numpy", "paceline.torch",
-    "paceline.torch.launcher", "paceline.cli", "paceline.train.launch",
+    "paceline.torch.launcher", "paceline.cli", "paceline.train.launch", "support.elastic_jobs",
 )  # fmt: skip
 SECONDS = 900.0  # only a hang takes as long, however busy the machine is
 FROZEN = "paceline.train.forked"

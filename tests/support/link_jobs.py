@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -13,23 +14,26 @@ from paceline.torch import Pace, open_rounds, peers
 from paceline.torch.callbacks import OnRound
 from support.torch_jobs import Samples, fresh, optimizer_of
 
+LATE = 100.0  # seconds; no message takes as long
+
 
 def slow_link(rank: int, ranks: int, slow: int) -> list[float] | None:
-    """What the ranks find if whatever goes to or comes from one of them is late."""
-    send, recv = dist.send, dist.recv
+    """What the ranks find if whatever goes to or comes from one of them takes ``LATE`` by their clocks."""
+    send, recv, added = dist.send, dist.recv, [0.0]
 
     def late(function: Any) -> Any:
         def call(message: torch.Tensor, peer: int) -> Any:
             result = function(message, peer)
             if slow in (rank, peer) and message.numel() > 1:
-                time.sleep(0.05)
+                added[0] += LATE
             return result
 
         return call
 
     dist.send, dist.recv = late(send), late(recv)
+    peers.time = SimpleNamespace(perf_counter=lambda: time.perf_counter() + added[0])  # type: ignore[assignment]
     found = peers.links()
-    dist.send, dist.recv = send, recv
+    dist.send, dist.recv, peers.time = send, recv, time
     return None if found is None else found.tolist()
 
 

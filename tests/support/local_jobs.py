@@ -25,7 +25,7 @@ from paceline.torch.feed.pieces import Order
 from paceline.torch.local import Merging
 from support import elastic_jobs
 from support.elastic_jobs import Told
-from support.events import Events
+from support.events import Events, until
 from support.scripted import Script
 from support.torch_jobs import CLASSES, UNEVEN, Samples, fresh
 
@@ -477,22 +477,36 @@ def scheduled(rank: int, ranks: int) -> list[list[str]]:
     return found
 
 
-def slowed(rank: int, ranks: int, policies: list[str]) -> list[list[Any]]:
-    """Under each policy: the samples of this rank's steps in the third interval, in which rank 1 becomes slow, what
-    all ranks are told to have run in it, and its seconds."""
+def slowed(rank: int, ranks: int, policies: list[str], folder: str) -> list[list[Any]]:
+    """Under each policy: the samples of this rank's steps in the third interval, and what all ranks are told to have
+    run in it.
+
+    If steps are claimed, rank 1 stays in its first step of that interval until the others have run all of it but
+    three steps, or for ever."""
     found = []
-    for policy in policies:
+    for number, policy in enumerate(policies):
+        place, most = Path(folder) / str(number), 6 * BATCH - 3 * BATCH // ranks
+        place.mkdir(exist_ok=True)
         model, told, steps = fresh(torch.float64), list[Any](), list[int]()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         with LocalSGD(model, BATCH, policy, every=6, callbacks=[OnRound(told.append)]) as pace:
             for x, y, _ in pace.loader(Samples(3 * 6 * BATCH), seed=5):
-                slow = (rank, pace.rounds) == (1, 2)
-                time.sleep(0.15 if slow else 0.003)
+                time.sleep(0.003)
+                if pace.rounds == 2:
+                    if rank == 1 and not steps and policy != "equal":
+                        until(lambda place=place, most=most: ran_by_others(place) >= most)
+                    steps.append(len(x))
+                    (place / f"{rank}-{len(steps)}-{len(x)}").touch()
                 pace.backward(nn.functional.cross_entropy(model(x), y))
-                steps += [len(x)] if pace.rounds == 2 else []
                 pace.step(optimizer)
-        found.append([steps, told[2].loads.tolist(), told[2].seconds])
+        found.append([steps, told[2].loads.tolist()])
     return found
+
+
+def ran_by_others(place: Path) -> int:
+    """The samples that others than rank 1 have run, by the names of these files."""
+    ran = (list(map(int, each.name.split("-"))) for each in place.iterdir())
+    return sum(size for rank, _, size in ran if rank != 1)
 
 
 def resumed(rank: int, ranks: int) -> list[Any]:

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from paceline.torch import Pace
 from support.torch_jobs import Net, Samples, fresh
 
-COUNT, BATCH = 230, 48
+COUNT, BATCH, DRAWS = 115, 48, 6
 
 
 class Program:
@@ -163,10 +163,10 @@ def _epochs(pace: Pace, data: Samples) -> Any:
 
 def _draws(pace: Pace) -> Any:
     if pace.host.terms.loop == "pieces":  # a round's micro-steps, then a step behind them
-        for _ in range(8):
+        for _ in range(DRAWS):
             yield from pace.sizes(1)
     else:
-        yield from pace.sizes(8)
+        yield from pace.sizes(DRAWS)
 
 
 MUTABLE = {

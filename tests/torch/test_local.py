@@ -232,16 +232,18 @@ def test_a_rank_that_is_stuck_holds_a_delayed_merge_as_long_as_the_process_group
     'Under `policy="factoring:scheme=self"`, the others wait for at most two steps of a rank that becomes '
     "slow."
 )
-def test_a_rank_that_becomes_slow_holds_the_others_for_two_of_its_steps_if_steps_are_claimed() -> None:
+def test_a_rank_that_becomes_slow_holds_the_others_for_two_of_its_steps_if_steps_are_claimed(
+    tmp_path: Path,
+) -> None:
     """Where all is planned, it runs as many as were planned. What it has not begun is run by the others."""
-    ranks = run_ranks(3, local_jobs.slowed, ["level", "factoring:scheme=self"])
+    ranks = run_ranks(3, local_jobs.slowed, ["equal", "factoring:scheme=self"], str(tmp_path))
     planned, claimed = ([rank[policy] for rank in ranks] for policy in range(2))
     assert len(planned[1][0]) > 3
     assert len(claimed[1][0]) <= 3  # the running one, its last, and one claimed before others began
     for own in (planned, claimed):
-        ran = [sum(steps) for steps, *_ in own]
+        ran = [sum(steps) for steps, _ in own]
         assert sum(ran) == 6 * local_jobs.BATCH
-        assert [loads for _, loads, _ in own] == [ran] * 3  # which the record tells
+        assert [loads for _, loads in own] == [ran] * 3  # which the record tells
 
 
 @guarantee(

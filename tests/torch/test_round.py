@@ -425,5 +425,6 @@ class Members(RuleBasedStateMachine):
 
 TestRanks = Ranks.TestCase
 TestMembers = Members.TestCase
-for each in (TestRanks, TestMembers):
-    each.settings = settings(max_examples=times(60), stateful_step_count=60, deadline=None)
+TestRanks.settings = TestMembers.settings = settings(
+    max_examples=times(60), stateful_step_count=60, deadline=None
+)
