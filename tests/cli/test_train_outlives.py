@@ -43,7 +43,7 @@ def ended_well(words: Sequence[object], place: Path, **options: Any) -> str:
     "A run continues if the reader of its output ends; a report that cannot be written does not make a "
     "finished run fail."
 )
-def test_run_outlives_the_reader_of_its_output(tmp_path: Path) -> None:
+def test_run_outlives_the_reader_of_its_output(tmp_path: Path, warm: None) -> None:
     ours, theirs = os.pipe()
     os.close(ours)
     done = subprocess.run(
@@ -83,12 +83,11 @@ def test_a_finished_run_whose_trace_cannot_be_written_has_not_failed(tmp_path: P
 )
 @pytest.mark.parametrize("elastic", ["--elastic", "--no-elastic"])
 def test_a_shell_that_allows_too_few_files_ends_no_run_in_a_hang(tmp_path: Path, elastic: str) -> None:
-    done = subprocess.run(
-        [*TRAIN, elastic], cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32)),
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert done.stderr == (
+    words = ["-m", "paceline", *OPTIONS, elastic]
+    process = Program(words, tmp_path, limits={resource.RLIMIT_NOFILE: 32})
+    _, err = process.communicate(timeout=SECONDS)
+    assert process.returncode == 2
+    assert err == (
         "paceline: each of 2 workers may have 32 files and connections open: expected 48 or more; raise it with "
         "ulimit -n\n"
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 
 from paceline.runs import read
 from paceline.torch import ElasticLocalSGD, ElasticPace, LocalSGD, Pace
+from support.forks import as_torchrun, ended
 from support.guarantees import guarantee
 
 # Of all handles: ``host`` is an attribute, the others are methods and properties.
@@ -72,18 +72,13 @@ main()
 def test_the_end_of_the_program_closes(form: str, end: str, tmp_path: Path) -> None:
     script, record = tmp_path / "train.py", tmp_path / "record"
     script.write_text(SCRIPT)
-    command = [sys.executable, str(script), str(record), form, end]
-    if form == "ranks":
-        command[:1] = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, env=dict(os.environ) | {"PYTHONPATH": path}
-    )
-    assert (done.returncode == 0) is (end == "ends"), done.stderr
-    assert "terminate called" not in done.stderr
-    assert "Exception ignored" not in done.stderr
-    assert ("ValueError: a bad image" in done.stderr) is (end == "raises")
+    path = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])}
+    own = as_torchrun(2) if form == "ranks" else [{}]
+    for program in ended([each | path for each in own], [script, record, form, end], whole=True):
+        assert (program.status == 0) is (end == "ends"), program.err
+        assert "terminate called" not in program.err
+        assert "Exception ignored" not in program.err
+        assert ("ValueError: a bad image" in program.err) is (end == "raises")
+        assert program.out.split() == (["left"] if form == "ranks" else [])
     assert (record / "summary.json").exists(), "the record is finished"
-    if form == "ranks":
-        assert done.stdout.split() == ["left", "left"]
     assert read(record).config["workers"] == (2 if form == "ranks" else 1)
