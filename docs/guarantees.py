@@ -1,7 +1,7 @@
 """Writes docs/guarantees.md from the promises of the tests: ``python docs/guarantees.py``.
 
-A promise is the text of a test's ``@guarantee("...")``, or of its file's ``GUARANTEES = ("...",)``. Tests with the
-same text share a row. What a command shows instead of a test is in ``SHOWN``.
+A promise is the text of a test's ``@guarantee("...")``, or of its file's ``GUARANTEES = ("...",)``. Promises that
+begin with the same file share a row. What a command shows instead of a test is in ``SHOWN``.
 """
 
 from __future__ import annotations
@@ -15,14 +15,11 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 LONGEST = 160  # characters of a promise
 GROUPS = {  # headings, and the beginnings of the paths of their tests, of which the longest counts
-    "Your own training loop": ("torch/",),
-    "Ranks that step by themselves, with `LocalSGD`": ("torch/test_local", "cli/test_train_local"),
+    "Your own training loop": ("torch/", "cli/test_train_local"),
     "The doctor and `paceline verify`": ("doctor/", "verify/"),
     "Frameworks around your loop": ("hosts/", "ray/test_ray_train", "examples/test_ports"),
-    "Ranks that freeze, fail or are late": (
+    "Ranks that freeze, fail, are lost or join": (
         *("torch/liveness/", "torch/test_peers", "cli/test_train_frozen"),
-    ),
-    "Ranks that are lost or join, with `ElasticPace`": (
         *("torch/elastic/", "torch/test_launcher"),
         *("train/test_elastic", "cli/test_train_goes_on"),
     ),
@@ -30,36 +27,31 @@ GROUPS = {  # headings, and the beginnings of the paths of their tests, of which
         *("train/", "cli/test_train", "cli/test_interrupts", "cli/test_any_options", "torch/test_states"),
     ),
     "`paceline serve`": ("serve/",),
-    "Policies, plans and the parameter server": (
+    "Policies, plans, costs of samples and the parameter server": (
         *("backup/", "balance/", "coded/", "contract/", "forecast/", "papers/", "paramserver/", "pieces/"),
         *("ray/", "sync/", "test_balancer", "test_costs", "test_policies", "test_rounds", "test_shares"),
-    ),
-    "Samples that cost differently": (
-        *("samples/", "torch/feed/test_costs", "contract/test_costs", "simulate/test_claimed"),
-        *("serve/test_costs", "runs/test_causes"),
+        *("samples/", "torch/feed/test_costs", "simulate/test_claimed", "serve/test_costs"),
+        "runs/test_causes",
     ),
     "Simulation, traces and records": (
         *("simulate/", "runs/", "data/", "live/", "test_clock", "test_hostile_files", "test_power"),
-    ),
-    "Bits, processors and versions": (
-        *("torch/gradients/test_same_bits", "torch/gradients/test_sharded", "forecast/test_portable_math"),
     ),
     "Commands, the library and the site": ("cli/", "docs/", "examples/", "learners/", "test_"),
 }
 SHOWN = (  # by commands: heading, promise, command
     (
-        "Ranks that are lost or join, with `ElasticPace`",
+        "Ranks that freeze, fail, are lost or join",
         "After kills, freezes, departures and joins at any instant, each sample of a round counts once, with the "
         "model of one process.",
         "`python benchmarks/faults.py`",
     ),
     (
-        "Bits, processors and versions",
+        "Your own training loop",
         "Runs that are repeated under `deterministic=True` have the same bits.",
         "`python benchmarks/determinism.py`",
     ),
     (
-        "Bits, processors and versions",
+        "Commands, the library and the site",
         "The installer refuses versions below the lowest in `pyproject.toml`, with which the tests pass.",
         "`uv pip compile --resolution lowest-direct --all-extras pyproject.toml`, then the tests",
     ),
@@ -77,9 +69,9 @@ SHOWN = (  # by commands: heading, promise, command
 HEAD = """\
 # Guarantees
 
-What Paceline promises for each fault and each kind of input, and the test or command that shows it. Tests are files
-below `tests/`, with the function if a single test shows the promise. "The model of one process" means parameters
-within 1e-12 in float64. [Limits](limits.md) lists what is not promised.
+What Paceline promises for each fault and each kind of input, and what shows it: tests (files below `tests/`, which
+have the promise in the same words) or a command. "The model of one process" means parameters within 1e-12 in float64.
+[Limits](limits.md) lists what is not promised.
 
 <!-- python docs/guarantees.py makes this page from the tests. -->
 """
@@ -141,20 +133,21 @@ def page(found: list[Guarantee]) -> tuple[str, list[str]]:
         rows[place.get(promise, group)].setdefault(promise, []).append(command)
     parts = [HEAD]
     for group, listed in rows.items():
-        if listed:
-            lines = [
-                f"| {promise.replace('|', chr(92) + '|')} | {_shown(tests)} |"
-                for promise, tests in listed.items()
-            ]
-            parts.append("\n".join([f"## {group}", "", "| promise | shown by |", "|---|---|", *lines, ""]))
+        by_first: dict[str, list[str]] = {}
+        for promise, tests in listed.items():
+            first, *others = _files(tests)
+            also = f" (also {', '.join(others)})" if others else ""
+            by_first.setdefault(first, []).append(promise.replace("|", "\\|") + also)
+        if by_first:
+            lines = [f"| {'<br>'.join(promises)} | {first} |" for first, promises in by_first.items()]
+            parts.append("\n".join([f"## {group}", "", "| promises | shown by |", "|---|---|", *lines, ""]))
     return "\n".join(parts), wrong
 
 
-def _shown(tests: list[str]) -> str:
-    """The cell of a promise's tests and commands: one test by its function, several by their files."""
+def _files(tests: list[str]) -> list[str]:
+    """The files of a promise's tests, and its commands, as code."""
     files = dict.fromkeys(each if each[0] == "`" else each.split("::")[0] for each in tests)
-    named = tests if len(tests) == 1 else files
-    return ", ".join(each if each[0] == "`" else f"`{each}`" for each in named)
+    return [each if each[0] == "`" else f"`{each}`" for each in files]
 
 
 def made() -> tuple[str, list[str]]:

@@ -245,15 +245,15 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     """Links into examples/ lead to the pages made of it, and links to the README to the home page, which includes it
     in part; beside the sources they lead to the files.
 
-    A picture that has a dark twin is shown beside it, and the theme hides one of the two.
+    A picture is shown in light and in dark, and the theme hides one of the two.
     """
-    markdown = re.sub(r"!\[([^\]]*)\]\((pictures/\w+)(\.png|\.svg)\)", _in_both_schemes, markdown)
+    markdown = re.sub(r"!\[([^\]]*)\]\((pictures/[\w-]+)(\.png|\.svg)\)", _in_both_schemes, markdown)
     markdown = re.sub(r"\]\(\.\./README\.md(#[\w-]+)?\)", r"](index.md\1)", markdown)
     return re.sub(r"\]\(\.\./examples/(?:\w+/)*(\w+)\.py\)", r"](examples/\1.md)", markdown)
 
 
 def _in_both_schemes(picture: re.Match[str]) -> str:
+    """An SVG has both schemes in one file (docs/pictures/common.py), a PNG has a dark twin."""
     says, name, kind = picture.groups()
-    if not (ROOT / "docs" / f"{name}-dark{kind}").is_file():
-        return picture[0]
-    return f"![{says}]({name}{kind}#only-light) ![{says}]({name}-dark{kind}#only-dark)"
+    dark = name if kind == ".svg" else f"{name}-dark"
+    return f"![{says}]({name}{kind}#only-light) ![{says}]({dark}{kind}#only-dark)"

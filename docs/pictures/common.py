@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import re
 from pathlib import Path
@@ -16,6 +17,7 @@ from matplotlib.colors import to_hex, to_rgba
 from PIL import Image
 
 matplotlib.rcParams["svg.hashsalt"] = "paceline"  # equal figures give equal files
+matplotlib.rcParams["svg.fonttype"] = "none"  # words, not outlines of letters: a quarter of the size
 
 FOLDER = Path(__file__).parent
 BLUE, ORANGE, GREEN, PURPLE, BROWN, GREY = "#0072b2", "#d55e00", "#009e73", "#8a3ffc", "#8a6d00", "#7d828a"
@@ -71,14 +73,65 @@ def plain(axes: Any, *values: float) -> None:
 
 
 def save(made: Any, script: str, kind: str = ".svg") -> None:
-    """Write the picture beside its script, under its name, and the dark one with -dark after it.
+    """Write the picture beside its script, under its name.
 
-    kind: ".svg", or ".png" where a figure has too many lines for a small SVG.
+    kind: ".svg", which has both schemes in one file, or ".png" where a figure has too many lines for a small SVG; the
+    dark one then has -dark after its name.
     """
     name = Path(script).stem
-    _write(made, FOLDER / f"{name}{kind}")
-    darken(made)
-    _write(made, FOLDER / f"{name}-dark{kind}")
+    if kind == ".svg":
+        drawn = io.StringIO()
+        made.savefig(drawn, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+        _put(FOLDER / f"{name}.svg", in_both_schemes(drawn.getvalue()).encode())
+    else:
+        _put(FOLDER / f"{name}{kind}", _png(made))
+        darken(made)
+        _put(FOLDER / f"{name}-dark{kind}", _png(made))
+
+
+def _png(made: Any) -> bytes:
+    drawn, kept = io.BytesIO(), io.BytesIO()
+    made.savefig(drawn, dpi=110)
+    image = Image.open(drawn).convert("RGB").quantize(SHADES, dither=Image.Dither.NONE)
+    image.save(kept, format="png", optimize=True)
+    return kept.getvalue()
+
+
+def in_both_schemes(svg: str) -> str:
+    """A picture of matplotlib's that is light, or dark on a dark screen and at its address with #only-dark; with
+    #only-light it is light on every screen. Its numbers are cut to hundredths of a point.
+
+    Raises KeyError for a colour that has no dark one.
+    """
+    rules, dark = [], [f"fill:{DARK['#000000']}"]  # black is not written: it is the default
+    for number, colour in enumerate(sorted(set(re.findall(r"#[0-9a-f]{6}\b", svg)))):
+        name = f"--c{number}"
+        dark.append(f"{name}:{DARK[colour]}")
+        for part in ("fill", "stroke"):
+            if f"{part}: {colour}" in svg or f'{part}="{colour}"' in svg:
+                chosen = f'[style*="{part}: {colour}"],[{part}="{colour}"]'
+                rules.append(f"{chosen}{{{part}:var({name},{colour})!important}}")
+    font = re.search(r"font-family: [^;\"]*", svg)
+    if font:
+        rules.append(f"text{{{font[0]}}}")
+        svg = re.sub(r" ?font-family: [^;\"]*;?", "", svg)
+    schemes = ";".join(dark)
+    rules.append(f":root:target{{{schemes}}}")
+    rules.append(f"@media(prefers-color-scheme:dark){{:root:not(:has(:target)){{{schemes}}}}}")
+    svg = svg.replace("<svg ", '<svg id="only-dark" ', 1).replace(
+        '<g id="figure_1">', '<g id="only-light">', 1
+    )
+    svg = svg.replace("</style>", "\n" + "\n".join(rules) + "</style>", 1)
+    return re.sub(r'(?<=\s)(d|x|y|x1|x2|y1|y2|width|height|transform|points)="[^"]*"', _cut, svg)
+
+
+def _cut(attribute: re.Match[str]) -> str:
+    """An attribute on one line with its numbers to two places, but for factors such as that of a letter's outline."""
+
+    def number(found: re.Match[str]) -> str:
+        return found[0] if found[0].startswith("scale") else f"{round(float(found[0]), 2):g}"
+
+    return " ".join(re.sub(r"scale\([^)]*\)|-?\d+\.\d+", number, attribute[0]).split())
 
 
 def darken(made: Any) -> None:
@@ -106,15 +159,9 @@ def _dark(colour: Any) -> Any:
     return rgba if given in DARK.values() else (*to_rgba(DARK[given])[:3], rgba[3])
 
 
-def _write(made: Any, path: Path) -> None:
-    if path.suffix == ".svg":
-        made.savefig(path, metadata={"Date": None})
-    else:
-        drawn = io.BytesIO()
-        made.savefig(drawn, dpi=110)
-        image = Image.open(drawn).convert("RGB").quantize(SHADES, dither=Image.Dither.NONE)
-        image.save(path, optimize=True)
-    print(f"{path}: {path.stat().st_size / 1e3:.0f} kB")
+def _put(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    print(f"{path}: {len(content) / 1e3:.0f} kB")
 
 
 def table(heading: str) -> tuple[list[str], list[list[str]]]:
@@ -134,9 +181,16 @@ def table_after(page: str, text: str) -> tuple[list[str], list[list[str]]]:
     return head, rows
 
 
+def records(name: str) -> tuple[list[str], list[list[str]]]:
+    """The head and the rows of docs/data/NAME.csv."""
+    with (FOLDER.parent / "data" / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+        head, *rows = csv.reader(file)
+    return head, rows
+
+
 def value(cell: str) -> float:
     """The number of a cell; NaN where nothing was measured."""
-    return float("nan") if cell == "–" else float(cell.replace(",", "").split(" ±")[0])
+    return float("nan") if cell in ("–", "") else float(cell.replace(",", "").split(" ±")[0])
 
 
 def dots(
@@ -163,8 +217,17 @@ def rows_of_dots(
     axes.set_xlim(*limits)
     for name, (values, colour, shape) in series.items():
         axes.plot(values, range(len(labels)), shape, color=colour, label=name, markersize=6)
+    ground = {"facecolor": "white", "linewidth": 0, "pad": 0.5}  # hides what crosses a label
     for place, label in enumerate(labels):  # above the dots, so that the picture fits on a telephone
-        axes.text(0.01, place - 0.28, label, transform=axes.get_yaxis_transform(), fontsize=9)
+        axes.text(
+            0.01,
+            place - 0.28,
+            label,
+            transform=axes.get_yaxis_transform(),
+            fontsize=9,
+            bbox=ground,
+            zorder=1.9,
+        )
     axes.set_yticks([])
     axes.spines.left.set_visible(False)
     axes.set_ylim(len(labels) - 0.6, -0.9)

@@ -1,17 +1,17 @@
-"""Draws faults.svg from the table of docs/faults.md: seconds without a completed round after a fault.
+"""Draws faults.svg from docs/data/faults.csv: seconds without a completed round after a fault.
 
 python docs/pictures/faults.py
 """
 
 from __future__ import annotations
 
-from common import BLUE, GREEN, ORANGE, PURPLE, figure, rows_of_dots, save, table_after, value
+from common import BLUE, GREEN, ORANGE, PURPLE, figure, records, rows_of_dots, save, value
 
 STYLE = ((BLUE, "o"), (GREEN, "D"), (ORANGE, "s"), (PURPLE, "v"))
 
 
 def main() -> None:
-    head, rows = table_after("faults", "## What it costs")
+    head, rows = records("faults")
     made, axes = figure(height=4.6, width=4.6)
     series = {
         name: ([value(row[column]) for row in rows], *STYLE[column - 1])

@@ -18,7 +18,7 @@ def main() -> None:
         "level": ([value(row[2]) for row in rows], BLUE, "D"),
     }
     rows_of_dots(axes, [row[0].split()[0].strip(",") for row in rows], series, (0, 1.05 * BOUND))
-    axes.axvline(BOUND, color=GREY, linestyle=":")
+    axes.axvline(BOUND, color=GREY, linestyle=":", zorder=0)
     axes.set_xlabel("samples per second (dotted: what the sleeps allow)")
     save(made, __file__)
 

@@ -11,7 +11,7 @@ from common import GREY, dots, figure, save
 def main() -> None:
     made, axes = figure(height=3.8, width=4.6)
     dots(axes, "When does it lose?", {"level": 3, "auto": 4}, (0.95, 4.2), over=2)
-    axes.axvline(1, color=GREY, linestyle=":")
+    axes.axvline(1, color=GREY, linestyle=":", zorder=0)
     axes.set_xscale("log")
     axes.set_xticks([1, 1.5, 2, 3, 4], ["1", "1.5", "2", "3", "4"])
     axes.minorticks_off()

@@ -1,15 +1,15 @@
-"""Draws porting.svg from the table of docs/porting.md: seconds of ported programs.
+"""Draws porting.svg from docs/data/porting.csv: seconds of ported programs.
 
 python docs/pictures/porting.py
 """
 
 from __future__ import annotations
 
-from common import BLUE, ORANGE, figure, rows_of_dots, save, table_after, value
+from common import BLUE, ORANGE, figure, records, rows_of_dots, save, value
 
 
 def main() -> None:
-    _, rows = table_after("porting", "## Programs that were ported")
+    _, rows = records("porting")
     made, axes = figure(height=5.2, width=4.6)
     series = {
         "before": ([value(row[2]) for row in rows], ORANGE, "s"),

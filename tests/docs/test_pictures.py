@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import re
 import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from xml.etree import ElementTree
 
 import pytest
 from PIL import Image
 
+from support import browsers
 from support.blocks import ROOT
 from support.colours import contrast, linear
 
 GUARANTEES = (
-    "Each picture has a dark twin by the same script, with lines of 3:1; the site shows the one that fits "
+    "Each picture is drawn in light and in dark, with lines of 3:1; the site shows the one that fits "
     "the reader's screen.",
 )
 
@@ -24,19 +27,11 @@ FOLDER = ROOT / "docs" / "pictures"
 PICTURES = sorted(path for path in FOLDER.glob("*.*") if path.suffix in (".png", ".svg", ".webp"))
 QUESTIONS = ("How much faster?", "What does it cost?", "How does it scale?", "When does it lose?")
 LIGHT = [path for path in PICTURES if not path.stem.endswith("-dark")]
+SCHEME = re.compile(r":root(?::target|:not\(:has\(:target\)\))\{([^}]*)\}")
 
 
 def dark(path: Path) -> Path:
     return path.with_stem(f"{path.stem}-dark")
-
-
-def drawing(path: Path) -> tuple[str, str]:
-    """The size of an SVG and the colour of its first shape, which is its ground."""
-    text = path.read_text(encoding="utf-8")
-    size, ground = re.search(r'viewBox="([\d. ]+)"', text), re.search(r"fill: (#\w{6})", text)
-    assert size is not None, path
-    assert ground is not None, path
-    return size[1], ground[1]
 
 
 @pytest.fixture
@@ -49,20 +44,37 @@ def common(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.mark.parametrize("picture", PICTURES, ids=lambda path: path.name)
 def test_each_picture_is_small(picture: Path) -> None:
-    assert picture.stat().st_size < (1_000_000 if picture.suffix == ".webp" else 150_000)
+    largest = {".webp": 1_000_000, ".svg": 80_000, ".png": 150_000}
+    assert picture.stat().st_size < largest[picture.suffix]
 
 
 @pytest.mark.parametrize("picture", LIGHT, ids=lambda path: path.name)
-def test_each_picture_has_a_dark_twin(picture: Path) -> None:
+def test_each_picture_is_there_in_light_and_in_dark(common: ModuleType, picture: Path) -> None:
     if picture.suffix == ".svg":
-        (size, ground), (twin, its) = (drawing(path) for path in (picture, dark(picture)))
-        assert size == twin
-        assert (ground, its) == ("#ffffff", "#1e2129")
+        text = picture.read_text(encoding="utf-8")
+        assert not dark(picture).exists()
+        assert ElementTree.fromstring(text).get("id") == "only-dark"
+        names = dict(re.findall(r"var\((--c\d+),(#\w{6})\)", text))
+        schemes = [dict(re.findall(r"(--c\d+):(#\w{6})", each)) for each in SCHEME.findall(text)]
+        assert schemes == [{name: common.DARK[light] for name, light in names.items()}] * 2
         return
     light, twin = Image.open(picture), Image.open(dark(picture))
     assert light.size == twin.size
     assert light.convert("L").getpixel((1, 1)) > 200
     assert twin.convert("L").getpixel((1, 1)) < 60
+
+
+def test_svg_is_light_or_dark_as_its_address_or_the_screen_says(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    svg = (FOLDER / "within.svg").as_uri()
+    page.write_text("".join(f'<img src="{svg}{each}">' for each in ("#only-light", "#only-dark", "")))
+    with browsers.chromium() as browser:
+        for scheme, grounds in (("light", (255, 30, 255)), ("dark", (255, 30, 30))):
+            shown = browsers.opened(browser, color_scheme=scheme)
+            shown.goto(page.as_uri())
+            for place, ground in enumerate(grounds):
+                drawn = Image.open(io.BytesIO(shown.locator("img").nth(place).screenshot())).convert("RGB")
+                assert drawn.getpixel((5, 5))[0] == ground, (scheme, place)
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
@@ -124,8 +136,21 @@ def test_the_dark_picture_is_the_light_one_in_other_colours(
     assert drawn["-dark"].getpixel((1, 1)) == tuple(bytes.fromhex(common.DARK["#ffffff"][1:]))
 
 
-def test_a_colour_without_a_dark_one_is_refused(common: ModuleType) -> None:
+def test_a_colour_without_a_dark_one_is_refused(common: ModuleType, tmp_path: Path) -> None:
     made, axes = common.figure(width=2, height=2)
     axes.plot([0, 1], [0, 1], color="#123456")
-    with pytest.raises(KeyError, match="#123456"):
-        common.darken(made)
+    common.FOLDER = tmp_path
+    for kind in (".svg", ".png"):
+        with pytest.raises(KeyError, match="#123456"):
+            common.save(made, "tried.py", kind)
+
+
+def test_numbers_of_an_svg_are_cut_and_its_words_stay(common: ModuleType) -> None:
+    made, axes = common.figure(width=2, height=2)
+    axes.plot([0, 1 / 3], [0, 1 / 7], color=common.BLUE)
+    axes.set_title("0.123456 s")
+    drawn = io.StringIO()
+    made.savefig(drawn, format="svg")
+    text = common.in_both_schemes(drawn.getvalue())
+    assert "0.123456 s</text>" in text
+    assert not re.search(r' (?:d|x|y)="[^"]*\.\d{3}', text)

@@ -63,13 +63,11 @@ def beside_a_service() -> dict[str, Any]:
     from support import served
 
     service = served.Process(Path("service").absolute(), "--batch", "256", "--workers", "1")
-    service.ask("PUT", "/v1/jobs/texts", {"batch": 32, "workers": 1, "cost": "padded"})
     return {
         "service": service,
         "url": service.url,
         "token": served.TOKEN,
         "compute": lambda number, *which: 1.0,
-        "lengths_of": lambda number: [10.0 + index for index in range(32)],
         "all_reduce_sum": lambda value: value,
         "step": lambda value: None,
     }

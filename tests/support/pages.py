@@ -25,7 +25,6 @@ GIVEN: dict[str, Callable[[], dict[str, Any]]] = {
     "docs/training.md": own_script,
     "docs/local.md": own_script,
     "docs/porting.md": wrapped,
-    "docs/simulate.md": wrapped,
     "docs/tutorial.md": paced,
     "docs/service.md": beside_a_service,
 }
