@@ -112,14 +112,14 @@ def missing_rows() -> Round:
         (drawn(), lambda r: r.ended(), "not weighed"),
         (drawn(), lambda r: r.goes_on(), "left out"),
         (weighed(), lambda r: r.goes_on(), "left out"),
-        (ended(alone=True), lambda r: r.goes_on(), "no own step"),
+        (ended(own=ALONE), lambda r: r.goes_on(), "no own step"),
         (undivided(), lambda r: r.goes_on(), "undivided"),
         (undivided(), lambda r: r.steps(False, lambda: False), "undivided"),
         (drawn(), lambda r: r.steps(False, lambda: True), "foreign backward"),
         (drawn(), lambda r: r.steps(False, lambda: False), "step within"),
         (between_pieces(), lambda r: r.steps(False, lambda: True), "step within"),
-        (drawn(alone=True), lambda r: r.steps_alone(), "own step early"),
-        (Round(alone=True), lambda r: r.steps_alone(), "own step twice"),
+        (drawn(own=ALONE), lambda r: r.steps_alone(), "own step early"),
+        (Round(own=ALONE), lambda r: r.steps_alone(), "own step twice"),
         (missing_rows(), lambda r: r.began(), "rows"),
         (drawn(), lambda r: r.stepped_piece(), "loss_now"),
         (drawn(), lambda r: r.checkpoint(), "checkpoint"),
@@ -169,10 +169,10 @@ def test_a_round_that_was_left_leaves_nothing_behind() -> None:
     [
         ({}, True, STEP, COMPLETE),
         ({}, False, KEEP, RAN),
-        ({"carries_rows": True}, True, COMMIT, RAN),
-        ({"carries_rows": True}, False, COMMIT, RAN),
-        ({"alone": True}, True, ALONE, DUE),
-        ({"alone": True}, False, ALONE, DUE),
+        ({"own": COMMIT}, True, COMMIT, RAN),
+        ({"own": COMMIT}, False, COMMIT, RAN),
+        ({"own": ALONE}, True, ALONE, DUE),
+        ({"own": ALONE}, False, ALONE, DUE),
     ],
 )
 def test_a_backward_pass_ends_with_an_instruction(
@@ -200,7 +200,7 @@ def test_the_passes_of_a_micro_step_that_was_cut_are_one_micro_step() -> None:
 
 
 def test_a_commit_that_fails_leaves_the_round_open() -> None:
-    round = ended(carries_rows=True)
+    round = ended(own=COMMIT)
     assert not round.committed(False).last
     assert round.goes_on() is NEXT
     round.drawn(piece(samples=2, first=False, last=False))
@@ -332,7 +332,7 @@ class Members(RuleBasedStateMachine):
 
     @initialize(ranks=st.integers(2, 5))
     def begin(self, ranks: int) -> None:
-        self.rounds = {place: Round(carries_rows=True) for place in range(ranks)}
+        self.rounds = {place: Round(own=COMMIT) for place in range(ranks)}
         self.states = {place: Running() for place in range(ranks)}
         self.todo: dict[int, deque[Piece]] = {}
         self.first, self.step, self.size = 0, 0, 0

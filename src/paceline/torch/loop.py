@@ -31,7 +31,7 @@ from paceline.torch.open_rounds import OpenRounds
 from paceline.torch.passes import LOST, Passes, weighing_of
 from paceline.torch.plan import Claim, Piece, Source
 from paceline.torch.progress import Progress
-from paceline.torch.round import COMPLETE, DUE, END, NEXT, LeftWithin, Round
+from paceline.torch.round import ALONE, COMMIT, COMPLETE, DUE, END, NEXT, LeftWithin, Round
 from paceline.torch.steps import RoundEnd, RoundSteps, refuse_averages
 from paceline.torch.suspects import GatherSizes
 from paceline.torch.terms import Terms
@@ -65,9 +65,8 @@ class Loop:
         # A round may begin before all ranks have reported the one before.
         self.behind = terms.merge is not None and terms.merge.delay > 0
         self.round = Round(
-            carries_rows=self.changes,
-            alone=alone,
-            pass_name="loss.backward()" if terms.weigh == "hook" else "pace.backward(loss)",
+            ALONE if alone else COMMIT if self.changes else None,
+            "loss.backward()" if terms.weigh == "hook" else "pace.backward(loss)",
         )
         # With one rank nothing is summed, and parameters may begin to require gradients later.
         single = self.ranks == 1 and not (self.changes or alone or terms.cell)

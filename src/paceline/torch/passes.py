@@ -136,7 +136,7 @@ class Passes:
         check_loss(loss)
         weight = self.weight(loss, reduction, None if count is None else checked_count(count))
         if self._ends_with_gradient and (piece := self._round.piece) is not None and piece.last:
-            self._last.begins(loss, self._gradients_ready)
+            self._last.begins(loss)
         if weight:
             return loss if weight == 1.0 else loss * weight
         return torch.nan_to_num(loss) * 0.0
@@ -337,11 +337,9 @@ class LastGradient:
         self._within = self._apart = False  # gradients came in the pass of the loss; in another one
         self._hook()
 
-    def begins(self, loss: torch.Tensor, notify: Callable[[], None]) -> None:
-        """The backward pass through this loss follows at once, on this thread; this ``notify`` is also called at its
-        end."""
-        first, self._queued = loss.grad_fn, notify
-        if first is None:
+    def begins(self, loss: torch.Tensor) -> None:
+        """The backward pass through this loss follows at once, on this thread."""
+        if (first := loss.grad_fn) is None:
             self._pass = None
             return
         self._pass = -1
@@ -369,7 +367,7 @@ class LastGradient:
     def _queue(self, *_: object) -> None:
         if self._pass == -1:
             self._pass = running_pass()
-            at_end_of_pass(self._queued)
+            at_end_of_pass(self._notify)
 
     def _gradients(self, _: object) -> None:
         if self._pass is not None:

@@ -85,8 +85,8 @@ class LeftWithin(NamedTuple):
 class Round:
     """A rank's running round, or the state between two. Only its methods change it.
 
-    carries_rows: rows travel with the gradients, and their sums may fail. alone: this rank steps by itself after each
-    backward pass. pass_name: how the loop runs a backward pass, for messages.
+    own: what follows each backward pass instead of KEEP and STEP: COMMIT if rows travel with the gradients, whose
+    sums may fail; ALONE if this rank steps by itself. pass_name: how the loop runs a backward pass, for messages.
 
     Attributes:
         phase: One of this module's phases.
@@ -101,13 +101,11 @@ class Round:
 
     __slots__ = (
         *("phase", "piece", "whole", "over", "rows", "ran", "ready", "taken", "asked"),
-        *("_known", "_carries_rows", "_alone", "_pass_name"),
+        *("_known", "_own", "_pass_name"),
     )
 
-    def __init__(
-        self, carries_rows: bool = False, alone: bool = False, pass_name: str = "pace.backward(loss)"
-    ) -> None:
-        self._carries_rows, self._alone, self._pass_name = carries_rows, alone, pass_name
+    def __init__(self, own: str | None = None, pass_name: str = "pace.backward(loss)") -> None:
+        self._own, self._pass_name = own, pass_name
         self.phase = BETWEEN
         self.piece: Piece | None = None
         self.whole: Piece | None = None
@@ -178,7 +176,7 @@ class Round:
 
     def stepped_piece(self) -> Piece:
         """The piece of a round that is complete, or over, for its mean loss. Raises PacelineError for others."""
-        there = self.piece if self.phase == COMPLETE and not self._carries_rows else None
+        there = self.piece if self.phase == COMPLETE and self._own is not COMMIT else None
         piece = self.over if self.piece is None else there
         return self.refuse("loss_now") if piece is None else piece
 
@@ -261,11 +259,14 @@ class Round:
             self.phase = RAN
             return AGAIN, self.piece
         self.piece = whole
-        if self._carries_rows or self._alone:
-            self.phase = DUE if self._alone else RAN
-            return ALONE if self._alone else COMMIT, whole
-        self.phase = COMPLETE if whole.last else RAN
-        return STEP if whole.last else KEEP, whole
+        if (own := self._own) is not None:
+            self.phase = DUE if own is ALONE else RAN
+            return own, whole
+        if whole.last:
+            self.phase = COMPLETE
+            return STEP, whole
+        self.phase = RAN
+        return KEEP, whole
 
     def committed(self, complete: bool) -> Piece:
         """The answer to COMMIT, or of a merge: whether the round is complete on all ranks. If not, samples of it are
