@@ -124,7 +124,7 @@ def test_what_is_refused_is_refused_on_every_rank_in_a_sentence() -> None:
     cases: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         ({}, {"cost": "of my own"}, "rank 1 was given cost="),
         ({}, {"cost": "broken here"}, "sample 0 has 0"),
-        ({}, {"cost": np.ones(7)}, "got 7 numbers for the data set's 150 samples"),
+        ({}, {"cost": np.ones(7)}, f"got 7 numbers for the data set's {COUNT} samples"),
         ({}, {"cost": "atoms"}, "has no field of that name"),
         ({}, {"cost": 3}, "expected one number for each sample"),
         ({}, {"padded": True}, "expected cost=, too"),
