@@ -30,6 +30,12 @@ def test_largest_remainders_get_the_units_that_are_left():
     np.testing.assert_array_equal(largest_remainder(np.array([33.0, 33.0, 34.0]), 10), [30, 30, 40])
 
 
+@pytest.mark.parametrize(("batch", "slopes", "moved"), [(256, [1, 9, 9, 15], 56), (8, [1, 9, 9, 15], 2)])
+def test_a_micro_batch_is_a_sixteenth_of_an_equal_share_or_one_sample(batch, slopes, moved):
+    _, played, _, _ = play("wlbs:period=1,epoch=0", constant(slopes, 0.0, 2), batch)
+    assert played[1, 0] - played[0, 0] == moved
+
+
 def test_major_adjustments_are_finer_and_come_with_the_epoch():
     """WLBS, section 3.2 (adjustments)."""
     costs = constant([1.0, 2.0], 0.0, 31)
