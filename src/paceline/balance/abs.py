@@ -24,7 +24,7 @@ class AbsState(NamedTuple):
 
 @dataclass(frozen=True)
 class Abs(Policy[AbsState]):
-    """Adaptive batch size: every few rounds, shares by the mean latency of the rounds before (DOLBIE, baseline ABS).
+    """Adaptive batch size: every few rounds, shares by the mean latency of those before (DOLBIE, baseline ABS).
 
     Args:
         cluster: The workers and their limits.
