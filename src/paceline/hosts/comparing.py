@@ -29,8 +29,7 @@ def warn_of_comparisons(trainer: Any) -> None:
     if name is not None and peers.rank() == 0:
         warnings.warn(
             f"{name} compares the samples of a micro-batch with each other, so that its value depends on how the "
-            "batch is divided: on the number of ranks, as under plain DDP, and also on the balancing; "
-            "balance={'policy': 'equal'} divides it as plain DDP does",
+            "batch is divided; balance={'policy': 'equal'} divides it as plain DDP does",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -110,9 +110,9 @@ class StreamedRounds(Rounds):
         drawn, workers = stream["drawn"], stream["workers"]
         if (workers, stream["shared"]) != (self._workers, self._shared):
             raise PacelineError(
-                f"the checkpoint was made within a stream by {workers} loading processes on a rank with 'shared': "
+                f"the checkpoint was made within a stream by {workers} loading processes with 'shared': "
                 f"{stream['shared']}, and this run has {self._workers} with {self._shared}; use the same, or "
-                "ignore_data_skip=True to begin the stream again"
+                "ignore_data_skip=True"
             )
         if not self._shared and len(drawn) != peers.ranks():
             raise PacelineError(

@@ -393,8 +393,8 @@ class Merges:
             self._warned = True
             warnings.warn(
                 f"ranks came to the merge of interval {step} with learning rates from {float(rates.min()):g} to "
-                f"{float(rates.max()):g}: a scheduler that each rank steps after each of its own steps is faster "
-                "on ranks that take more of them; step schedulers once an interval, as in `if pace.merged:`",
+                f"{float(rates.max()):g}: step schedulers once an interval, as in "
+                "`if pace.merged:`, since ranks take different numbers of steps",
                 RuntimeWarning,
                 stacklevel=5,
             )

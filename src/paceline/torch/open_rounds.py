@@ -279,9 +279,8 @@ class Blind:
             if peers.rank() == 0:
                 warnings.warn(
                     f"rank {rank} was given {100 * few[rank]:.0f} to {100 * many[rank]:.0f} % of the samples, and "
-                    "all ranks took the same seconds throughout: either a step hardly depends on its samples, or the "
-                    "ranks wait for each other in a way that cannot be distinguished from work; balancing gains "
-                    "nothing then, see docs/limits.md",
+                    "all ranks took the same seconds: steps hardly depend on samples, or waits look like work, and "
+                    "balancing gains nothing; see docs/limits.md",
                     RuntimeWarning,
                     stacklevel=2,
                 )

@@ -86,9 +86,9 @@ def refuse(running: Callable[[], int | None], loop: str) -> Callable[[], None]:
         if name == BUFFERS or (step := running()) is None or (where := caller()) is None:
             return
         raise PacelineError(
-            f"round {step}: {where[0]}:{where[1]} calls a collective ({name}) within the round, and with "
+            f"round {step}: {where[0]}:{where[1]} calls a collective ({name}) within the round, which "
             + ("LocalSGD " if loop == "local" else f"loop={loop!r} ")
-            + "the ranks run it in different numbers of pieces, so some would wait for ever; call it "
+            + "runs in different numbers of pieces; call it "
             + ("if pace.merged" if loop == "local" else "after pace.step(optimizer), or use loop='whole'")
         )
 

@@ -60,9 +60,8 @@ def read(
     have, want = [int(number) for number in found["sums"]], _sums(0, size)
     if have[0] != size or any((had - number) % WHOLE for had, number in zip(have, want, strict=True)):
         raise WorkerError(
-            f"round {step}: {have[0]} samples are in its gradient (sums {have[1]} and {have[2]}), "
-            f"expected each of {size} once. Check whether a rank left its loop alone and began another epoch; "
-            "otherwise report a bug in Paceline"
+            f"round {step}: {have[0]} samples are in its gradient (sums {have[1]} and {have[2]}); expected each of "
+            f"{size} once: a rank may have left its loop alone, or this is a bug in Paceline"
         )
     if found["given"] not in (0, found["present"].sum()):
         raise PacelineError(
