@@ -125,17 +125,21 @@ class Balanced:
         """This rank's loader over ``dataset`` (anything with ``__len__`` and ``__getitem__``).
 
         All ranks together use every sample exactly once an epoch; the order depends on (seed, epoch) alone.
-        drop_last: leave out the last round of an epoch if it would be short.
-        cost: the cost of each sample, in any unit, such as its tokens: an array of one number for each sample, a
-            function of a sample's index, or the name of a column or field (the cost of an object with a length is its
-            length). It is read once. Rounds keep their samples, so the model stays that of one process; they are
-            divided by cost so that all ranks end together. See docs/samples.md.
-        padded: whether a micro-batch costs its size times its longest sample, since the collate function pads the
-            others; by default a trial with two samples shows it.
-        micro_batch_cost: the largest cost of a micro-batch, in the unit of ``cost``: the sum of its samples, or its
-            size times its longest sample if it is padded. For loops that run a round in several pieces.
-        Further options go to torch's DataLoader (num_workers, collate_fn, pin_memory, ...). Several loaders may be
-        iterated one after the other.
+        Several loaders may be iterated one after the other.
+
+        Args:
+            drop_last: Leave out the last round of an epoch if it would be short.
+            cost: The cost of each sample, in any unit, such as its tokens: an array of one number for each sample, a
+                function of a sample's index, or the name of a column or field (the cost of an object with a length is
+                its length). It is read once. Rounds keep their samples, so the model stays that of one process; they
+                are divided by cost so that all ranks end together. See docs/samples.md.
+            padded: Whether a micro-batch costs its size times its longest sample, since the collate function pads the
+                others; by default a trial with two samples shows it.
+            micro_batch_cost: The largest cost of a micro-batch, in the unit of ``cost``: the sum of its samples, or
+                its size times its longest sample if it is padded. For loops that run a round in several pieces.
+            seed: The order of an epoch depends on (seed, epoch) alone.
+            shuffle: Whether the order is drawn anew in each epoch.
+            **options: Those of torch's DataLoader (num_workers, collate_fn, pin_memory, ...).
         """
         costs, number = (cost, padded, micro_batch_cost), len(self._loaders)
         loader = BalancedLoader(self._loop, dataset, number, seed, shuffle, drop_last, costs, options)
@@ -148,13 +152,15 @@ class Balanced:
     ) -> None:
         """Run the backward pass of this micro-step's loss, weighted so that the round's gradient is exact.
 
-        reduction: whether the loss is the "mean" or the "sum" over this batch's samples; or "global" if it is already
-            normalised over the samples of all ranks, or a function of a statistic of them. Such a loss keeps the
-            weight that it has under DDP alone: the round's gradient is the mean over the ranks of the sum over each
-            rank's micro-steps, and ``pace.loss`` is that of the losses. See docs/porting.md.
-        count: the number of tokens, nodes or the like that the loss is a mean (or sum) over, if not samples: the
-            round's gradient is then that of the mean over all of them, on all ranks. A batch of 0 counts for nothing.
-        scaler: a torch GradScaler, which scales the loss first; pass it to ``step``, too.
+        Args:
+            reduction: Whether the loss is the "mean" or the "sum" over this batch's samples; or "global" if it is
+                already normalised over the samples of all ranks, or a function of a statistic of them. Such a loss
+                keeps the weight that it has under DDP alone: the round's gradient is the mean over the ranks of the
+                sum over each rank's micro-steps, and ``pace.loss`` is that of the losses. See docs/porting.md.
+            count: The number of tokens, nodes or the like that the loss is a mean (or sum) over, if not samples: the
+                round's gradient is then that of the mean over all of them, on all ranks. A batch of 0 counts for
+                nothing.
+            scaler: A torch GradScaler, which scales the loss first; pass it to ``step``, too.
         """
         self._loop.passes.backward(loss, reduction, scaler, count)
 
@@ -163,8 +169,9 @@ class Balanced:
     ) -> bool:
         """Step and zero the optimizer when the round is complete; otherwise do nothing. True when it stepped.
 
-        optimizer: one, or several in a list; or call it once for each of them.
-        scaler: a torch GradScaler to step and update; several optimizers must then go into one call.
+        Args:
+            optimizer: One, or several in a list; or call it once for each of them.
+            scaler: A torch GradScaler to step and update; several optimizers must then go into one call.
         """
         return self._loop.steps.step(
             [*optimizer] if isinstance(optimizer, (list, tuple)) else [optimizer], scaler
@@ -223,14 +230,18 @@ class Exact(Balanced):
     ) -> torch.Tensor:
         """Run this rank's part of a round: ``function`` gives the loss of each piece, and its backward pass follows.
 
-        batch: the item that the loader yields with loop="round" (a plain batch of another loop is one piece). A tuple
-            or list is spread over the function's arguments, anything else is its one argument.
-        function: returns the loss of a piece, or (loss, count) if the loss is a mean over ``count`` tokens or the
-            like instead of over samples. It must not call a collective, since ranks run different numbers of pieces;
-            a PacelineError names the file and line of such a call.
-        reduction, scaler: as for ``backward``.
-        Returns the loss of this rank's part, detached: the mean over its samples, or with another reduction the sum
-        over its pieces.
+        Args:
+            batch: The item that the loader yields with loop="round" (a plain batch of another loop is one piece). A
+                tuple or list is spread over the function's arguments, anything else is its one argument.
+            function: Returns the loss of a piece, or (loss, count) if the loss is a mean over ``count`` tokens or the
+                like instead of over samples. It must not call a collective, since ranks run different numbers of
+                pieces; a PacelineError names the file and line of such a call.
+            reduction: As for ``backward``.
+            scaler: As for ``backward``.
+
+        Returns:
+            The loss of this rank's part, detached: the mean over its samples, or with another reduction the sum over
+            its pieces.
         """
         return run_round(self._loop, self.backward, batch, function, reduction, scaler)
 
@@ -258,11 +269,15 @@ class Drawing(Balanced):
         ranks hold different samples. An epoch ends when all streams have ended; if a rank's stream ends earlier, the
         others take over its load. Rounds run as planned: no work moves within them.
 
-        drop_last: leave out the last samples if they do not fill a whole round. batches: the stream gives batches of
-            any size instead of samples; they are cut and joined along their first dimension.
-        shared: all ranks are given the same stream, read it whole, and each keeps its slice of every round. Then a
-            faster rank also runs more samples of an epoch; with streams of their own it comes to its end earlier.
         Further options: collate_fn, and for an IterableDataset those of torch's DataLoader (num_workers, ...).
+
+        Args:
+            drop_last: Leave out the last samples if they do not fill a whole round.
+            batches: The stream gives batches of any size instead of samples; they are cut and joined along their
+                first dimension.
+            shared: All ranks are given the same stream, read it whole, and each keeps its slice of every round. Then
+                a faster rank also runs more samples of an epoch; with streams of their own it comes to its end
+                earlier.
         """
         switches(shared=shared)
         kind = SharedStreamLoader if shared else StreamLoader
@@ -278,10 +293,16 @@ class Drawing(Balanced):
                 pace.backward(criterion(ddp(x), y))
                 pace.step(optimizer)
 
-        rounds: their number; None for no end. Each has ``global_batch`` samples over all ranks, and its gradient is
-        their mean. A size is never 0: a rank without work gets a micro-step whose samples count for nothing. With
-        loop="pieces" a round may take several micro-steps, so ``pace.sizes(1)`` may give several sizes for one step;
-        with loop="round" pass each item to ``pace.round``, which calls its function with the size of each piece.
+        A round has ``global_batch`` samples over all ranks, and its gradient is their mean. A size is never 0: a rank
+        without work gets a micro-step whose samples count for nothing. With loop="pieces" a round may take several
+        micro-steps, so ``pace.sizes(1)`` may give several sizes for one step; with loop="round" pass each item to
+        ``pace.round``, which calls its function with the size of each piece.
+
+        Args:
+            rounds: The number of rounds; None for no end.
+
+        Returns:
+            The sizes, one for each micro-step.
         """
         return iterate(self._loop, Sizes(self._loop, rounds))
 

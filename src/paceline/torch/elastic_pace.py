@@ -21,9 +21,16 @@ class ElasticPace(Exact, Membership):
     The script is started by ``python -m paceline.torch.launcher``, and calls ``pace.register(optimizer, ...)`` before
     the loop. See docs/faults.md.
 
-    model: A plain module, without DistributedDataParallel.
-    loop: "round" or "pieces", as for ``Pace``; a round whose rank is lost takes more pieces on the others.
-    global_batch, policy, limits, micro_batch, quantum, deterministic, callbacks: as for ``Pace``.
+    Args:
+        model: A plain module, without DistributedDataParallel.
+        loop: "round" or "pieces", as for ``Pace``; a round whose rank is lost takes more pieces on the others.
+        global_batch: As for ``Pace``.
+        policy: As for ``Pace``.
+        limits: As for ``Pace``.
+        micro_batch: As for ``Pace``.
+        quantum: As for ``Pace``.
+        deterministic: As for ``Pace``.
+        callbacks: As for ``Pace``.
 
     Construct and use it with the same arguments on all ranks; a PacelineError names a rank that differs.
     """

@@ -35,21 +35,23 @@ RECENT = 0.3  # weight of the newest merge in the seconds of a merge
 class Merge:
     """How the ranks' parameters are merged at the end of an interval of LocalSGD.
 
-    by: the weight of a rank's change. "samples" (default): the number that it has run, or the sum of ``count=``, such
-        as tokens. "steps": the number of its optimizer steps. "ranks": the same for each rank that took a step. A
-        change also grows with the number of steps that made it: while steps are small, each sample has the same
-        influence under "ranks", and one in proportion to its rank's steps under the other two, which go further. If
-        all ranks have the same kind of data, all three have the same aim; if each rank has its own data, as with
-        ``pace.stream``, all favour those of fast ranks, "ranks" as exact training does and the other two more.
-    outer: the optimizer that takes the ranks' mean change for a gradient: "mean" (default), which sets the
-        parameters to the ranks' mean; "nesterov:lr=0.7,momentum=0.9", as in DiLoCo; or a function that makes a torch
-        optimizer from a list of parameters.
-    send: the format in which changes are sent: None (default), their own; "bf16", with half of the bytes; "int8",
-        with a quarter, and a scale for every 256 numbers. Rounding errors are sent at the next merge, and lost only
-        if a run continues from a checkpoint.
-    delay: 0 (default): ranks wait for the merge at the end of an interval. 1: they continue, and apply it an interval
-        later, so neither the link nor a rank that is late by less than an interval holds up the others. All changes
-        are applied at the end of an epoch, and in ``pace.flush()``.
+    Attributes:
+        by: the weight of a rank's change. "samples" (default): the number that it has run, or the sum of ``count=``,
+            such as tokens. "steps": the number of its optimizer steps. "ranks": the same for each rank that took a
+            step. A change also grows with the number of steps that made it: while steps are small, each sample has
+            the same influence under "ranks", and one in proportion to its rank's steps under the other two, which go
+            further. If all ranks have the same kind of data, all three have the same aim; if each rank has its own
+            data, as with ``pace.stream``, all favour those of fast ranks, "ranks" as exact training does and the
+            other two more.
+        outer: the optimizer that takes the ranks' mean change for a gradient: "mean" (default), which sets the
+            parameters to the ranks' mean; "nesterov:lr=0.7,momentum=0.9", as in DiLoCo; or a function that makes a
+            torch optimizer from a list of parameters.
+        send: the format in which changes are sent: None (default), their own; "bf16", with half of the bytes; "int8",
+            with a quarter, and a scale for every 256 numbers. Rounding errors are sent at the next merge, and lost
+            only if a run continues from a checkpoint.
+        delay: 0 (default): ranks wait for the merge at the end of an interval. 1: they continue, and apply it an
+            interval later, so neither the link nor a rank that is late by less than an interval holds up the others.
+            All changes are applied at the end of an epoch, and in ``pace.flush()``.
     """
 
     by: str = "samples"

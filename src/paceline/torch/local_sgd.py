@@ -67,15 +67,20 @@ class LocalSGD(Local, Drawing):
     At intervals ``pace.step`` merges the ranks' parameters. This trains a different model from that of one process,
     and is for slow networks. See docs/local.md.
 
-    model: The plain module, without DistributedDataParallel.
-    global_batch: Samples of a step on every rank, over all ranks together (B).
-    policy, limits, quantum, callbacks, stall: as for ``Pace``; limits are samples of an interval.
-    every: The distance of two merges: steps, seconds, or "auto". A whole number of steps, k, is k global_batch
-        samples on all ranks together, however they are divided; seconds are "2 s" or a float; "auto" (default) merges
-        as often as takes the link at most 10 % of the time. A new value that training finds holds from the next
-        interval on.
-    merge: The weight of each rank's change, and how changes are applied. A merge leaves the state of a rank's own
-        optimizer unchanged.
+    Args:
+        model: The plain module, without DistributedDataParallel.
+        global_batch: Samples of a step on every rank, over all ranks together (B).
+        policy: As for ``Pace``.
+        limits: As for ``Pace``; samples of an interval.
+        quantum: As for ``Pace``.
+        callbacks: As for ``Pace``.
+        stall: As for ``Pace``.
+        every: The distance of two merges: steps, seconds, or "auto". A whole number of steps, k, is k global_batch
+            samples on all ranks together, however they are divided; seconds are "2 s" or a float; "auto" (default)
+            merges as often as takes the link at most 10 % of the time. A new value that training finds holds from the
+            next interval on.
+        merge: The weight of each rank's change, and how changes are applied. A merge leaves the state of a rank's own
+            optimizer unchanged.
 
     Construct and use it with the same arguments on all ranks; a PacelineError names a rank that differs.
     """
@@ -118,8 +123,15 @@ class ElasticLocalSGD(Local, Membership):
     The script is started by ``python -m paceline.torch.launcher``, and calls ``pace.register(optimizer, ...)`` before
     the loop. A killed rank loses its steps since the last merge, and the others run its samples.
 
-    model, global_batch, policy, every, merge, limits, quantum, callbacks: as for ``LocalSGD``; ``Merge`` without
-        ``send`` and ``delay``.
+    Args:
+        model: As for ``LocalSGD``.
+        global_batch: As for ``LocalSGD``.
+        policy: As for ``LocalSGD``.
+        every: As for ``LocalSGD``.
+        merge: As for ``LocalSGD``, without ``send`` and ``delay``.
+        limits: As for ``LocalSGD``.
+        quantum: As for ``LocalSGD``.
+        callbacks: As for ``LocalSGD``.
 
     Construct and use it with the same arguments on all ranks; a PacelineError names a rank that differs.
     """

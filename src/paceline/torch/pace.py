@@ -41,40 +41,41 @@ from paceline.torch.options import Limits, Options
 class Pace(Exact, Drawing):
     """Balances one data-parallel model over its ranks.
 
-    model: The DistributedDataParallel module, one that ``fully_shard`` has sharded, or a module that wraps either. In
-        a single process, a plain module.
-    global_batch: Samples per optimizer step over all ranks (B); constant, however they are divided.
-    policy: How the batch is divided: a name of ``paceline.policies.names()`` with options, ``name:key=value,...``. Or
-        a function that makes a policy of your own for a cluster.
-    limits: The fewest and the most samples of a round for each rank, or "memory" to find what fits. Given as
-        [(least, most), ...], None for the default: at least 1 (2 with batch norm, which needs a variance), at most B.
-        "memory" with loop="round" cuts parts that do not fit at once, and the run survives an out-of-memory error;
-        with "whole" loads stay below what fits. See docs/two-cards.md.
-    micro_batch: Samples that fit into this rank's memory at once. A larger load is accumulated, piece by piece; if
-        the loop takes whole rounds, loads stay below it.
-    loop: What one iteration of the training loop is: "whole", "round" or "pieces". "whole": a round, which this rank
-        runs at once; every micro-step is an optimizer step, on every rank. "round": a round, which
-        ``pace.round(batch, function)`` runs in one or more pieces. "pieces": one piece of a round, so that
-        micro-steps differ from rank to rank and ``pace.step`` does nothing until the round is complete. Policies that
-        move work within the round need one of the last two; under "whole", "auto" plans as "level" does.
-    quantum: Every batch size is a multiple of this number. For captured graphs that need few shapes, and
-        augmentations that pair samples.
-    weigh: Where gradients are weighted: in the "loss", or in DDP's communication "hook". The hook is for loops whose
-        loss cannot be changed: there call ``loss.backward()`` as before.
-    deterministic: Give the same bits whichever rank runs which samples. For policies that move work within the round:
-        every micro-step is one cell of a fixed grid (of ``quantum`` samples; by default B / 32), and gradients are
-        summed without rounding. Costs a micro-batch for each cell, 16 bytes for each parameter, and an all-reduce
-        that overlaps with nothing.
-    callbacks: Records, trackers and callbacks of your own that take part in the run; the same on every rank.
-        ``paceline.torch.callbacks`` has ``Record``, ``Wandb``, ``MLflow``, ``Prometheus``, ``OnRound``, ``StopOnNan``
-        and others.
-    stall: The reaction to a silent rank: "warn", "end", a function, or a ``Stall`` that also has the patience. "warn"
-        names it in a warning after 30 s without a heartbeat; "end" ends this process with status 1, so that a
-        launcher can start the ranks again; ``Stall("end", patience=60)`` does so after 60 s.
-    drop: With loop="round" and micro_batch=, the seconds of a round after which a rank runs no further micro-batch.
-        This is DropCompute: "0.5 s", a number, or "auto", which finds them from the first 20 rounds. The gradient is
-        the mean over the samples that ran, so batches vary, and this epoch does not train the rest. See
-        docs/backup.md.
+    Args:
+        model: The DistributedDataParallel module, one that ``fully_shard`` has sharded, or a module that wraps
+            either. In a single process, a plain module.
+        global_batch: Samples per optimizer step over all ranks (B); constant, however they are divided.
+        policy: How the batch is divided: a name of ``paceline.policies.names()`` with options,
+            ``name:key=value,...``. Or a function that makes a policy of your own for a cluster.
+        limits: The fewest and the most samples of a round for each rank, or "memory" to find what fits. Given as
+            [(least, most), ...], None for the default: at least 1 (2 with batch norm, which needs a variance), at
+            most B. "memory" with loop="round" cuts parts that do not fit at once, and the run survives an
+            out-of-memory error; with "whole" loads stay below what fits. See docs/two-cards.md.
+        micro_batch: Samples that fit into this rank's memory at once. A larger load is accumulated, piece by piece;
+            if the loop takes whole rounds, loads stay below it.
+        loop: What one iteration of the training loop is: "whole", "round" or "pieces". "whole": a round, which this
+            rank runs at once; every micro-step is an optimizer step, on every rank. "round": a round, which
+            ``pace.round(batch, function)`` runs in one or more pieces. "pieces": one piece of a round, so that
+            micro-steps differ from rank to rank and ``pace.step`` does nothing until the round is complete. Policies
+            that move work within the round need one of the last two; under "whole", "auto" plans as "level" does.
+        quantum: Every batch size is a multiple of this number. For captured graphs that need few shapes, and
+            augmentations that pair samples.
+        weigh: Where gradients are weighted: in the "loss", or in DDP's communication "hook". The hook is for loops
+            whose loss cannot be changed: there call ``loss.backward()`` as before.
+        deterministic: Give the same bits whichever rank runs which samples. For policies that move work within the
+            round: every micro-step is one cell of a fixed grid (of ``quantum`` samples; by default B / 32), and
+            gradients are summed without rounding. Costs a micro-batch for each cell, 16 bytes for each parameter, and
+            an all-reduce that overlaps with nothing.
+        callbacks: Records, trackers and callbacks of your own that take part in the run; the same on every rank.
+            ``paceline.torch.callbacks`` has ``Record``, ``Wandb``, ``MLflow``, ``Prometheus``, ``OnRound``,
+            ``StopOnNan`` and others.
+        stall: The reaction to a silent rank: "warn", "end", a function, or a ``Stall`` that also has the patience.
+            "warn" names it in a warning after 30 s without a heartbeat; "end" ends this process with status 1, so
+            that a launcher can start the ranks again; ``Stall("end", patience=60)`` does so after 60 s.
+        drop: With loop="round" and micro_batch=, the seconds of a round after which a rank runs no further
+            micro-batch. This is DropCompute: "0.5 s", a number, or "auto", which finds them from the first 20 rounds.
+            The gradient is the mean over the samples that ran, so batches vary, and this epoch does not train the
+            rest. See docs/backup.md.
 
     Construct and use it with the same arguments on all ranks; a PacelineError names a rank that differs.
     """

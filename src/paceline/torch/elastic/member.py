@@ -36,13 +36,21 @@ TOGETHER_SECONDS = 10.0  # that a rank at the end of a loop waits for the others
 
 
 class Mended(NamedTuple):
-    """A change of members that this rank took part in."""
+    """A change of members that this rank took part in.
 
-    step: int  # the round that was running, or was to begin
-    membership: int  # number of the membership epoch that begins
-    members: tuple[int, ...]  # places
-    seconds: float  # until this rank could continue
-    within: bool  # whether the round was running
+    Attributes:
+        step: The round that was running, or was to begin.
+        membership: Number of the membership epoch that begins.
+        members: Places of the members.
+        seconds: Until this rank could continue.
+        within: Whether the round was running.
+    """
+
+    step: int
+    membership: int
+    members: tuple[int, ...]
+    seconds: float
+    within: bool
 
 
 class LauncherCounter:

@@ -81,9 +81,12 @@ def end_with_parent(_: int = 0) -> None:
 def join(backend: str | None = None, timeout: float = 300.0) -> None:
     """Join the process group that torchrun describes; restarts work, also with gloo.
 
-    backend: "gloo", or "nccl", which has not been run yet; by default "nccl" if there is a GPU. timeout: seconds for
-        a collective.
-    Raises PacelineError if no launcher has set this process's rank and address.
+    Args:
+        backend: "gloo", or "nccl", which has not been run yet; by default "nccl" if there is a GPU.
+        timeout: Seconds for a collective.
+
+    Raises:
+        PacelineError: No launcher has set this process's rank and address.
     """
     if not all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")):
         raise PacelineError(
