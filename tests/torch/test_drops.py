@@ -17,7 +17,7 @@ from paceline.backup import dropcompute
 from paceline.errors import PacelineError
 from paceline.hosts.accumulating import HostedPace
 from paceline.runs.findings import findings
-from paceline.torch import Pace, waits
+from paceline.torch import Pace, timing
 from paceline.torch.drops import WARM_UP, Drops, found
 from paceline.torch.plan import Piece, RoundPlan
 from support.drop_jobs import COUNT, alone, counting, dropping
@@ -127,7 +127,7 @@ def test_the_threshold_found_is_that_of_the_papers_rule() -> None:
 def play(drops: Drops, monkeypatch: pytest.MonkeyPatch, step: int, seconds: Sequence[float]) -> list[bool]:
     """A round whose micro-steps take these seconds; which of those that ran were marked last."""
     clock, ran = [0.0], list[bool]()
-    monkeypatch.setattr(waits, "now", lambda: clock[0])
+    monkeypatch.setattr(timing, "now", lambda: clock[0])
     running: Any = SimpleNamespace(mark=0.0, began=0.0, ended=0.0, reading=0.0, ran=lambda piece: None)
     drops._meter.running = running
     plan = RoundPlan(step, np.array([len(seconds)]), len(seconds))

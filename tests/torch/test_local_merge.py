@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from paceline.torch import Merge
+from paceline.torch.gradients.reducers import Reducer
 from paceline.torch.local_merge import Merges
+from paceline.torch.members import Ranks
 
 
 @pytest.mark.parametrize(
@@ -19,8 +21,8 @@ from paceline.torch.local_merge import Merges
 )
 def test_counter_is_the_largest_of_the_ranks_that_count(weights: tuple[float, ...], most: float) -> None:
     model = torch.nn.BatchNorm1d(2).double()
-    reducer: Any = SimpleNamespace(chief=True)
-    merges = Merges(model, Merge(), reducer)
+    members: Any = SimpleNamespace(chief=True)
+    merges = Merges(model, Merge(), Ranks(Reducer(), members))
     merges.begin()
     projected = merges._projection.of(merges.base[:2])
     counters, present = (3.0, 4.0, 7.0, 9.0), (1.0, 1.0, 1.0, 0.0)  # the last rank is lost
