@@ -32,6 +32,22 @@ def test_everyone_and_static():
     assert policy.step(None, iteration(present=2))[0] == 2
 
 
+def test_the_estimates_of_the_gain_by_hand():
+    state = dbw.no_gain(5)
+    state = dbw.update_gain(state, iteration(quorum=4, loss=2.0, norm2=3.0, variance=4.0, rate=0.5))
+    found = dbw.estimate(state)
+    assert (found.variance, found.norm2) == (4.0, 2.0)  # (11): 3 - 4 / 4
+    assert np.isnan(found.smoothness)
+    state = dbw.update_gain(state, iteration(quorum=2, loss=1.5, norm2=2.0, variance=2.0, rate=0.5))
+    found = dbw.estimate(state)
+    # (12): 2 (0.5 * 2 - 0.5) / (0.25 (2 + 4 / 4))
+    assert found.smoothness == pytest.approx(1.0 / 0.75)
+    assert (found.variance, found.norm2) == (3.0, 1.5)
+    k = np.array([1.0, 3.0])
+    bend = 0.5 / 0.75 * 0.25
+    assert found.of(k, 0.5) == pytest.approx((0.5 - bend) * 1.5 - bend * 3.0 / k)
+
+
 @pytest.mark.parametrize("text", ["dbw:depth=3,worth=noise", "dbw:depth=3"])
 def test_dbw_waits_for_two_before_the_last_estimate_is_lost(text):
     """DBW, eqs. (10), (13): a single gradient gives no variance, and the mean is that of the last D updates."""
@@ -108,6 +124,21 @@ def test_the_gain_never_falls_with_k_and_its_estimates_survive_single_gradients(
     assert np.isfinite(found.of(np.arange(1.0, 5.0), 0.1)).all()
 
 
+def test_estimates_of_real_gradients_are_unbiased():
+    """V and N of a noisy quadratic against their exact values (DBW, eqs. (10), (11))."""
+    rng = np.random.default_rng(0)
+    true, sigma2, k, size = np.full(20, 0.3), 0.8, 8, 20
+    state = dbw.no_gain(4000)
+    for _ in range(4000):
+        g = true + rng.normal(0, np.sqrt(sigma2 / size), (k, size))
+        mean = g.mean(0)
+        variance = ((g - mean) ** 2).sum() / (k - 1)
+        state = dbw.update_gain(state, iteration(quorum=k, norm2=mean @ mean, variance=variance))
+    found = dbw.estimate(state)
+    assert found.variance == pytest.approx(sigma2, rel=0.02)
+    assert found.norm2 == pytest.approx(true @ true, rel=0.02)
+
+
 def dbw_after(timings, text="dbw", rounds=4, losses=(2.0, 1.995, 1.99, 1.985), **kwargs):
     policy = backup.create(text, 4)
     k, state = policy.init()
@@ -117,9 +148,28 @@ def dbw_after(timings, text="dbw", rounds=4, losses=(2.0, 1.995, 1.99, 1.985), *
     return k
 
 
+def test_dbw_leaves_out_a_straggler_that_is_not_worth_it():
+    slow_last = arrivals(4, [1.0, 1.1, 1.2, 9.0])
+    assert dbw_after(slow_last, variance=0.5) == 3
+    assert dbw_after(slow_last, variance=1e-6) == 1  # no noise: one gradient is as good as four
+    assert dbw_after(arrivals(4, [1.0, 1.0, 1.0, 1.0])) == 4
+    assert dbw_after(slow_last, text="blind") == 3
+
+
 def test_dbw_takes_all_while_it_knows_nothing_or_expects_no_gain():
     assert dbw_after(arrivals(4, [1, 1, 1, 9]), rounds=1) == 4
     assert dbw_after(arrivals(4, [1, 1, 1, 9]), losses=(1.0, 1.0, 1.0, 1.0), norm2=0.3, variance=9.0) == 4
+
+
+def test_dbw_asks_for_one_more_when_the_loss_rises():
+    policy = backup.create("dbw", 4)
+    _, state = policy.init()
+    quick_first = arrivals(4, [1.0, 9.0, 9.0, 9.0])
+    for loss in (2.0, 1.9, 1.8):
+        k, state = policy.step(state, iteration(loss=loss, variance=1e-6, timings=quick_first))
+    assert k == 1
+    k, state = policy.step(state, iteration(quorum=1, loss=1.9, variance=np.nan, timings=NONE))
+    assert k == 2
 
 
 def test_dbw_is_deterministic_and_leaves_its_state_alone():
@@ -152,6 +202,20 @@ def test_worker_times_are_those_of_exponential_workers():
     found = np.mean([dbw.expected_seconds(state._replace(steps=s), "push-interrupt") for s in range(60)], 0)
     exact = np.cumsum(1.0 / np.arange(n, 0, -1))
     assert found == pytest.approx(exact, rel=0.05)
+
+
+def test_adasync_by_its_equation():
+    """DBW, baseline AdaSync."""
+    policy = backup.create("adasync", 16)
+    k, state = policy.init()
+    assert k == 1
+    ks = []
+    for loss in (2.3, 1.0, 0.5, 0.07):
+        k, state = policy.step(state, iteration(loss=loss, present=16))
+        ks.append(k)
+    assert ks == [1, 1, 2, 5]  # the printed remark that K reaches only about 5
+    c = 2.3 / 0.07 / 15
+    assert abs(25 + 5 * c - 16 * c) < 2 * 5 + c  # 5 is the nearest root
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])

@@ -7,7 +7,7 @@ from paceline import Cluster, Round, policies
 from paceline.balance.abs import Abs
 from paceline.balance.factoring import Factoring
 from paceline.balance.lbbsp import Lbbsp
-from paceline.costs import Linear
+from paceline.costs import Increasing, Linear
 from paceline.errors import PacelineError
 from paceline.forecast.ema import Ema
 from paceline.forecast.learned import Narx, Recurrent
@@ -26,6 +26,18 @@ def test_ogd_takes_a_step_along_the_stragglers_slope_and_projects():
     np.testing.assert_allclose(plan.shares, [1 / 3 + taken / 3, 1 / 3 - taken * 2 / 3, 1 / 3 + taken / 3])
 
 
+def test_ogd_takes_the_derivative_of_a_curved_cost():
+    """Of 40 samples, b^2 c takes 1600 c seconds: the secant is 40 c a sample, the derivative 80 c."""
+    c = np.array([1e-4, 3e-4, 1e-4])
+    cost = Increasing(lambda b: c * b**2, np.full(3, float(BATCH)))
+    policy = policies.create("ogd:rate=0.05", Cluster(3, BATCH))
+    plan, state = policy.init()
+    plan, _ = policy.step(state, Round(plan.shares, 1600 * c, BATCH, costs=cost))
+    taken = 0.05 * 80 * 3e-4 * BATCH
+    np.testing.assert_allclose(plan.shares, [1 / 3 + taken / 3, 1 / 3 - taken * 2 / 3, 1 / 3 + taken / 3])
+    assert plan.shares[1] == pytest.approx(0.3333 - 0.096, abs=1e-4)
+
+
 @pytest.mark.parametrize("known", [True, False])
 def test_ogd_stays_if_the_straggler_takes_only_its_overhead(known):
     cost = Linear(np.array([1e-3, 0.0, 2e-3]), np.array([0.0, 1.0, 0.0]))
@@ -42,6 +54,16 @@ def test_ogd_never_leaves_the_simplex_even_with_a_huge_step():
     _, played, _, _ = play("ogd:rate=100", costs, BATCH)
     assert played.min() >= 0
     np.testing.assert_allclose(played.sum(-1), BATCH)
+
+
+def test_abs_read_literally_is_a_two_cycle():
+    """Without communication: equal shares, shares by speed, equal shares again, a window each."""
+    slopes = np.array([1e-3, 2e-3, 4e-3])
+    _, played, _, _ = play("abs", constant(slopes, 0.0, 40), BATCH)
+    by_speed = BATCH / slopes / (1 / slopes).sum()
+    for start in range(0, 40, 10):
+        np.testing.assert_allclose(played[start : start + 5], np.full((5, 3), 40.0))
+        np.testing.assert_allclose(played[start + 5 : start + 10], np.tile(by_speed, (5, 1)))
 
 
 def test_abs_read_sensibly_settles_after_one_window():
@@ -70,10 +92,30 @@ def moves(text, seconds, workers=3):
     return np.array(out)
 
 
+def test_lbbsp_moves_delta_samples_every_so_many_rounds():
+    loads = moves("lbbsp:delta=5,rounds=3", [[1, 2, 3]] * 7)
+    np.testing.assert_allclose(loads[:2], np.full((2, 3), 40))
+    np.testing.assert_allclose(loads[2:5], np.tile([45.0, 40, 35], (3, 1)))  # the count starts again
+    np.testing.assert_allclose(loads[5:], np.tile([50.0, 40, 30], (2, 1)))
+
+
+def test_lbbsp_read_strictly_waits_for_the_same_worker_to_stay_fastest():
+    alternating = [[1, 2, 3], [2, 1, 3]] * 5
+    assert moves("lbbsp:reading=strict", alternating)[-1].tolist() == pytest.approx([40, 40, 40])
+    loose = moves("lbbsp:reading=loose", alternating)[-1]
+    assert loose[2] == pytest.approx(30)
+    steady = [[1, 2, 3]] * 10
+    np.testing.assert_allclose(moves("lbbsp:reading=strict", steady)[-1], moves("lbbsp", steady)[-1])
+
+
 def test_lbbsp_cannot_take_what_is_not_there():
     loads = moves("lbbsp:delta=30,rounds=1", [[1, 2, 3]] * 3)
     np.testing.assert_allclose(loads[:, 2], [10, 0, 0], atol=1e-12)
     np.testing.assert_allclose(loads.sum(-1), BATCH)
+
+
+def test_lbbsp_leaves_equal_times_alone():
+    np.testing.assert_allclose(moves("lbbsp:rounds=1", [[2, 2, 2]] * 4), np.full((4, 3), 40.0))
 
 
 def test_the_oracle_is_never_beaten():

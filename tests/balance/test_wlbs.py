@@ -13,7 +13,6 @@ from .streams import constant, play
 
 
 def test_the_first_division_follows_cpus_cores_and_memory():
-    """WLBS, section 3.2 (first division)."""
     machines = Machines(np.array([1.0, 1, 2]), np.array([4.0, 8, 4]), np.array([8.0, 8, 8]))
     weights = initial_weights(machines)
     np.testing.assert_allclose(
@@ -30,10 +29,24 @@ def test_largest_remainders_get_the_units_that_are_left():
     np.testing.assert_array_equal(largest_remainder(np.array([33.0, 33.0, 34.0]), 10), [30, 30, 40])
 
 
-@pytest.mark.parametrize(("batch", "slopes", "moved"), [(256, [1, 9, 9, 15], 56), (8, [1, 9, 9, 15], 2)])
-def test_a_micro_batch_is_a_sixteenth_of_an_equal_share_or_one_sample(batch, slopes, moved):
-    _, played, _, _ = play("wlbs:period=1,epoch=0", constant(slopes, 0.0, 2), batch)
-    assert played[1, 0] - played[0, 0] == moved
+def test_a_pair_is_equalised_to_the_micro_batch():
+    """Two workers 1 : 3; a linear cost makes one adjustment enough."""
+    slopes = np.array([1e-3, 3e-3])
+    _, played, _, _ = play("wlbs:micro=8,period=5,epoch=0", constant(slopes, 0.0, 11), 256)
+    np.testing.assert_allclose(played[:5], np.full((5, 2), 128.0))
+    np.testing.assert_allclose(played[5:], np.tile([192.0, 64], (6, 1)))
+
+
+def test_only_the_best_and_the_worst_change():
+    _, played, _, _ = play("wlbs:micro=1,period=1,epoch=0", constant([1.0, 2.0, 3.0, 4.0], 0.0, 2), 400)
+    moved = played[1] - played[0]
+    assert moved.tolist() == [60, 0, 0, -60]  # (100 / 1 + 100 / 4 samples a second: 4 : 1 of 200)
+
+
+def test_adjusting_stops_within_theta_and_continues_beyond():
+    close = constant([1.0, 1.04], 0.0, 30)
+    assert np.ptp(play("wlbs:micro=1,epoch=0,theta=0.05", close, 1000)[1], axis=0).max() == 0
+    assert np.ptp(play("wlbs:micro=1,epoch=0,theta=0.01", close, 1000)[1], axis=0).max() > 0
 
 
 def test_major_adjustments_are_finer_and_come_with_the_epoch():
@@ -100,3 +113,9 @@ def test_seconds_that_were_reported_before_count_once():
         _, state = policy.step(state, Round(plan.shares, seconds, 240, gradients=Gradients(np.nan, again)))
     assert state.cycle.reports.tolist() == [3, 1]
     assert state.cycle.loads.tolist() == [360, 120]
+
+
+@pytest.mark.parametrize(("batch", "slopes", "moved"), [(256, [1, 9, 9, 15], 56), (8, [1, 9, 9, 15], 2)])
+def test_a_micro_batch_is_a_sixteenth_of_an_equal_share_or_one_sample(batch, slopes, moved):
+    _, played, _, _ = play("wlbs:period=1,epoch=0", constant(slopes, 0.0, 2), batch)
+    assert played[1, 0] - played[0, 0] == moved

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy import optimize, special
+from scipy import optimize, special, stats
 
 from paceline import policies, sync
 from paceline.backup import arrival_times
@@ -21,15 +21,19 @@ from paceline.backup.adasync import Adasync
 from paceline.backup.dbw import Dbw, Gain, estimate, no_gain, update_gain
 from paceline.backup.protocol import Iteration, Timings
 from paceline.balance.dolbie import play_round, start_peers
+from paceline.balance.wlbs import initial_weights
 from paceline.coded import CodedPlan, Problem, ShiftedExponential, plan, random_problem, simulate
 from paceline.coded.assign import iterated, simple
 from paceline.costs import Increasing, Linear, Saturating
 from paceline.data.traces import Trace
 from paceline.forecast import create, series
+from paceline.forecast.ema import Ema
+from paceline.forecast.networks import Perceptron
 from paceline.forecast.protocol import Reading
 from paceline.papers import coded, dbw, dolbie, lbbsp, lbbsp_clusters
+from paceline.paramserver import rates
 from paceline.paramserver.aggregate import Parameters, Part, aggregate
-from paceline.rounds import Array, Cluster, Plan, Round
+from paceline.rounds import Array, Cluster, Machines, Plan, Round
 from paceline.shares import whole_samples
 from paceline.simulate import from_trace, measures, run
 from paceline.sync.protocol import Apply, Release
@@ -90,6 +94,21 @@ def test_dolbie_starts_from_any_partition(seed: int) -> None:
     assert x.min() >= 0
 
 
+@pytest.mark.parametrize("seed", range(5))
+# The experiments', and 1 / (N - 1)^2, where eq. (7) binds at once.
+@pytest.mark.parametrize("alpha", [0.001, 0.04])
+def test_dolbie_master_and_workers(seed: int, alpha: float) -> None:
+    """DOLBIE, eqs. (4) to (7), Alg. 1, lines 1 to 16, section VI-A."""
+    policy = policies.create(f"dolbie:alpha={alpha},floor=0", Cluster(N, int(BATCH)))
+    made, state = policy.init()
+    x = np.full(N, 1 / N)
+    for gamma, comm in systems(80, seed):
+        np.testing.assert_allclose(made.shares, x, rtol=0, atol=1e-12)
+        made, state = policy.step(state, told(made.shares, gamma, comm))
+        x, alpha = listing(x, alpha, gamma, comm)
+    assert x.min() >= 0
+
+
 def test_dolbie_ties_go_to_the_first_of_the_list() -> None:
     """DOLBIE, Alg. 1, lines 9 to 16, Alg. 2, lines 5 to 10: stragglers of exactly the same seconds."""
     gamma, comm = np.array([400.0, 100.0, 300.0, 100.0, 100.0]), np.full(5, 0.01)
@@ -107,6 +126,16 @@ def test_dolbie_ties_go_to_the_first_of_the_list() -> None:
         np.testing.assert_allclose(made.shares, x, rtol=0, atol=1e-13)
         np.testing.assert_allclose([peer.share for peer in peers], x, rtol=0, atol=1e-13)
     assert given[:3] == [1, 3, 4]  # each of them as slow as the others before it gave
+
+
+@pytest.mark.parametrize("alpha", [None, 0.001, 0.04, 0.5])
+def test_dolbie_first_step_size_is_that_of_the_smallest_share(alpha: float | None) -> None:
+    """DOLBIE, section IV-B."""
+    safe = (1 / N) / (N - 2 + 1 / N)
+    assert pytest.approx(1 / (N - 1) ** 2) == safe
+    policy = policies.create(f"dolbie:alpha={alpha}", Cluster(N, int(BATCH)))
+    _, state = policy.init()
+    assert np.asarray(state.alpha).item() == pytest.approx(min(alpha or 1.0, safe))
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -397,6 +426,31 @@ def test_lbbsp_cluster_b_has_the_machines_of_table_2(tmp_path: Path, monkeypatch
     assert sorted(seen[0].tolist()) == sorted(wanted)
 
 
+def test_lbbsp_moving_average_weighs_the_newest_by_a_fifth() -> None:
+    """LB-BSP, Table 3 (EMA)."""
+    speeds = np.random.default_rng(10).uniform(50, 150, (30, 3))
+    forecast = Ema()
+    state, mean = forecast.init((3,)), speeds[0]
+    for k, speed in enumerate(speeds):
+        predicted, state = forecast.step(state, Reading(speed))
+        mean = speed if k == 0 else 0.2 * speed + 0.8 * mean
+        np.testing.assert_allclose(predicted, mean, rtol=1e-12)
+
+
+# Eq. (4) with windows of 2, read in both ways.
+@pytest.mark.parametrize(("inputs", "hidden"), [(6, 2), (8, 1)])
+def test_lbbsp_narx_has_one_hidden_layer_and_fewer_than_20_parameters(inputs: int, hidden: int) -> None:
+    """LB-BSP, eq. (4)."""
+    network = Perceptron(inputs, hidden)
+    rng = np.random.default_rng(11)
+    parameters, x = network.draw(rng), rng.standard_normal((5, inputs))
+    assert parameters.shape[-1] == (inputs + 2) * hidden + 1 < 20
+    # By finite differences: the output is linear in tanh of linear functions, so it is bounded as x grows.
+    far = network.forward(parameters, 1e6 * x)
+    further = network.forward(parameters, 2e6 * x)
+    np.testing.assert_allclose(far, further, rtol=1e-6)
+
+
 @pytest.mark.parametrize("inputs", [6, 8])
 def test_lbbsp_narx_predicts_from_two_speeds_and_the_resources_of_the_round(inputs: int) -> None:
     """LB-BSP, eq. (4)."""
@@ -657,6 +711,18 @@ def cluster(masters: int, workers: int, seed: int, rows: float = 1e4) -> tuple[P
     return Problem(*names, np.full(masters, rows), ShiftedExponential(u, 1 / u)), u
 
 
+def test_coded_processing_times_are_shifted_exponential() -> None:
+    """Sun et al., eq. (1)."""
+    u, a = np.array([2.0]), np.array([0.7])
+    delay = ShiftedExponential(u, a)
+    z = np.linspace(0.1, 4, 50)
+    np.testing.assert_allclose(
+        [delay.cdf(np.array([each]))[0] for each in z], np.where(z >= 0.7, 1 - np.exp(-2 * (z - 0.7)), 0)
+    )
+    drawn = delay.sample(np.random.default_rng(0), 20_000)[:, 0]
+    assert stats.kstest(drawn - 0.7, stats.expon(scale=0.5).cdf).pvalue > 1e-3
+
+
 def test_coded_theorem_1_and_the_expected_rows() -> None:
     """Sun et al., eqs. (3) to (5), Theorem 1."""
     problem, u = cluster(1, 7, 15)
@@ -679,6 +745,23 @@ def test_coded_theorem_1_and_the_expected_rows() -> None:
     draws = np.random.default_rng(1).standard_exponential((40_000, 7))
     done = made.loads[0] * (1 / u[0] + draws / u[0]) <= made.t_star[0]
     assert (done * made.loads[0]).sum(1).mean() == pytest.approx(1e4, rel=0.01)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_coded_p5_by_brute_force(seed: int) -> None:
+    """Sun et al., eqs. (8), (9), Proposition 1, benchmark 3."""
+    _, u = cluster(2, 8, 20 + seed)
+    rows = np.array([1e4, 3e4])
+    problem = Problem(("x", "y"), tuple("abcdefgh"), rows, ShiftedExponential(u, 1 / u))
+    phi = (-special.lambertw(-np.exp(-2.0), -1).real - 1) / u
+    v = u / (rows[:, None] * (1 + u * phi))  # eq. (8)
+    # Eq. (9).
+    best = max(
+        min(v[0, [o == 0 for o in owner]].sum(), v[1, [o == 1 for o in owner]].sum())
+        for owner in itertools.product((0, 1), repeat=8)
+    )
+    assert plan(problem, "exact").t_star.max() == pytest.approx(1 / best, rel=1e-4)
+    assert plan(problem, "probabilistic").t_star.max() <= (1 + 1e-9) / best
 
 
 def test_coded_p3_by_a_general_solver() -> None:
@@ -963,6 +1046,14 @@ def test_coded_fig_4_is_the_time_of_each_iterate_beside_the_dedicated_optimum() 
 # WLBS
 
 
+def test_wlbs_first_division_follows_the_machines() -> None:
+    """WLBS, section 3.2 (first division)."""
+    cpus, cores, memory = np.array([1.0, 2, 1]), np.array([4.0, 16, 4]), np.array([8.0, 8, 16])
+    weights = initial_weights(Machines(cpus, cores, memory))
+    expected = np.mean([part / part.sum() for part in (cpus, cores, memory)], axis=0)
+    np.testing.assert_allclose(weights / weights.sum(), expected)
+
+
 def test_wlbs_update_of_all_nodes_is_that_of_one() -> None:
     """Eq. (6) against its distributed form; eq. (7), as its text has it, weighs a node by 1 / (K size_k).
 
@@ -1117,6 +1208,14 @@ def test_dbw_adasync_is_the_minimum_of_its_bound(first: int) -> None:
         wanted = optimize.brentq(lambda k, right=right: k**2 / (workers - k) - right, 0, workers - 1e-9)
         k, _ = policy.step(state, Iteration(1, workers, 0.0, loss, 1.0, 1.0, 0.1, NOTHING))
         assert k == min(max(round(wanted), 1), workers)
+
+
+def test_dbw_learning_rates_of_the_static_settings() -> None:
+    """DBW, baseline static-k."""
+    proportional, fixed = rates.create("proportional", 16, 0.08), rates.create("fixed", 16, 0.08)
+    for k in range(1, 17):
+        assert proportional.of(k, 1.0, 1.0) == pytest.approx(0.005 * k)  # MNIST
+        assert fixed.of(k, 1.0, 1.0) == 0.08  # DBW's and B-DBW's
 
 
 def test_settings_of_the_experiments() -> None:
