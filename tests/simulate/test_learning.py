@@ -116,7 +116,11 @@ link = { megabytes = 1.0, mbps = 80.0 }
 @pytest.mark.parametrize(
     ("options", "says"),
     [
+        (["--sync", "ssp:-1"], "staleness=-1"),
+        (["--sync", "lsp:9:2"], "group=9: expected a whole number, 0 to 4"),
         (["--backup", "static:5"], "k=5"),
+        (["--sync", "ssp:2", "--mode", "pull"], "exclude each other"),
+        (["--sync", "ssp:2", "--backup", "dbw"], "leave out --backup"),
         (["--model", "transformer"], "transformer"),
     ],
 )
@@ -145,6 +149,15 @@ def test_times_to_a_loss():
     assert smoothed(updates).tolist() == [5, 4.5, 4, 3.5, 3, 2]
     assert reached(updates, 3.2) == 4.0
     assert reached(updates, 0.1) == float("inf")
+
+
+def test_the_time_estimator_beats_plain_means(tmp_path):
+    """Fig. 3."""
+    experiments("dbw")["fig3"](tmp_path, True)
+    assert (tmp_path / "fig3.png").exists()
+    with (tmp_path / "fig3.csv").open() as file:
+        errors = {(row["estimator"], row["k"]): float(row["rms_error"]) for row in csv.DictReader(file)}
+    assert all(errors["constrained", k] < errors["naive", k] for k in "34")  # those seldom tried
 
 
 def test_wlbs_with_a_lagging_and_a_dead_node(tmp_path):

@@ -7,6 +7,7 @@ import pytest
 
 from paceline.backup.dbw import Dbw
 from paceline.errors import PacelineError
+from paceline.paramserver.aggregate import Part, aggregate
 from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.samples import Draws, Epochs
 from paceline.simulate.server import Change, Member, RoundTrips, Server
@@ -67,6 +68,16 @@ def test_late_gradients_can_be_used():
 def test_asynchronous_gradients_are_stale():
     run, _ = server([1, 3], sync="asp")
     assert log(run.run(updates=4)) == [(1.0, [0], [0]), (2.0, [0], [0]), (3.0, [1], [2]), (3.0, [0], [1])]
+
+
+@pytest.mark.parametrize("other", ["lsp:5:3", "ssp:0"])
+def test_identities_hold_bit_for_bit(other):
+    def parameters(sync):
+        run, _ = server([1] * 5, sync=sync, trips=RoundTrips(5, Exponential(1.0, 0.2), seed=4))
+        run.run(updates=30)
+        return run.parameters.values
+
+    assert np.array_equal(parameters("bsp"), parameters(other))
 
 
 def test_everyone_is_the_same_as_one_process():
@@ -268,6 +279,21 @@ def test_the_number_waited_for_follows_a_slowdown_of_half_the_workers(backup):
     ks = {u.ended: u.quorum for u in run.run(seconds=120.0)}
     assert all(k == 8 for now, k in ks.items() if now <= 30)
     assert np.median([k for now, k in ks.items() if now > 80]) == 4
+
+
+def test_aggregates_by_hand():
+    parts = [Part(np.array([1.0, 0.0]), 1.0, 1), Part(np.array([4.0, 2.0]), 2.0, 3)]
+    found = aggregate(parts)
+    mean = np.array([13.0, 6.0]) / 4
+    assert np.allclose(found.step, mean)
+    assert found.loss == 1.75
+    assert found.norm2 == pytest.approx(mean @ mean)
+    spread = 1 * np.sum((parts[0].gradient - mean) ** 2) + 3 * np.sum((parts[1].gradient - mean) ** 2)
+    assert found.variance == pytest.approx(spread / 2)  # per gradient of 2 samples
+    assert np.allclose(aggregate(parts, batch=8).step, mean / 2)
+    assert np.isnan(aggregate(parts[:1]).variance)
+    halved = aggregate([parts[0], parts[1]._replace(weight=1 / 3)])
+    assert np.allclose(halved.step, [2.5, 1.0])
 
 
 @pytest.mark.parametrize(
