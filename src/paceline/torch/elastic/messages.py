@@ -82,7 +82,7 @@ def settings() -> Where:
 
 # Keys in the store for the worker with an ident: its heartbeats; that its program ends, so that it gives no more
 # of them; that it has the model.
-BEAT, ENDING, HAS = "life/{}".format, "ending/{}".format, "has/{}".format
+BEAT, ENDING, HAS = "beat/{}".format, "ending/{}".format, "has/{}".format
 # The notice that the membership epoch of a number exists, for one worker, which may set it itself to wake up.
 COMES = "notice/{}/{}".format
 

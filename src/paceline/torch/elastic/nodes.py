@@ -227,11 +227,8 @@ class NodeAgent:
         self._workers: dict[int, WorkerProcess] = {}
         self._orders: dict[int, str] = {}  # the newest that was carried out, by worker
         self._leaving, self._signer = False, Signer()
-        self._forwarder, self._calls, self._seconds = (
-            Forwarder(host, port, token),
-            Calls("store"),
-            FIRST_SECONDS,
-        )
+        self._forwarder = Forwarder(host, port, token)
+        self._calls, self._seconds = Calls("store"), FIRST_SECONDS
         self._store: Any = None
 
     def run(self) -> int:
@@ -331,9 +328,8 @@ class NodeAgent:
         self._calls, self._store = Calls("store"), None
 
     def _connected(self) -> tuple[Signer, dist.TCPStore]:
-        secret = (
-            self._forwarder.authenticate()
-        )  # first, since torch prints a long traceback if no process listens
+        # First, since torch prints a long traceback if no process listens.
+        secret = self._forwarder.authenticate()
         wait = timedelta(seconds=FIRST_SECONDS)
         return Signer(secret), dist.TCPStore(
             LOOPBACK, self._forwarder.port, None, False, wait, wait_for_workers=False

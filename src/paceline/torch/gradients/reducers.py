@@ -31,7 +31,7 @@ class Reducer:
     carries_counts = False  # the counts that losses are means over are summed with the gradients
     lockstep = False  # all ranks must take the same number of micro-steps in a round
     waits: Waits = "never"
-    ddp: DistributedDataParallel | None = None  # to be released before the process group ends
+    ddp: Any = None  # the DistributedDataParallel to be released before the process group ends
 
     def no_sync(self) -> AbstractContextManager[Any]:
         """A context in which backward passes leave the gradients on this rank."""
@@ -105,7 +105,7 @@ class Replicated(Reducer):
     averages = sums = True
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
-        self.ddp = self._ddp = ddp
+        self.ddp = ddp
         self._hooks = hooks_of_torch.comm_hooks(ddp)  # the user's
         self._prepared, self._looks = _Prepared(), LOOKS
         trained = [p for p in ddp.parameters() if p.requires_grad]
@@ -117,10 +117,10 @@ class Replicated(Reducer):
         return "within" if self._hooks else "behind"  # a hook may wait for the sum that it starts
 
     def no_sync(self) -> AbstractContextManager[Any]:
-        return self._ddp.no_sync()
+        return self.ddp.no_sync()
 
     def check_sync(self, last: bool) -> None:
-        if self._ddp.require_backward_grad_sync != last:
+        if self.ddp.require_backward_grad_sync != last:
             raise PacelineError(
                 "the model's no_sync() or require_backward_grad_sync was used within pace's loop; expected neither: "
                 "Paceline itself reduces the gradients in each round's last backward pass"
@@ -137,23 +137,23 @@ class Replicated(Reducer):
 
     def runs_again(self, prepared: Callable[[], None]) -> None:
         def sent(*_: Any) -> None:  # after DDP has sent its buffers, and before the module's own forward pass
-            self._ddp.require_forward_param_sync = False
+            self.ddp.require_forward_param_sync = False
 
         def through(*_: Any) -> None:
             if _to_be_summed():
                 prepared()
 
-        self._ddp.module.register_forward_pre_hook(sent)
-        self._ddp.module.register_forward_hook(through)
+        self.ddp.module.register_forward_pre_hook(sent)
+        self.ddp.module.register_forward_hook(through)
 
     def register_comm_hook(self, state: Any, hook: Any) -> None:
-        if there := hooks_of_torch.comm_hooks(self._ddp):
+        if there := hooks_of_torch.comm_hooks(self.ddp):
             name = getattr(there[0][0], "__name__", "another")
             raise PacelineError(
                 "weigh='hook' needs DistributedDataParallel's one communication hook, and the model has "
                 f"{name} already; use weigh='loss', which needs none"
             )
-        self._ddp.register_comm_hook(state, hook)
+        self.ddp.register_comm_hook(state, hook)
 
     def _forget(self) -> None:
         for handle in self._handles:
