@@ -356,6 +356,9 @@ def main() -> None:
         "--slice", type=float, action="append", help="each way, too, with slices of so many ms"
     )
     options = parser.parse_args()
+    for second in options.split or ():
+        if not 0 < second < options.batch:
+            parser.error(f"--split {second}: expected 1 to {options.batch - 1}, less than the batch")
     if len(os.sched_getaffinity(0)) < 2:
         raise SystemExit("benchmarks/compute.py needs two cores")
     os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
