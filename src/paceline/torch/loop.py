@@ -20,6 +20,7 @@ from paceline.torch import batches, peers, timing
 from paceline.torch.callbacks import Callback, overriding
 from paceline.torch.claims import Claims
 from paceline.torch.drops import Drops
+from paceline.torch.gradients.weighing import LocalWeighing
 from paceline.torch.host import Host
 from paceline.torch.liveness.monitor import Alone
 from paceline.torch.local_merge import Merges
@@ -94,12 +95,13 @@ class Loop:
             ),
         )
         self.drops = None if terms.drop is None else Drops(terms.drop, self._meter)
-        # What the ranks merge, if each steps by itself; else None.
+        # What the ranks merge, if each steps by itself, and how its gradients are weighed; else None.
         self.merges = None if terms.merge is None else Merges(model, terms.merge, ranks)
-        interval = None if self.merges is None else self.merges.begin
-        self._gradients = weighing_of(
-            parameters, device, reducer, terms, self._meter.counted_by_all, interval
-        )
+        local: LocalWeighing | None = None
+        if self.merges is not None:
+            local = LocalWeighing(parameters, device, reducer, self.merges.begin)
+        counted = self._meter.counted_by_all
+        self._gradients = local or weighing_of(parameters, device, reducer, terms, counted)
         self.passes = Passes(
             device,
             reducer,
@@ -127,19 +129,16 @@ class Loop:
             looks=reducer.averages and not reducer.lockstep and device.type == "cpu",
         )
         self._round_end = RoundEnd(self.round, self._gradients, self._meter, self.progress)
-        parts: Any = (
-            model,
-            self.round,
-            self._gradients,
-            self._meter,
-            members,
-            self.progress,
-            self._round_end,
-        )
-        self.steps: RoundSteps | LocalSteps = (
-            RoundSteps(*parts, single=single, rates=bool(self.rounds.listeners))
-            if self.merges is None
-            else LocalSteps(
+        parts = self._meter, members, self.progress, self._round_end
+        self.steps: RoundSteps | LocalSteps
+        if self.merges is None or local is None:
+            rates = bool(self.rounds.listeners)
+            self.steps = RoundSteps(model, self.round, self._gradients, *parts, single=single, rates=rates)
+        else:
+            self.steps = LocalSteps(
+                model,
+                self.round,
+                local,
                 *parts,
                 merges=self.merges,
                 every=terms.every,
@@ -148,7 +147,6 @@ class Loop:
                 named=self.named,
                 abandon=self.abandon,
             )
-        )
         self._epoch_over = overriding(callbacks, "on_epoch")
         # The last micro-step of a loop that draws its own samples is over, and its optimizer step is still to come.
         self._own_end = self._failed = False

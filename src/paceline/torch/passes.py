@@ -19,7 +19,6 @@ from paceline.torch.gradients.weighing import (
     SUM,
     ExactWeighing,
     HookWeighing,
-    LocalWeighing,
     Weighing,
     checked_count,
 )
@@ -382,11 +381,8 @@ def weighing_of(
     reducer: Reducer,
     terms: Terms,
     counted: Callable[[int], float | None],
-    interval: Callable[[], None] | None,
 ) -> Weighing:
-    """The weighing that suits the terms of a run. interval: see ``LocalWeighing``; None without local steps."""
-    if interval is not None:
-        return LocalWeighing(parameters, device, reducer, interval)
+    """The weighing that suits the terms of a run without local steps."""
     # Sums that carry counts are without rounding by themselves.
     kind = (
         HookWeighing
