@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from support.forks import run_script
-from support.ranks import HOSTS
+from support.forks import HOSTS, run_script
 
 TESTS = Path(__file__).resolve().parents[1]
 EXAMPLES = TESTS.parent / "examples"

@@ -2,23 +2,152 @@
 
 from __future__ import annotations
 
+import copy
+import time
+import warnings
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
+from paceline.errors import PacelineError
+from paceline.torch import RoundResult
+from paceline.torch.callbacks import OnRound
 from support import hosts
 from support.guarantees import guarantee
-from support.hosts import COSTS, difference, every_sample_once, whole_batch
-from support.later import later
+from support.hosts import (
+    BATCH,
+    COSTS,
+    COUNT,
+    EPOCHS,
+    FREE,
+    SEED,
+    UNEVEN,
+    Found,
+    Samples,
+    Together,
+    difference,
+    every_sample_once,
+    fresh,
+    optimizer_of,
+    whole_batch,
+)  # fmt: skip
+from support.later import skip_without
 from support.ranks import run_ranks
-from support.sharding import possible
+from support.sharding import possible, sharded, whole
 
-jobs = later("support.lightning_jobs", needs="lightning")
+skip_without("lightning")
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("hosts")]
+together = Together()
+
+SILENT = {
+    "accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False,
+    "enable_checkpointing": False,
+}  # fmt: skip
+
+
+def module_of(dtype: torch.dtype) -> Any:
+    from lightning.pytorch import LightningModule
+
+    class Task(LightningModule):
+        """Notes the samples that count, and the kind of its outputs."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.loss_of = fresh(dtype), nn.CrossEntropyLoss()
+            self.used: list[list[int]] = []
+            self.milliseconds, self.sharding, self.fails_at = 0.0, False, -1
+
+        def configure_model(self) -> None:
+            if self.sharding:
+                sharded(self.net, self.device_mesh)
+
+        def on_train_epoch_start(self) -> None:
+            self.used.append([])
+
+        def training_step(self, batch: Any, _: int) -> torch.Tensor:
+            x, y, index = batch
+            balanced = self.trainer.callbacks[0]
+            if self.trainer.global_step == self.fails_at:
+                raise ArithmeticError
+            time.sleep(self.milliseconds * len(x) / 1e3)
+            if balanced.pace.counts:
+                if not self.used:  # resumed in mid-epoch
+                    self.used.append([])
+                self.used[-1] += index.tolist()
+            out = self.net(x)
+            self.kind = out.dtype
+            loss = self.loss_of(out, y)
+            self.log("loss", loss)
+            return loss
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return optimizer_of(self.net)
+
+    return Task()
+
+
+def fit(
+    ranks: int,
+    dtype: str = "float64",
+    precision: str = "64-true",
+    until: int = -1,
+    ckpt: str | None = None,
+    keep: dict[str, Any] | None = None,
+    loader_workers: int = 0,
+    milliseconds: float = 0.0,
+    sharding: bool = False,
+    options: dict[str, Any] | None = None,
+    epochs: int = EPOCHS,
+    count: int = COUNT,
+    batch: int = BATCH,
+    loading: dict[str, Any] | None = None,
+    **trainer_options: Any,
+) -> dict[str, Any]:
+    """One fit by ``ranks`` ranks; what it used, ended with, and how its rounds were divided."""
+    from lightning.pytorch import Trainer
+    from lightning.pytorch.callbacks import ModelCheckpoint
+    from lightning.pytorch.strategies import ModelParallelStrategy
+
+    from paceline.hosts.lightning import BalancedCallback
+
+    warnings.filterwarnings("ignore", module="lightning")
+    results: list[RoundResult] = []
+    options = {"policy": UNEVEN if ranks > 1 else "equal", "limits": FREE[:ranks]} | (options or {})
+    balanced = BalancedCallback(batch, callbacks=[OnRound(results.append)], **options)
+    callbacks = [balanced, *([ModelCheckpoint(**keep)] if keep else [])]
+    task = module_of(getattr(torch, dtype))
+    task.milliseconds, task.sharding = milliseconds, sharding
+    strategy: Any = "ddp" if ranks > 1 else "auto"
+    if sharding:
+        strategy = ModelParallelStrategy(data_parallel_size=ranks, tensor_parallel_size=1)
+    trainer = Trainer(
+        **SILENT | ({"enable_checkpointing": True} if keep else {}), devices=ranks if ranks > 1 else 1,
+        strategy=strategy, precision=precision, callbacks=callbacks,
+        max_epochs=epochs, max_steps=until, **trainer_options,
+    )  # fmt: skip
+    began = time.perf_counter()
+    trainer.fit(
+        task,
+        balanced.loader(
+            Samples(count, getattr(torch, dtype)), seed=SEED, num_workers=loader_workers, **loading or {}
+        ),
+        ckpt_path=ckpt,
+    )
+    return {
+        "used": task.used,
+        "parameters": [whole(p).tolist() for p in task.net.parameters()],
+        "loads": [result.loads.tolist() for result in results],
+        "losses": [result.loss for result in results],
+        "seconds": time.perf_counter() - began,
+        "kind": str(task.kind),
+        "steps": trainer.global_step,
+    }
+
 
 CASES: dict[str, dict[str, Any]] = {
     "uneven": {},
@@ -34,13 +163,16 @@ CASES: dict[str, dict[str, Any]] = {
     "bfloat16": {"dtype": "float32", "precision": "bf16-mixed"},
 }
 CASES = possible(CASES)
-VALIDATED = -1  # what follows the cases' fits
 CLIPPED = {"accumulated and clipped": 0.05, "by cost, accumulated and clipped": 0.05}
 
 
-@pytest.fixture(scope="module")
-def three() -> list[list[Any]]:
-    return run_ranks(3, jobs.fits, list(CASES.values()))
+def names(ranks: int) -> list[str]:
+    return list(CASES) if ranks == 3 else ["accumulated and clipped"]
+
+
+@together
+def fits(ranks: int, _: str) -> dict[str, Any]:
+    return {name: fit(ranks, **CASES[name]) for name in names(ranks)}
 
 
 @guarantee(
@@ -48,11 +180,10 @@ def three() -> list[list[Any]]:
     "one process."
 )
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_equals_one_process_with_the_whole_batch(ranks: int, three: list[list[Any]]) -> None:
-    names = list(CASES) if ranks == 3 else ["accumulated and clipped"]
-    found = three if ranks == 3 else run_ranks(ranks, jobs.fits, [CASES[name] for name in names])
-    for number, name in enumerate(names):
-        results = [rank[number] for rank in found]
+def test_uneven_fit_trains_model_of_one_process(ranks: int, found: Found, folder: str) -> None:
+    every = (found if ranks == 3 else hosts.run_bodies(ranks, [fits], folder))[fits]
+    for name in names(ranks):
+        results = [rank[name] for rank in every]
         case = CASES[name]
         every_sample_once([result["used"] for result in results])
         assert len({str(result["parameters"]) for result in results}) == 1, f"{name}: the ranks differ"
@@ -68,52 +199,154 @@ def test_equals_one_process_with_the_whole_batch(ranks: int, three: list[list[An
         assert far < limit, f"{name}: relative difference {far:.1e}"
 
 
+@together
+def validated(ranks: int, _: str) -> list[tuple[float, float]]:
+    """The validation losses within a balanced fit, each beside that of a Trainer without Paceline that is given the
+    same parameters."""
+    from lightning.pytorch import Callback, LightningModule, Trainer
+
+    from paceline.hosts.lightning import BalancedCallback
+
+    class Task(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.loss_of = hosts.normed(), nn.CrossEntropyLoss()
+
+        def training_step(self, batch: Any, _: int) -> torch.Tensor:
+            return self.loss_of(self.net(batch[0]), batch[1])
+
+        def validation_step(self, batch: Any, _: int) -> None:
+            self.log("loss", self.loss_of(self.net(batch[0]), batch[1]), sync_dist=True)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return optimizer_of(self.net)
+
+    class Keeps(Callback):
+        def on_validation_end(self, trainer: Any, task: Any) -> None:
+            kept.append((trainer.callback_metrics["loss"].item(), copy.deepcopy(task.state_dict())))
+
+    kept: list[tuple[float, Any]] = []
+    balanced, pairs = BalancedCallback(BATCH, policy=UNEVEN), []
+    options: dict[str, Any] = {"devices": ranks, "strategy": "ddp", "precision": "64-true"} | SILENT
+    fitting = {
+        "max_epochs": 1,
+        "accumulate_grad_batches": 2,
+        "val_check_interval": 6,
+        "num_sanity_val_steps": -1,
+    }
+    plain = torch.utils.data.DataLoader(Samples(COUNT), 7)
+    Trainer(**options, **fitting, callbacks=[balanced, Keeps()]).fit(
+        Task(), balanced.loader(Samples(COUNT), seed=SEED), plain
+    )
+    for loss, state in kept:
+        task = Task()
+        task.load_state_dict(state)
+        (alone,) = Trainer(**options).validate(task, plain, verbose=False)
+        pairs.append((loss, alone["loss"]))
+    return pairs
+
+
 @guarantee("Evaluation within a balanced run gives the framework's own results.")
-def test_validates_as_without_it(three: list[list[Any]]) -> None:
-    for pairs in (rank[VALIDATED] for rank in three):
+def test_validation_gives_losses_without_paceline(found: Found) -> None:
+    for pairs in found[validated]:
         assert len(pairs) == 1 + 2  # the sanity check, and every sixth of 12 batches
         assert all(ours == theirs for ours, theirs in pairs), pairs
 
 
-def test_resumes_from_a_checkpoint_as_if_unbroken(tmp_path: Path) -> None:
-    cases = [
-        {"steps": 4},
-        {"steps": 6, "accumulate_grad_batches": 2},  # at the end of the epoch, before Lightning says so
-        {"steps": 0},
-    ]
-    ranks = run_ranks(3, jobs.stopped_and_resumed, str(tmp_path), cases)
-    unbroken = ranks[0][-1]
-    for number, case in enumerate(cases):
-        first, then = ranks[0][number]
-        assert first["loads"] + then["loads"] == unbroken["loads"], case
-        assert (
-            difference(
-                then["parameters"], [torch.tensor(p, dtype=torch.float64) for p in unbroken["parameters"]]
+RESUMED: list[dict[str, Any]] = [
+    {"steps": 4},
+    {"steps": 6, "accumulate_grad_batches": 2},  # at the end of the epoch, before Lightning says so
+    {"steps": 0},
+]
+
+
+@together
+def resumed(ranks: int, folder: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Two fits for each case: one keeps a checkpoint after so many steps, the other continues from it."""
+    pairs = []
+    for number, each in enumerate(RESUMED):
+        case, where = dict(each), Path(folder) / str(number)
+        keep = {"dirpath": where, "save_top_k": -1}
+        if steps := case.pop("steps"):
+            first = fit(ranks, keep=keep | {"every_n_train_steps": steps}, until=steps, **case)
+        else:
+            first = fit(
+                ranks, keep=keep | {"every_n_epochs": 1, "save_on_train_epoch_end": True}, epochs=1, **case
             )
-            < 1e-12
-        ), case
-        used = chain.from_iterable(part["used"] for rank in ranks for part in rank[number])
-        assert sorted(chain.from_iterable(used)) == sorted(2 * list(range(83))), case
+        (kept,) = where.glob("*.ckpt")
+        pairs.append((first, fit(ranks, ckpt=str(kept), **case)))
+    return pairs
 
 
-def test_continues_after_an_exception_within_a_round(tmp_path: Path) -> None:
-    before, after = jobs.failed_and_resumed(str(tmp_path), 4)
-    assert [*before[0], *after["used"][0]] == jobs.fit(1, epochs=1)["used"][0]
+def test_resumed_fit_is_as_if_unbroken(found: Found) -> None:
+    unbroken = found[fits][0]["uneven"]
+    parameters = [torch.tensor(p, dtype=torch.float64) for p in unbroken["parameters"]]
+    for case, ranks in zip(RESUMED, zip(*found[resumed], strict=True), strict=True):
+        first, then = ranks[0]
+        assert first["loads"] + then["loads"] == unbroken["loads"], case
+        assert difference(then["parameters"], parameters) < 1e-12, case
+        used = chain.from_iterable(part["used"] for pair in ranks for part in pair)
+        assert sorted(chain.from_iterable(used)) == sorted(2 * list(range(COUNT))), case
+
+
+def failed_and_resumed(folder: str, fails_at: int) -> tuple[list[list[int]], dict[str, Any]]:
+    """One process whose step fails, and one that continues from what Lightning kept: the first's samples, the end."""
+    from lightning.pytorch import Trainer
+    from lightning.pytorch.callbacks import OnExceptionCheckpoint
+
+    from paceline.hosts.lightning import BalancedCallback
+
+    balanced, task = BalancedCallback(BATCH), module_of(torch.float64)
+    task.fails_at = fails_at
+    callbacks = [balanced, OnExceptionCheckpoint(folder)]
+    try:
+        Trainer(
+            **SILENT | {"enable_checkpointing": True}, precision="64-true", max_epochs=EPOCHS, callbacks=callbacks
+        ).fit(task, balanced.loader(Samples(COUNT), seed=SEED))  # fmt: skip
+    except ArithmeticError:
+        return task.used, fit(1, ckpt=f"{folder}/on_exception.ckpt")
+    raise AssertionError("the step did not fail")
+
+
+def test_fit_that_failed_within_a_round_continues(tmp_path: Path) -> None:
+    before, after = failed_and_resumed(str(tmp_path), 4)
+    assert [*before[0], *after["used"][0]] == fit(1, epochs=1)["used"][0]
     assert difference(after["parameters"], whole_batch()) < 1e-12
 
 
-def test_what_cannot_be_balanced_is_refused() -> None:
+def refusal(trainer_options: dict[str, Any], options: dict[str, Any], plain: bool = False) -> str:
+    """The error message that one process receives."""
+    from lightning.pytorch import Trainer
+    from torch.utils.data import DataLoader
+
+    from paceline.hosts.lightning import BalancedCallback
+
+    task = module_of(torch.float32)
+    data = Samples(COUNT, torch.float32)
+
+    try:
+        balanced = BalancedCallback(BATCH, **options)
+        callbacks = [balanced, *trainer_options.pop("callbacks", [])]
+        Trainer(**SILENT, max_epochs=1, callbacks=callbacks, **trainer_options).fit(
+            task, DataLoader(data, 8) if plain else balanced.loader(data)
+        )
+    except PacelineError as error:
+        return str(error)
+    return "nothing was wrong"
+
+
+def test_trainer_that_cannot_be_balanced_raises() -> None:
     from lightning.pytorch.callbacks import GradientAccumulationScheduler
 
     limited = {"limit_train_batches": 4, "accumulate_grad_batches": 3}
-    assert "expected a multiple of accumulate_grad_batches=3" in jobs.refusal(limited, {})
-    assert "overfit_batches" in jobs.refusal({"overfit_batches": 2}, {})
+    assert "expected a multiple of accumulate_grad_batches=3" in refusal(limited, {})
+    assert "overfit_batches" in refusal({"overfit_batches": 2}, {})
     changing = {"callbacks": [GradientAccumulationScheduler({0: 1, 1: 2})]}
-    assert "set accumulate_grad_batches" in jobs.refusal(changing, {})
-    assert "comes from a DataLoader" in jobs.refusal({}, {}, plain=True)
-    assert "plans whole rounds" in jobs.refusal({}, {"policy": "factoring"})
-    assert "leave it out" in jobs.refusal({}, {"micro_steps": 2})
-    assert "follows from the Trainer's" in jobs.refusal({}, {"loop": "round"})
+    assert "set accumulate_grad_batches" in refusal(changing, {})
+    assert "comes from a DataLoader" in refusal({}, {}, plain=True)
+    assert "plans whole rounds" in refusal({}, {"policy": "factoring"})
+    assert "leave it out" in refusal({}, {"micro_steps": 2})
+    assert "follows from the Trainer's" in refusal({}, {"loop": "round"})
 
 
 def logged(rank: int, ranks: int) -> dict[str, float]:
@@ -142,7 +375,7 @@ def logged(rank: int, ranks: int) -> dict[str, float]:
     hosts.as_torchrun(rank, ranks)  # else Lightning starts the ranks itself, which run this command again
     balanced = BalancedCallback(60, limits=[(43, 43), (17, 17), (0, 0)][:ranks])
     data = torch.utils.data.TensorDataset(torch.arange(180.0)[:, None])
-    trainer = Trainer(**jobs.SILENT, devices=ranks, strategy="ddp", callbacks=[balanced], max_epochs=1)
+    trainer = Trainer(**SILENT, devices=ranks, strategy="ddp", callbacks=[balanced], max_epochs=1)
     trainer.fit(Task(), balanced.loader(data, shuffle=False))
     return {name: float(trainer.callback_metrics[name]) for name in ("epoch", "step", "largest")}
 

@@ -43,6 +43,10 @@ LOADED = (
     "torch", "torch.distributed", "torch.distributed.run", "torch._dynamo", "numpy", "paceline.torch",
     "paceline.torch.launcher", "paceline.cli", "paceline.train.launch", "support.elastic_jobs",
 )  # fmt: skip
+# A server that has them all serves the tests of every host: each start of another one would load PyTorch once more.
+HOSTS = (
+    "lightning", "accelerate", "transformers.trainer", "transformers.models.llama", "transformers.models.bert",
+)  # fmt: skip
 SECONDS = 900.0  # only a hang takes as long, however busy the machine is
 FROZEN = "paceline.train.forked"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -154,11 +158,11 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def as_torchrun(ranks: int) -> list[dict[str, str]]:
-    """What torchrun tells each of so many ranks on this machine."""
+def as_torchrun(ranks: int, port: int = 0) -> list[dict[str, str]]:
+    """What torchrun tells each of so many ranks on this machine. port: 0 for a free one."""
     shared = {
         "GROUP_RANK": "0", "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "TORCHELASTIC_RUN_ID": "test",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port or free_port()), "TORCHELASTIC_RUN_ID": "test",
     }  # fmt: skip
     return [shared | dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(rank)) for rank in range(ranks)]
 

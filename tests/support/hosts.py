@@ -1,14 +1,13 @@
 """What the tests of host frameworks share: a task whose samples are counted, one process's answer, and the ranks.
 
-A host's job runs in every rank of ``run_ranks`` and trains ``net`` on ``Samples`` with ``optimizer_of``; it notes
-the samples that its loader gives it in a list, checks them with ``every_sample_once``, and compares its parameters
-with ``whole_batch``'s.
+A body of a host's tests runs on every rank and trains ``fresh`` on ``Samples`` with ``optimizer_of``; its test checks
+the samples that the loader gave with ``every_sample_once``, and compares the parameters with ``whole_batch``'s.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, pairwise
 from typing import Any
 
@@ -16,6 +15,8 @@ import torch
 from torch import nn
 
 from paceline.torch.feed.pieces import Order
+from support import forks
+from support.ranks import run_ranks
 from support.scripted import Script
 from support.torch_jobs import FEATURES, Samples, fresh, optimizer_of
 
@@ -31,13 +32,41 @@ __all__ = [
 ]  # fmt: skip
 
 
-def as_torchrun(rank: int, ranks: int, port: int = 29999) -> None:
+Body = Callable[[int, str], Any]  # runs on a rank, and is given the number of ranks and a folder
+Found = dict[Body, tuple[Any, ...]]  # what each body returned, by rank
+
+
+class Together(list[Body]):
+    """A module's bodies that run on the same ranks, one after the other: a start of ranks takes longer than most."""
+
+    def __call__(self, body: Body) -> Body:
+        self.append(body)
+        return body
+
+
+def run_bodies(ranks: int, bodies: Sequence[Body], folder: str) -> Found:
+    """Run the bodies on so many ranks, in their order."""
+    return dict(zip(bodies, zip(*run_ranks(ranks, _each, [*bodies], folder), strict=True), strict=True))
+
+
+def _each(rank: int, ranks: int, bodies: list[Body], folder: str) -> list[Any]:
+    as_torchrun(rank, ranks)
+    return [body(ranks, folder) for body in bodies]
+
+
+def as_torchrun(rank: int, ranks: int) -> None:
     """Say who this process is as torchrun does; the process group is there already, so nobody listens at the port."""
-    os.environ.update(
-        RANK=str(rank), LOCAL_RANK=str(rank), GROUP_RANK="0", ROLE_RANK=str(rank),
-        WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks),
-        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_RUN_ID="test",
-    )  # fmt: skip
+    os.environ.update(forks.as_torchrun(ranks, 29999)[rank])
+
+
+def accelerator(**options: Any) -> Any:
+    """An Accelerator, whatever another one in this process was told."""
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState, GradientState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    return Accelerator(cpu=True, **options)
 
 
 def whole_batch(

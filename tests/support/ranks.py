@@ -14,14 +14,6 @@ from support import forks
 
 SECONDS = 900  # only a hang lasts so long: two cores may be busy with other tests
 WAITS = 300.0  # seconds that the process group waits for a rank
-# A server that has them all serves the tests of every host: each start of another one would load PyTorch once more.
-HOSTS = (
-    "lightning", "accelerate", "transformers.trainer", "transformers.models.llama", "transformers.models.bert",
-)  # fmt: skip
-JOBS_OF_HOSTS = {
-    "lightning_jobs", "fabric_jobs", "accelerate_jobs", "accelerate_loops", "trainer_jobs", "trainer_evaluates",
-    "ported",
-}  # fmt: skip
 
 
 def run_ranks(
@@ -38,7 +30,6 @@ def run_ranks(
 
     A rank's exception is raised here with its traceback; a rank that aborts at its end fails the call too.
     """
-    forks.load(*(HOSTS if job.__module__.rpartition(".")[2] in JOBS_OF_HOSTS else ()))
     with tempfile.TemporaryDirectory() as directory:
         pipes, workers = [], []
         for rank in range(ranks):

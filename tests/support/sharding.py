@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.distributed.fsdp import FSDPModule
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
 
 # Without it nobody can tell how long a rank waits for the others in each layer.
 NEEDED = "set_custom_all_gather"
@@ -17,3 +19,15 @@ def possible(cases: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {
         name: case for name, case in cases.items() if BALANCED or not any(case.get(key) for key in wanting)
     }
+
+
+def sharded(model: nn.Module, mesh: Any) -> nn.Module:
+    """As ModelParallelStrategy's parallelize_fn: FSDP2 over the ranks."""
+    for layer in (model.first, model.second):
+        fully_shard(layer, mesh=mesh["data_parallel"])
+    return fully_shard(model, mesh=mesh["data_parallel"])
+
+
+def whole(parameter: Any) -> torch.Tensor:
+    """All of a parameter, of which this rank may hold a part."""
+    return getattr(parameter, "full_tensor", lambda: parameter)().detach()
