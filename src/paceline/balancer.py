@@ -14,7 +14,7 @@ import logging
 import os
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,8 @@ from paceline.errors import PacelineError, short, whole
 from paceline.forecast import overheads
 from paceline.rounds import Array, Gradients, PiecePlan, PieceTimes, Plan, Round, measurable
 from paceline.samples import CostLearner, CostModel, Deal, InPieces, Room, deal, in_pieces
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 NICE = 10  # of 19: the thread that decides in the background yields the processor to all others
@@ -281,7 +283,7 @@ class Balancer:
         if self._aside is not None:
             self._training = self._aside.submit(self.policy.train, self._state)
         kept = self._plans, self._models, self._most
-        self._plans, self._models, self._most = (policies.since(each, step + 1) for each in kept)
+        self._plans, self._models, self._most = (_since(each, step + 1) for each in kept)
         if failed is not None:
             raise failed
         if _log.isEnabledFor(logging.DEBUG):
@@ -332,7 +334,7 @@ class Balancer:
             after = state._replace(plan=inner, planned=plan.shares)
         else:
             plan, after = policy.step(state, happened)
-        policies.check(plan, type(policy).__name__)
+        _check(plan, type(policy).__name__)
         return plan, after
 
     def plan(self, step: int) -> Plan:
@@ -396,6 +398,24 @@ def thread_aside() -> ThreadPoolExecutor:
 def _step_back() -> None:
     with contextlib.suppress(AttributeError, OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)  # on Linux, the thread's own
+
+
+def _since(by_step: dict[int, T], step: int) -> dict[int, T]:
+    """The entries that hold at ``step`` or later."""
+    if not by_step:
+        return by_step
+    running = max((first for first in by_step if first <= step), default=step)
+    return {first: each for first, each in by_step.items() if first >= running}
+
+
+def _check(plan: Plan, name: str) -> None:
+    """Raise PacelineError if the shares of a plan of this policy are negative or do not sum to 1."""
+    least, together = float(plan.shares.min()), float(plan.shares.sum())
+    if not (abs(together - 1.0) <= 1e-6 and least >= 0):
+        raise PacelineError(
+            f"policy {name} planned shares of {least:g} to {plan.shares.max():g} that sum to {together:g}: expected "
+            "none below 0, and a sum of 1"
+        )
 
 
 def _moves_work(plan: Plan) -> bool:

@@ -153,24 +153,6 @@ def in_force(by_step: dict[int, T], step: int) -> T:
     raise KeyError(step)
 
 
-def since(by_step: dict[int, T], step: int) -> dict[int, T]:
-    """The entries that hold at ``step`` or later."""
-    if not by_step:
-        return by_step
-    running = max((first for first in by_step if first <= step), default=step)
-    return {first: each for first, each in by_step.items() if first >= running}
-
-
-def check(plan: Plan, name: str) -> None:
-    """Raise PacelineError if the shares of a plan of this policy are negative or do not sum to 1."""
-    least, together = float(plan.shares.min()), float(plan.shares.sum())
-    if not (abs(together - 1.0) <= 1e-6 and least >= 0):
-        raise PacelineError(
-            f"policy {name} planned shares of {least:g} to {plan.shares.max():g} that sum to {together:g}: expected "
-            "none below 0, and a sum of 1"
-        )
-
-
 DIGESTS = 2**52 - 47  # a prime, so that numbers that differ in a few bits have different remainders
 
 

@@ -62,7 +62,7 @@ def water_level(
     Raises:
         PacelineError: If the limits cannot hold the batch, or an argument is no number or cost.
     """
-    total = numbers("batch", batch, "a number of samples, or one for each realization")[..., None]
+    total = _numbers("batch", batch, "a number of samples, or one for each realization")[..., None]
     low, high = _limits(total, least, total if most is None else most)
     level, loads = _level_within(cost, total, low, high, guess)
     return WaterLevel(level[..., 0], loads)
@@ -134,9 +134,17 @@ def _some(name: str, value: Array) -> Array:
     return value
 
 
-def _numbers(least: ArrayLike, most: ArrayLike) -> tuple[Array, Array]:
+def _both(least: ArrayLike, most: ArrayLike) -> tuple[Array, Array]:
+    """The limits as arrays of float64."""
     wanted = "a number, or one for each worker"
-    return numbers("least", least, wanted), numbers("most", most, wanted)
+    return _numbers("least", least, wanted), _numbers("most", most, wanted)
+
+
+def _numbers(name: str, value: ArrayLike, wanted: str) -> Array:
+    """``numbers``; what decisions pass needs no check."""
+    if isinstance(value, int | float) or (isinstance(value, np.ndarray) and value.dtype == np.float64):
+        return np.asarray(value, float)
+    return numbers(name, value, wanted)
 
 
 def _fitting(shape: tuple[int, ...], low: Array, high: Array) -> None:
@@ -154,7 +162,7 @@ def _fitting(shape: tuple[int, ...], low: Array, high: Array) -> None:
 
 def _limits(total: Array, least: ArrayLike, most: ArrayLike) -> tuple[Array, Array]:
     """The limits as arrays. Raises PacelineError if they cannot hold the total, shape (..., 1)."""
-    low, high = _numbers(least, most)
+    low, high = _both(least, most)
     slack = 1e-9 * np.abs(total)
     if low.ndim and ((over := low.sum(-1, keepdims=True) - total) > slack).any():
         raise PacelineError(
@@ -322,7 +330,7 @@ def whole_samples(
     """
     whole("batch", batch, 0)
     total = np.asarray(float(batch))[None]
-    low, high = _numbers(least, batch if most is None else most)
+    low, high = _both(least, batch if most is None else most)
     near = None  # fractional loads that are close to the best, if known
     if isinstance(expected, Plan):
         _fitting(expected.shares.shape, low, high)

@@ -95,9 +95,10 @@ class Level(Forecasting, Policy[LevelState]):
 
     def step(self, state: LevelState, round: Round) -> tuple[Plan, LevelState]:
         cluster, present = self.cluster, round.present
-        measured = line_through(round.loads, round.seconds, round.overhead, np.nan)
-        few, idle = round.loads <= self.few, state.idle
-        lowest = few | (round.loads == self.lowest)
+        loads = round.loads
+        measured = line_through(loads, round.seconds, round.overhead, np.nan)
+        few, idle = loads <= self.few, state.idle
+        lowest = few | (loads == self.lowest)
         unknown = few if round.gradients is None else few | round.gradients.late
         if unknown.any():
             measured = np.where(unknown, np.nan, measured)

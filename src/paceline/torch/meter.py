@@ -235,6 +235,7 @@ class Meter:
         light: The rounds before the due one do not report their pieces.
         reported: The row of an interval is on its way, and not collected yet.
         running: The running ``OpenRound``; between rounds, the newest.
+        limits: The ranks report what fits into their memory.
         counts: Some rank has given a count, so every round is announced.
     """
 
@@ -247,7 +248,7 @@ class Meter:
         drops: bool = False,
         reports: Reports = Reports(),  # noqa: B008 - it is immutable
     ) -> None:
-        self._reports = reports
+        self._reports, self.limits = reports, reports.memory is not None
         self._left_out = 0  # rounds whose optimizer step was left out on purpose
         self._carry = 0.0  # seconds of the last optimizer step, part of the next round's overhead
         self.due = 0
@@ -271,11 +272,6 @@ class Meter:
         self._announced = -1  # number of the newest announcement that was made
         self._until = math.inf  # when the wait for other ranks ends, by ``time.monotonic``
         self.counts = False
-
-    @property
-    def limits(self) -> bool:
-        """Whether ranks report what fits into their memory."""
-        return self._reports.memory is not None
 
     def start(self, step: int, epoch: int, began: float) -> None:
         """Round ``step`` begins, at ``began`` by ``time.perf_counter``."""

@@ -336,7 +336,7 @@ class BalancedLoader:
     def _as_planned(self, plan: RoundPlan, first: int) -> tuple[list[Piece], list[Indices]]:
         """This rank's pieces of a round whose samples begin at ``first``, and the samples of each non-empty one."""
         loop = self._loop
-        planned = list(planned_pieces(loop.terms, loop.rank, plan, first, self._indices, False))
+        planned = planned_pieces(loop.terms, loop.rank, plan, first, self._indices, False)
         return [piece for _, piece in planned], [chosen.copy() for chosen, piece in planned if piece.samples]
 
     def _claimed(self, claim: Claim) -> None:

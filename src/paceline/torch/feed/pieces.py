@@ -7,7 +7,6 @@ of rounds, and the state that a checkpoint needs (epoch, samples done) does not 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,7 +48,7 @@ def order_of(sampler: Any) -> tuple[Any, bool]:
 
 def planned_pieces(
     terms: Terms, rank: int, plan: RoundPlan, start: int, indices: Indices, fills: bool
-) -> Iterator[tuple[Indices, Piece]]:
+) -> list[tuple[Indices, Piece]]:
     """This rank's planned pieces of a round whose samples begin at ``start`` of ``indices``, each with its samples.
 
     fills: an empty micro-step gets samples of the round that count for nothing. So it uses no parameter that the
@@ -68,7 +67,7 @@ def planned_pieces(
 
 def pieces(
     terms: Terms, plan: RoundPlan, mine: Indices, kept: int = 0, filler: Indices | None = None, at: int = 0
-) -> Iterator[tuple[Indices, Piece]]:
+) -> list[tuple[Indices, Piece]]:
     """Cut this rank's samples of a round into micro-batches of at most ``terms.micro_batch`` samples, in multiples of
     ``terms.quantum``; into exactly ``terms.micro_steps`` of them, if that is fixed.
 
@@ -98,9 +97,9 @@ def _cuts(terms: Terms, load: int) -> list[int]:
 
 def _in_cuts(
     plan: RoundPlan, mine: Indices, cuts: list[int], filler: Indices | None, at: int, lengths: Array | None
-) -> Iterator[tuple[Indices, Piece]]:
+) -> list[tuple[Indices, Piece]]:
     """A rank's samples in micro-batches of these sizes, at least one. lengths: those of ``mine``, perhaps more."""
-    cuts, start = cuts or [0], 0
+    cuts, start, found = cuts or [0], 0, list[tuple[Indices, Piece]]()
     for number, size in enumerate(cuts):
         last = number == len(cuts) - 1
         chosen = mine[start : start + size] if size or filler is None else filler
@@ -109,8 +108,9 @@ def _in_cuts(
         if lengths is not None and plan.deal is not None:
             sizes = np.array([size] if size else [], np.int64)
             parts = batch_parts(lengths[start : start + size], sizes, plan.deal.model.padded)
-        yield chosen, Piece(plan, size, number == 0, last, claims, parts, at + start)
+        found.append((chosen, Piece(plan, size, number == 0, last, claims, parts, at + start)))
         start += size
+    return found
 
 
 def cut(load: int, most: int | None, unit: int = 1) -> list[int]:

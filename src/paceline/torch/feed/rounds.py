@@ -151,7 +151,7 @@ class Sizes:
             if len(self._all) != size:
                 self._all = np.arange(size)
             plan = terms.divided(step, terms.balancer.loads(step, size), 0)
-            self._planned = planned_pieces(terms, loop.rank, plan, 0, self._all, True)
+            self._planned = iter(planned_pieces(terms, loop.rank, plan, 0, self._all, True))
         chosen, piece = next(self._planned)
         if piece.last and self._left is not None:
             self._left -= 1

@@ -265,7 +265,7 @@ class StreamLoader:
             self._report(self._aim(own))
             filler = np.full(terms.floor, -1) if terms.fills else None
             plan = RoundPlan(loop.progress.rounds, loads, int(loads.sum()))
-            self._planned = pieces(terms, plan, np.arange(own), filler=filler)
+            self._planned = iter(pieces(terms, plan, np.arange(own), filler=filler))
         chosen, piece = next(self._planned)
         return self._batch(chosen), piece
 
