@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
-from scipy.optimize import least_squares, nnls
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.optimize import least_squares, lsq_linear, nnls
 
 from paceline.samples import CostLearner, SampleCosts, deal, learner
 
@@ -60,6 +64,27 @@ def test_each_workers_line_is_that_of_nnls() -> None:
         took = seconds[:, worker, None]
         rows = np.hstack([1 / took, costs[:, worker, None] / took])
         assert [overhead[worker], pace[worker]] == pytest.approx(nnls(rows, np.ones(20))[0], abs=1e-9)
+
+
+@given(
+    st.floats(0, 1), st.floats(0, 3), st.floats(-5, 5), st.floats(-5, 5), st.floats(0.1, 4), st.floats(0.1, 4),
+    st.floats(-0.95, 0.95),
+)  # fmt: skip
+def test_a_step_ends_at_the_best_point_within_the_limits(
+    part: float, launch: float, to_part: float, to_launch: float, pp: float, ll: float, alike: float
+) -> None:
+    """Where the free step breaks one limit, the step is that of bounded least squares."""
+    pl = alike * math.sqrt(pp * ll)
+    found = learner._within(part, launch, to_part, to_launch, (pp, pl, ll))
+    root = np.linalg.cholesky(np.array([[pp, pl], [pl, ll]]))
+    goal = np.linalg.solve(root, [to_part, to_launch]) + root.T @ [part, launch]
+    best = lsq_linear(root.T, goal, ([0, 0], [1, np.inf]), method="bvls").x
+    free = np.array([part, launch]) + np.linalg.solve(root @ root.T, [to_part, to_launch])
+    assert 0 <= found[0] <= 1
+    assert found[1] >= 0
+    if not 0 <= free[0] <= 1 and free[1] < 0:
+        return  # both limits at once: the next steps go on from there
+    assert found == pytest.approx(best, abs=1e-6)
 
 
 def test_the_model_is_found_within_few_rounds_and_through_outliers() -> None:

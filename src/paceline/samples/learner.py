@@ -25,6 +25,7 @@ import numpy as np
 
 from paceline.costs import Array
 from paceline.errors import PacelineError, short, switches, whole
+from paceline.forecast.portable_math import log
 from paceline.samples.cost import CostModel, SampleCosts, cost_of
 
 __all__ = ["CostLearner"]
@@ -85,9 +86,9 @@ def update_fit(fit: CostFit, parts: Array, seconds: Array, *, memory: float = ME
     rows[here, OVERHEAD], rows[here, SECONDS] = 1.0 / seconds[here], 1.0
 
     known = here & ~np.isnan(fit.pace)
-    costs = parts @ _direction(fit.part, fit.launch)[:3]
+    costs = _with_costs(parts, fit.part, fit.launch)
     expected = np.where(known, fit.overhead + fit.pace * costs, np.where(here, seconds, 1.0))
-    off = np.where(known, np.log(np.where(here, seconds, 1.0) / np.maximum(expected, 1e-300)), 0.0)
+    off = np.where(known, log(np.where(here, seconds, 1.0) / np.maximum(expected, 1e-300)), 0.0)
     limit = max(OUTLIER * float(np.sqrt(fit.scatter)), LEAST_OUTLIER)
     far = np.abs(off) > limit
     strikes = np.where(here, np.where(far, fit.strikes + 1, 0.0), fit.strikes)
@@ -114,9 +115,13 @@ def update_fit(fit: CostFit, parts: Array, seconds: Array, *, memory: float = ME
 
 def lines(sums: Array, part: float, launch: float) -> tuple[Array, Array]:
     """The best overhead and pace of each worker, (n,), neither negative, for this w and launch."""
-    costs = _direction(part, launch)
-    cc, cy = np.einsum("nij,i,j->n", sums, costs, costs), sums[:, :, SECONDS] @ costs
-    co, oo, oy = sums[:, :, OVERHEAD] @ costs, sums[:, OVERHEAD, OVERHEAD], sums[:, OVERHEAD, SECONDS]
+    grown = _with_costs(sums, part, launch)
+    cc, co, cy = _with_costs(grown, part, launch), grown[..., OVERHEAD], grown[..., SECONDS]
+    return _lines(cc, co, cy, sums[:, OVERHEAD, OVERHEAD], sums[:, OVERHEAD, SECONDS])
+
+
+def _lines(cc: Array, co: Array, cy: Array, oo: Array, oy: Array) -> tuple[Array, Array]:
+    """``lines`` from the sums of products, (n,): c is the cost, o the overhead, y the seconds."""
     determinant = cc * oo - co**2
     # One round, or rounds that are all alike, cannot separate overhead from pace: then all is pace.
     both = determinant > 1e-9 * cc * oo
@@ -131,51 +136,66 @@ def lines(sums: Array, part: float, launch: float) -> tuple[Array, Array]:
     return overhead, np.where(negative, 0.0, pace)
 
 
-def _direction(part: float, launch: float) -> Array:
-    return np.array([1 - part, part, launch, 0.0, 0.0])
+def _with_costs(sums: Array, part: float, launch: float) -> Array:
+    """The sums of products with the cost, (..., ) from (..., 5) or more. Not a product of matrices, which would have
+    other bits on other machines."""
+    return sums[..., LINEAR] * (1 - part) + sums[..., QUADRATIC] * part + sums[..., LAUNCHES] * launch
 
 
 def _step(sums: Array, part: float, launch: float, scatter: float) -> tuple[float, float]:
     """One Gauss-Newton step for w and launch."""
-    overhead, pace = lines(sums, part, launch)
-    costs = _direction(part, launch)
-    residual = np.zeros((len(sums), 5))
-    residual[:, SECONDS], residual[:, OVERHEAD] = 1.0, -overhead
-    residual -= pace[:, None] * costs
-    towards = np.zeros((2, 5))  # how the cost grows with w, and with the launch
-    towards[0, LINEAR], towards[0, QUADRATIC] = -1.0, 1.0
-    towards[1, LAUNCHES] = 1.0
+    grown = _with_costs(sums, part, launch)  # (n, 5)
+    cc, co, oo = _with_costs(grown, part, launch), grown[:, OVERHEAD], sums[:, OVERHEAD, OVERHEAD]
+    overhead, pace = _lines(cc, co, grown[:, SECONDS], oo, sums[:, OVERHEAD, SECONDS])
+    # How products grow with w, and with the launch: those with the others (n, 5), and with the cost, (n,).
+    by_part, by_launch = sums[:, QUADRATIC] - sums[:, LINEAR], sums[:, LAUNCHES]
+    own = grown[:, QUADRATIC] - grown[:, LINEAR], grown[:, LAUNCHES]
+    full = (
+        by_part[:, QUADRATIC] - by_part[:, LINEAR],
+        by_part[:, LAUNCHES],
+        by_launch[:, LAUNCHES],
+    )
     # The effects that a change of the worker's own overhead and pace could also have are projected out.
-    spans = np.zeros((len(sums), 2, 5))
-    spans[:, 0, OVERHEAD], spans[:, 1] = (overhead > 0) * 1.0, costs
-    cross = np.einsum("nai,nij,bj->nab", spans, sums, towards)
-    own = np.einsum("nai,nij,nbj->nab", spans, sums, spans)
-    own += 1e-12 * np.trace(own, axis1=1, axis2=2)[:, None, None] * np.eye(2) + 1e-300 * np.eye(2)
-    full = np.einsum("ai,nij,bj->nab", towards, sums, towards)
-    left = full - np.einsum("nca,ncb->nab", cross, np.linalg.solve(own, cross))
-    curvature = np.einsum("n,nab->ab", pace**2, left)
-    slope = np.einsum("n,ni,nij,aj->a", pace, residual, sums, towards)
+    free = overhead > 0
+    tiny = 1e-12 * (np.where(free, oo, 0.0) + cc) + 1e-300
+    first = np.where(free, oo, 0.0) + tiny
+    lever = np.where(free, co, 0.0) / first
+    second = np.maximum(cc + tiny - lever * np.where(free, co, 0.0), tiny)
+    above = [np.where(free, each[:, OVERHEAD], 0.0) for each in (by_part, by_launch)]
+    below = [mine - lever * over for mine, over in zip(own, above, strict=True)]
+    square = pace**2
 
-    prior = scatter / np.array([PART_SD, LAUNCH_SD]) ** 2
-    now, matrix = np.array([part, launch]), curvature + np.diag(prior)
-    now = _within(now, slope - prior * now, matrix)
-    return float(now[0]), float(now[1])
+    def curved(left: Array, a: int, b: int) -> float:
+        projected = above[a] * above[b] / first + below[a] * below[b] / second
+        return float((square * (left - projected)).sum())
+
+    slope = [
+        float((pace * (each[:, SECONDS] - overhead * each[:, OVERHEAD] - pace * mine)).sum())
+        for each, mine in zip((by_part, by_launch), own, strict=True)
+    ]
+    prior = scatter / PART_SD**2, scatter / LAUNCH_SD**2
+    curvature = curved(full[0], 0, 0) + prior[0], curved(full[1], 0, 1), curved(full[2], 1, 1) + prior[1]
+    return _within(part, launch, slope[0] - prior[0] * part, slope[1] - prior[1] * launch, curvature)
 
 
-def _within(now: Array, slope: Array, matrix: Array) -> Array:
-    """The point at which the slope is 0, within 0 <= w <= 1 and 0 <= launch."""
-    free = np.ones(2, bool)
-    while free.any():
-        wanted = now.copy()
-        wanted[free] += np.linalg.solve(matrix[np.ix_(free, free)], slope[free])
-        inside = np.clip(wanted, 0.0, np.array([1.0, np.inf]))
-        cut = free & (inside != wanted)
-        if not cut.any():
-            return wanted
-        # The other parameters move on with these at their limits.
-        slope = slope - matrix @ np.where(cut, inside - now, 0.0)
-        now, free = np.where(cut, inside, now), free & ~cut
-    return now
+def _within(
+    part: float, launch: float, to_part: float, to_launch: float, curvature: tuple[float, float, float]
+) -> tuple[float, float]:
+    """The point with 0 <= w <= 1 and 0 <= launch at which the slope is 0, or as near as these limits let it be.
+
+    to_part, to_launch: the slope now. curvature: of w, of both, and of the launch."""
+    pp, pl, ll = curvature
+    lever = pl / pp
+    further = (to_launch - lever * to_part) / (ll - lever * pl)
+    wanted, more = part + to_part / pp - lever * further, launch + further
+    held, kept = min(max(wanted, 0.0), 1.0), max(more, 0.0)
+    if held != wanted:  # the launch moves on alone, with w at its limit
+        alone = launch + (to_launch - pl * (held - part)) / ll if more == kept else 0.0
+        return held, max(alone, 0.0)
+    if kept != more:
+        alone = part + (to_part - pl * (kept - launch)) / pp
+        return min(max(alone, 0.0), 1.0), kept
+    return wanted, more
 
 
 class Seen(NamedTuple):
@@ -250,7 +270,7 @@ class CostLearner:
         models = self.costs.model(*now), self.costs.model(*self._shown)
         # A worker that ran nothing costs nothing in both models: NaN.
         with np.errstate(divide="ignore", invalid="ignore"):
-            apart = [np.abs(np.log(np.divide(*(cost_of(by, each) for by in models)))) for each in earlier]
+            apart = [np.abs(log(np.divide(*(cost_of(by, each) for by in models)))) for each in earlier]
         if not np.any(np.array(apart) > CHANGED):
             return False
         self._shown = now

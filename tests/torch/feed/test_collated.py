@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from paceline.errors import PacelineError
 from paceline.torch import Pace
@@ -102,6 +103,30 @@ def test_a_sum_is_over_what_is_there() -> None:
             pace.backward(torch.nn.functional.cross_entropy(model(x), y, reduction="sum"), "sum")
             pace.step(optimizer)
         assert pace.rounds == 1
+
+
+class Rows:
+    """A data set whose batches come as one tensor."""
+
+    def __init__(self, samples: int) -> None:
+        self.rows = torch.arange(samples, dtype=torch.float64)[:, None]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitems__(self, indices: list[int]) -> torch.Tensor:
+        return self.rows[indices]
+
+
+def test_a_data_set_may_give_a_batch_as_one_tensor() -> None:
+    model = nn.Linear(1, 1, dtype=torch.float64)
+    optimizer, seen = torch.optim.SGD(model.parameters(), lr=0.0), list[float]()
+    with Pace(model, 16) as pace:
+        for batch in pace.loader(Rows(40), collate_fn=lambda rows: rows):
+            seen += batch[:, 0].tolist()
+            pace.backward(model(batch).square().mean())
+            pace.step(optimizer)
+    assert sorted(seen) == list(range(40))
 
 
 def _default(samples: list[Any]) -> Any:

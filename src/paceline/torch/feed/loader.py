@@ -344,9 +344,11 @@ class BalancedLoader:
         self._others.begin(np.split(samples, np.cumsum(claim.sizes)[:-1]))
 
 
-def _collated(dataset: Any, collate: Callable[[list[Any]], Any], samples: list[Any]) -> Any:
-    """A batch of these samples; if there are none, an empty batch with the shapes of a real one."""
-    return collate(samples) if samples else part(collate([dataset[0]]), 0, 0)
+def _collated(dataset: Any, collate: Callable[[Any], Any], samples: Any) -> Any:
+    """A batch of these samples; if there are none, an empty batch with the shapes of a real one. samples: a list, or
+    what the data set's ``__getitems__`` has made of it, such as a tensor."""
+    none = isinstance(samples, list | tuple) and not samples
+    return part(collate([dataset[0]]), 0, 0) if none else collate(samples)
 
 
 class _Sampler:
