@@ -45,7 +45,8 @@ LEAST_OUTLIER = 0.15  # and the relative error below which it has its full weigh
 STRIKES = 2  # consecutive rounds that do not fit: the worker's speed has changed
 PART_SD = 1.0  # prior standard deviation of the quadratic part around 0
 LAUNCH_SD = 10.0  # prior standard deviation of a launch, in mean samples
-STEPS = 4  # Gauss-Newton steps in each round
+STEPS = 4  # Gauss-Newton steps in each round, at most
+ENOUGH = 1e-5  # a step that changes both by less is the last: the next round goes on from there
 LINEAR, QUADRATIC, LAUNCHES, OVERHEAD, SECONDS = range(5)
 
 
@@ -107,7 +108,10 @@ def update_fit(fit: CostFit, parts: Array, seconds: Array, *, memory: float = ME
 
     part, launch = fit.part, fit.launch
     for _ in range(STEPS):
+        before = part, launch
         part, launch = _step(sums, part, launch, scatter)
+        if abs(part - before[0]) + abs(launch - before[1]) < ENOUGH:
+            break
     seen = sums[:, SECONDS, SECONDS] > 0
     overhead, pace = (np.where(seen, each, np.nan) for each in lines(sums, part, launch))
     return CostFit(sums, part, launch, overhead, pace, scatter, strikes)
