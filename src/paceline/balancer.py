@@ -301,7 +301,8 @@ class Balancer:
     def steady(self) -> bool:
         """Whether several rounds may be reported as one: they run as planned, and neither the policy nor a model of
         sample costs has to see each of them."""
-        return not (self._aside or self.learner or any(map(_moves_work, self._plans.values())))
+        learning = self.learner is not None and not self.learner.settled
+        return not (self._aside or learning or any(map(_moves_work, self._plans.values())))
 
     def _happened(self, ran: Array, seconds: Array, known: Array, moved: bool = False, **more: Any) -> Round:
         """A round as policies see it, with the overheads fitted so far; moved: work moved within it."""

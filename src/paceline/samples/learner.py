@@ -236,6 +236,11 @@ class CostLearner:
         self.seen: list[Seen] = []  # the first rounds of the job
         self._shown = (0.0, 0.0)  # part and launch of the model with which a policy saw them
 
+    @property
+    def settled(self) -> bool:
+        """Whether the mean of several rounds teaches as much as each of them."""
+        return self.rounds > REMEMBERED
+
     def model(self) -> CostModel:
         """The model by which to deal the next round.
 
@@ -265,7 +270,7 @@ class CostLearner:
         before = self.fit
         self.fit = update_fit(before, scaled, seconds - known)
         self.rounds += self.fit is not before
-        if self.rounds > REMEMBERED:
+        if self.settled:
             self.seen = []
             return False
         earlier = [each.parts for each in self.seen]

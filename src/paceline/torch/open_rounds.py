@@ -114,6 +114,8 @@ class OpenRounds:
         parts = None if newest.deal is None else newest.deal.parts
         if many > 1:
             loads = np.mean(list(map(LOADS, plans)), axis=0)
+            if parts is not None:
+                parts = np.mean([plan.deal.parts for plan in plans], axis=0)
         elif self._moves_work and not self._meter.light:
             reports = PieceReports.of(rows["pieces"])
             within = PieceRecord(newest.at_once, float(reports.cost.mean()), reports.pieces, reports.seconds)
@@ -160,6 +162,7 @@ class OpenRounds:
         self.loss = means[-1]
         for number, each in enumerate(rounds if self.listeners else ()):
             deal = each.plan.deal
+            own = parts if deal is None or many == 1 else deal.parts
             result = RoundResult(
                 step=each.step,
                 epoch=each.epoch,
@@ -173,8 +176,8 @@ class OpenRounds:
                 shares=shares,
                 within=within,
                 learning_rate=each.learning_rate,
-                costs=None if deal is None or parts is None else cost_of(deal.model, parts),
-                parts=parts,
+                costs=None if deal is None or own is None else cost_of(deal.model, own),
+                parts=own,
                 ran_out=ran_out if each.step == last else None,
                 links=self.links if each.step == last else None,
                 dropped_loads=each.plan.loads - loads if self._meter.drops else None,

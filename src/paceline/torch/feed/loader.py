@@ -347,7 +347,7 @@ class BalancedLoader:
 def _collated(dataset: Any, collate: Callable[[Any], Any], samples: Any) -> Any:
     """A batch of these samples; if there are none, an empty batch with the shapes of a real one. samples: a list, or
     what the data set's ``__getitems__`` has made of it, such as a tensor."""
-    none = isinstance(samples, list | tuple) and not samples
+    none = isinstance(samples, (list, tuple)) and not samples
     return part(collate([dataset[0]]), 0, 0) if none else collate(samples)
 
 
