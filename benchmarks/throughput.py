@@ -1,11 +1,12 @@
 """How much of the cluster does each policy use? Real gloo ranks that sleep for each sample.
 
-    python benchmarks/throughput.py [--scenario constant-3] [--policy level] [--steps 80]
+    python benchmarks/throughput.py [--scenario constant-3] [--policy level] [--steps 80] [--stream]
 
 For each scenario, in one run and one process group: plain DDP with an equal split, plain DDP with a split set
 by hand for the mean speeds (loss times n b_i / B), and every policy under Pace. Share of the bound: samples a
 second over the sum of the workers' sleeping speeds, after 20 warm-up steps. Oracle ratio: seconds over those of
 the best whole-sample division of each step, known beforehand. The figures are wall-clock, from sleeping workers.
+--stream adds "level" over one stream that all ranks read whole, ``pace.stream(stream, shared=True)``.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from scaffold import PLAIN, command_line, forks, join, policy_name
 from paceline.papers import data_folder
 
 WARM_UP = 20
+STREAM = "level, shared stream"
 POLICIES = ("equal", "dolbie", "ogd", "abs", "lbbsp", "lbbsp-cpu", "wlbs", "level")
 
 
@@ -121,8 +123,13 @@ def rank_of(
                 optimizer.step()
                 optimizer.zero_grad()
         else:
-            pace = Pace(ddp, batch, name, loop="pieces")
-            loader = pace.loader(Batched(inputs, labels), collate_fn=lambda batch: batch)
+            shared = name == STREAM
+            pace = Pace(ddp, batch, "level" if shared else name, loop="whole" if shared else "pieces")
+            loader: Any
+            if shared:
+                loader = pace.stream(list(zip(inputs, labels, strict=True)), shared=True)
+            else:
+                loader = pace.loader(Batched(inputs, labels), collate_fn=lambda batch: batch)
             while pace.rounds < steps:
                 for x, y in loader:
                     if pace.host.first:
@@ -173,6 +180,7 @@ def main() -> None:
     parser.add_argument("--scenario", action="append")
     parser.add_argument("--policy", type=policy_name, action="append")
     parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--stream", action="store_true")
     options = parser.parse_args()
     steps = options.steps
     if steps <= WARM_UP:
@@ -186,7 +194,7 @@ def main() -> None:
     }
     if unknown := set(options.scenario or ()) - set(scenarios):
         parser.error(f"--scenario {min(unknown)}: expected one of {', '.join(scenarios)}")
-    ways = [*PLAIN, *(options.policy or POLICIES)]
+    ways = [*PLAIN, *(options.policy or POLICIES), *([STREAM] if options.stream else [])]
     import tempfile
 
     for name, (speeds, batch) in scenarios.items():
