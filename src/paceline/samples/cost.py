@@ -158,5 +158,8 @@ def batch_parts(lengths: Array, sizes: NDArray[np.int64], padded: bool) -> Array
 
 def cost_of(model: CostModel, parts: Array) -> Array:
     """Costs of parts, (..., 3), see ``batch_parts``, in mean samples; an unknown launch costs nothing."""
-    costs: Array = parts @ np.array([model.linear, model.quadratic, model.launch or 0.0])
+    # Not a product of matrices, which would have other bits on other machines.
+    costs: Array = (
+        parts[..., 0] * model.linear + parts[..., 1] * model.quadratic + parts[..., 2] * (model.launch or 0.0)
+    )
     return costs
