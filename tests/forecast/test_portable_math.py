@@ -31,14 +31,25 @@ def test_quantiles_are_those_of_scipy_of_one_run_and_of_many():
     np.testing.assert_allclose(portable_math.quantile(many), special.ndtri(many), rtol=0)
 
 
+@pytest.mark.parametrize("size", [0, 1, 2, 5])
+def test_small_systems_are_solved_as_by_lapack(size):
+    rows = np.random.default_rng(size).standard_normal((4, 3, size + 2, size))
+    square = rows.swapaxes(-1, -2) @ rows
+    right = rows.sum(-2)
+    expected = np.linalg.solve(square, right[..., None])[..., 0]
+    upper = np.moveaxis(np.triu(square), (-2, -1), (0, 1))
+    found = portable_math.solve(upper, np.moveaxis(right, -1, 0))
+    np.testing.assert_allclose(np.moveaxis(found, 0, -1), expected, rtol=1e-9)
+
+
 PLANS = """
 import sys
 import numpy as np
 from paceline import Cluster, policies
 from paceline.balancer import Balancer
 from paceline.samples import CostLearner, SampleCosts
-for n in (3, 12, 40, 300):
-    balancer, rng = Balancer(policies.create("auto", Cluster(n, 16 * n))), np.random.default_rng(0)
+for name, n in (*(("auto", n) for n in (3, 12, 40, 300)), ("level:forecast=arima", 12)):
+    balancer, rng = Balancer(policies.create(name, Cluster(n, 16 * n))), np.random.default_rng(0)
     for step in range(60):
         loads = balancer.loads(step, 16 * n)
         balancer.report(step, loads, loads * (0.5 + rng.random(n)) / 1000)

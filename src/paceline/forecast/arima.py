@@ -15,6 +15,7 @@ import numpy as np
 
 from paceline.errors import whole
 from paceline.forecast.ema import check_gain
+from paceline.forecast.portable_math import solve
 from paceline.forecast.protocol import Forecast, Reading, seen, smoothed
 from paceline.rounds import Array
 
@@ -152,13 +153,7 @@ def _given_theta(change: Array, theta: Array, p: int) -> tuple[Array, Array]:
     total = gram[0, 0]
     if p == 0:
         return np.zeros((0, *theta.shape)), total
-    cross, square = gram[0, 1:], gram[1:, 1:]
-    upper = np.triu(np.ones((p, p), bool)).reshape(p, p, *[1] * theta.ndim)
-    square = np.where(upper, square, square.swapaxes(0, 1))
-    matrix = np.moveaxis(square, (0, 1), (-2, -1)).copy()
-    scale = np.trace(matrix, axis1=-2, axis2=-1) / p
-    diagonal = np.arange(p)
-    matrix[..., diagonal, diagonal] += (1e-10 * scale + 1e-300)[..., None]
-    ar = np.linalg.solve(matrix, np.moveaxis(cross, 0, -1)[..., None])[..., 0]
-    ar = np.moveaxis(ar, -1, 0)
+    cross, square, diagonal = gram[0, 1:], gram[1:, 1:].copy(), np.arange(p)
+    square[diagonal, diagonal] += 1e-10 * square[diagonal, diagonal].mean(axis=0) + 1e-300
+    ar = solve(square, cross)
     return ar, total - (ar * cross).sum(axis=0)

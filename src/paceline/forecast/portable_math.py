@@ -1,4 +1,4 @@
-"""Logarithms, exponentials and quantiles that are the same to the last bit on every processor.
+"""Logarithms, exponentials, quantiles and solutions of small systems, the same to the last bit on every processor.
 
 Ranks on different machines must make the same plans. The last bit of numpy's logarithms and exponentials depends on
 the processor, so for one run (arrays of shape (n,) or a single number) those of the C library are used, number by
@@ -17,7 +17,7 @@ import numpy as np
 
 from paceline.costs import Array
 
-__all__ = ["exp", "log", "quantile"]
+__all__ = ["exp", "log", "quantile", "solve"]
 
 ONE_RUN = 4096  # workers of one run; with more, speed matters more than agreement of different machines
 LARGEST = 709.0  # its exponential is certainly a float
@@ -79,6 +79,29 @@ def quantile(parts: Array) -> Array:
         _normal(part) if 0 < part < 1 else math.nan if part else -math.inf for part in parts.ravel().tolist()
     ]
     return np.array(found).reshape(parts.shape)
+
+
+def solve(square: Array, right: Array) -> Array:
+    """Solve small symmetric positive definite systems, many at once, by elimination without exchanges.
+
+    Args:
+        square: The matrices, shape (p, p, ...); only the upper triangles are read.
+        right: The right sides, shape (p, ...).
+
+    Returns:
+        The solutions, shape (p, ...), with the same bits on every machine.
+    """
+    size, square, found = len(right), square.copy(), right.copy()
+    for k in range(size):
+        for i in range(k + 1, size):
+            factor = square[k, i] / square[k, k]
+            square[i, i:] -= factor * square[k, i:]
+            found[i] -= factor * found[k]
+    for k in reversed(range(size)):
+        for i in range(k + 1, size):
+            found[k] -= square[k, i] * found[i]
+        found[k] /= square[k, k]
+    return found
 
 
 _normal = NormalDist().inv_cdf
