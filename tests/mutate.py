@@ -5,6 +5,7 @@
     python tests/mutate.py shares --sample 0      # every mutant
     python tests/mutate.py shares --line 'left > 1'   # the mutants of one line
     python tests/mutate.py shares --list          # print the mutants, and run nothing
+    python tests/mutate.py shares --table FILE    # write the result to FILE, beside its rows of other modules
 
 ``mutate.toml`` names the tests of a module where they are not those of its own folder, and lists the equivalent
 mutants: those that no test can tell from the original, each with the reason. The status is 1 if a module has less
@@ -22,6 +23,7 @@ import hashlib
 import importlib
 import importlib.abc
 import importlib.util
+import math
 import os
 import re
 import resource
@@ -32,6 +34,7 @@ import time
 import tomllib
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType
@@ -49,8 +52,12 @@ SETTINGS = ROOT / "tests" / "mutate.toml"
 GOAL = 0.95  # part of a module's non-equivalent mutants that tests kill
 SAMPLE = 40  # mutants of a file, drawn by their text, so that a change elsewhere draws no others
 LONGEST = 1800  # seconds that a module's tests may take without a mutant
+# A mutant may take this many times as long as no mutant. On a busy machine only processor time stays the same, so
+# the limit of elapsed time is generous: it ends those that wait, of which there are few.
+PROCESSOR, ELAPSED = 5, 30
 MEMORY = 2 << 30  # bytes that a mutant may allocate
 QUICK = "not processes and not ray and not nightly"
+HEAD = "| Module | Possible | Drawn | Killed | By time | Survived | Equivalent |"
 # One replacement for each operator, and two for an order: the boundary, and the negation. cosmic-ray has all pairs.
 OPERATORS = re.compile(
     "core/(?:"
@@ -76,6 +83,18 @@ class Mutant(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.module} {self.place}\n    - {self.was}\n    + {self.now}"
+
+
+class Result(NamedTuple):
+    """The mutants of a module: possible changes, drawn ones, and what became of these. timed: part of killed."""
+
+    module: str
+    possible: int
+    drawn: int
+    killed: int
+    timed: int
+    survived: int
+    equivalent: int
 
 
 class Settings(NamedTuple):
@@ -227,8 +246,12 @@ class Changed(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         return compile(self._code, str(self._path), "exec", dont_inherit=True)
 
 
-def run(module: str, code: str, tests: Sequence[str], seconds: float) -> tuple[str, str]:
-    """(killed, survived or timed out; the end of what pytest printed) of a module's text under its tests."""
+def run(
+    module: str, code: str, tests: Sequence[str], seconds: float, processor: float
+) -> tuple[str, float, str]:
+    """Runs a module's text under its tests, for at most so many seconds and seconds of processor time.
+
+    Returns (killed, survived or timed out; its processor time; the end of what pytest printed)."""
     with tempfile.TemporaryFile() as printed:
         child = os.fork()
         if not child:
@@ -238,21 +261,26 @@ def run(module: str, code: str, tests: Sequence[str], seconds: float) -> tuple[s
                 os.dup2(printed.fileno(), 1)
                 os.dup2(printed.fileno(), 2)
                 resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+                resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(processor),) * 2)
                 status = tested(module, code, tests)
             finally:
                 os._exit(int(status))
-        until, verdict = time.monotonic() + seconds, "timed out"
-        while time.monotonic() < until:
-            done, status = os.waitpid(child, os.WNOHANG)
-            if done:
-                verdict = "killed" if status else "survived"
-                break
+        until, done = time.monotonic() + seconds, 0
+        while not done:
+            if time.monotonic() > until:
+                os.killpg(child, signal.SIGKILL)
+            done, status, used = os.wait4(child, os.WNOHANG)
             time.sleep(0.01)
-        else:
+        with suppress(ProcessLookupError):  # what the tests have started and left
             os.killpg(child, signal.SIGKILL)
-            os.waitpid(child, 0)
+        ended = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+        verdict = "survived" if not status else "killed"
         printed.seek(0)
-        return verdict, printed.read().decode(errors="replace")[-3000:]
+        return (
+            "timed out" if ended in (signal.SIGKILL, signal.SIGXCPU) else verdict,
+            used.ru_utime + used.ru_stime,
+            printed.read().decode(errors="replace")[-3000:],
+        )
 
 
 def tested(module: str, code: str, tests: Sequence[str]) -> int:
@@ -269,13 +297,14 @@ def tested(module: str, code: str, tests: Sequence[str]) -> int:
     return int(pytest.main([*options, *tests]))
 
 
-def counted(module: str, code: str, drawn: Sequence[Mutant], given: Settings) -> tuple[int, int, int]:
-    """Runs the mutants and prints those that survive; returns how many are killed, survive and are equivalent.
+def counted(module: str, possible: int, code: str, drawn: Sequence[Mutant], given: Settings) -> Result:
+    """Runs the mutants and prints those that survive.
 
     Raises SystemExit, a message, if the tests fail without a mutant."""
-    tests, began = tests_of(module, given.tests), time.monotonic()
+    tests = tests_of(module, given.tests)
     warm(tests)
-    verdict, printed = run(module, code, tests, LONGEST)
+    began = time.monotonic()
+    verdict, processor, printed = run(module, code, tests, LONGEST, LONGEST)
     seconds = time.monotonic() - began
     if verdict != "survived":
         raise SystemExit(f"{printed}\nmutate: {' '.join(tests)} fails without a mutant of {module}")
@@ -284,7 +313,7 @@ def counted(module: str, code: str, drawn: Sequence[Mutant], given: Settings) ->
         if mutant[:4] in given.equivalent:
             count["equivalent"] += 1
             continue
-        verdict, _ = run(module, mutant.code, tests, 20 + 8 * seconds)
+        verdict, _, _ = run(module, mutant.code, tests, 60 + ELAPSED * seconds, 5 + PROCESSOR * processor)
         count[verdict] += 1
         if verdict == "survived":
             print(f"survived: {mutant}", flush=True)
@@ -292,8 +321,31 @@ def counted(module: str, code: str, drawn: Sequence[Mutant], given: Settings) ->
     by = f"{count['timed out']} by time"
     rest = f"{count['survived']} survived, {count['equivalent']} equivalent"
     took = time.monotonic() - began
-    print(f"{module}: {len(drawn)} mutants, {killed} killed ({by}), {rest}; {took:.0f} s", flush=True)
-    return killed, count["survived"], count["equivalent"]
+    print(
+        f"{module}: {len(drawn)} mutants, {killed} killed ({by}), {rest}; {took:.0f} s, of which {seconds:.0f} s "
+        "without a mutant",
+        flush=True,
+    )
+    return Result(
+        module, possible, len(drawn), killed, count["timed out"], count["survived"], count["equivalent"]
+    )
+
+
+def table(results: Sequence[Result], order: Sequence[str] = ()) -> str:
+    """The results as a table in Markdown, with their sum. order: modules in the order of their rows."""
+    known = {module: number for number, module in enumerate(order)}
+    rows = sorted(results, key=lambda row: (known.get(row.module, len(known)), row.module))
+    whole = [sum(column) for column in zip(*(row[1:] for row in rows), strict=True)]
+    lines = [HEAD, "|---" + "|--:" * len(Result._fields[1:]) + "|"]
+    lines += ["| " + " | ".join(map(str, row)) + " |" for row in [*rows, ("all", *whole)]]
+    return "\n".join(lines) + "\n"
+
+
+def read(text: str) -> list[Result]:
+    """The results of a ``table``."""
+    cells = [line.strip("| ").split(" | ") for line in text.splitlines()]
+    rows = [row for row in cells if len(row) == len(Result._fields) and row[1].isdigit() and row[0] != "all"]
+    return [Result(row[0], *map(int, row[1:])) for row in rows]
 
 
 def warm(tests: Sequence[str]) -> None:
@@ -313,27 +365,35 @@ def main() -> int:
     parser.add_argument("--seed", default="", help="draws another sample")
     parser.add_argument("--line", default="", help="only mutants of lines that have this text")
     parser.add_argument("--list", action="store_true", help="print the mutants, and run nothing")
+    parser.add_argument(
+        "--table", type=Path, help="a file in which the modules' rows are written or replaced"
+    )
     options = parser.parse_args()
     if options.sample < 0:
         parser.error(f"--sample {options.sample}: expected 0 for all, or a number of mutants")
     given = settings()
     os.environ |= {"OMP_NUM_THREADS": "1", "PACELINE_THOROUGH": "1"}
+    file = options.table and options.table.resolve()
     os.chdir(ROOT)
     sys.path.insert(0, str(ROOT / "src"))
-    rows = []
+    results = []
     for module in modules(options.modules or given.decisions):
         code = (SOURCE / f"{module}.py").read_text(encoding="utf-8")
-        every, drawn = mutants(module, code, options.sample, options.seed, options.line)
+        possible, drawn = mutants(module, code, options.sample, options.seed, options.line)
         if options.list:
             print("\n".join(map(str, drawn)))
         elif drawn:
-            rows.append((module, every, len(drawn), *counted(module, code, drawn, given)))
+            results.append(counted(module, possible, code, drawn, given))
     if options.list:
         return 0
-    low = [row[0] for row in rows if row[3] < GOAL * (row[2] - row[5])]
-    print("\n| Module | Mutants | Drawn | Killed | Survived | Equivalent |\n|---|--:|--:|--:|--:|--:|")
-    for row in rows:
-        print("| " + " | ".join(map(str, row)) + " |")
+    order = modules(given.decisions)
+    print("\n" + table(results, order), end="")
+    if file:
+        ran = {row.module for row in results}
+        before = read(file.read_text(encoding="utf-8")) if file.exists() else []
+        rows = [row for row in before if row.module not in ran] + results
+        file.write_text(table(rows, order), encoding="utf-8")
+    low = [row.module for row in results if row.killed < GOAL * (row.drawn - row.equivalent)]
     if low:
         print(f"mutate: below {GOAL:.0%}: {', '.join(low)}", file=sys.stderr)
     return 1 if low else 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -64,9 +66,30 @@ def test_modules_and_their_tests_exist() -> None:
         mutate.modules(["no_such"])
 
 
+def test_table_is_read_back_in_the_order_of_the_modules() -> None:
+    rows = [mutate.Result("shares", 90, 9, 8, 1, 0, 1), mutate.Result("costs", 20, 3, 1, 0, 2, 0)]
+    text = mutate.table(rows, order=["costs", "shares"])
+    assert text.splitlines()[-1] == "| all | 110 | 12 | 9 | 1 | 2 | 1 |"
+    assert mutate.read(text) == rows[::-1]
+    assert mutate.table(mutate.read(text), order=["costs", "shares"]) == text
+
+
+def test_mutant_that_never_ends_is_killed_by_its_processor_time(tmp_path: Path) -> None:
+    endless = tmp_path / "test_endless.py"
+    endless.write_text("def test_endless():\n    while True:\n        pass\n")
+    began = time.monotonic()
+    verdict, processor, _ = mutate.run("sync/asp", "", [str(endless)], seconds=120, processor=2)
+    assert verdict == "timed out"
+    assert time.monotonic() - began < 120
+    assert processor < 10
+
+
 @pytest.mark.nightly
-def test_command_kills_mutants_and_prints_a_table() -> None:
-    command = [sys.executable, "tests/mutate.py", "sync/asp", "--sample", "2"]
+def test_command_kills_mutants_and_writes_a_table(tmp_path: Path) -> None:
+    file = tmp_path / "table.md"
+    file.write_text(mutate.table([mutate.Result("shares", 90, 9, 8, 1, 0, 1)]))
+    command = [sys.executable, "tests/mutate.py", "sync/asp", "--sample", "2", "--table", str(file)]
     done = subprocess.run(command, cwd=mutate.ROOT, capture_output=True, text=True, timeout=550)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1].startswith("| sync/asp |")
+    assert done.stdout.splitlines()[-2].startswith("| sync/asp |")
+    assert [row.module for row in mutate.read(file.read_text())] == ["shares", "sync/asp"]
