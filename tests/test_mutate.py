@@ -40,6 +40,10 @@ def test_mutants_change_operators_numbers_and_conditions_but_no_annotations() ->
     }
 
 
+def test_mutants_leave_the_strictness_of_a_zip() -> None:
+    assert changes("def pairs(a, b):\n    return list(zip(a, b, strict=True))\n") == set()
+
+
 def test_sample_stays_the_same_if_another_function_is_written_above() -> None:
     drawn = changes(CODE, sample=3)
     assert len(drawn) == 3
