@@ -3,7 +3,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.costs import Increasing, Linear, Only, Saturating, derivative, halfway, line_through
+from paceline.costs import (
+    Increasing,
+    Linear,
+    Only,
+    Saturating,
+    derivative,
+    halfway,
+    line_through,
+    numbers,
+    outside,
+)
+from paceline.errors import PacelineError
 
 N = 3
 LINEAR = Linear(np.array([1.0, 2.0, 0.5]), np.array([0.0, 1.0, 4.0]))
@@ -88,3 +99,74 @@ def test_line_through_keeps_what_it_cannot_measure():
     loads, seconds = np.array([10.0, 0, 5]), np.array([2.0, 0.5, np.nan])
     slope = line_through(loads, seconds, np.array([1.0, 0.5, 0]), np.array([9.0, 8.0, 7.0]))
     np.testing.assert_allclose(slope, [0.1, 8, 7])
+
+
+def test_line_through_keeps_growth_that_is_rounding_of_the_seconds():
+    """A billionth of the seconds: at 100 s and 0.01 s, 1e-7 s and 1e-11 s."""
+    seconds, beyond = np.array([100.0, 100.0, 0.01, 0.01]), np.array([0.5e-7, 2e-7, 0.5e-11, 2e-11])
+    slope = line_through(np.full(4, 2.0), seconds, seconds - beyond, -1.0)
+    np.testing.assert_allclose(slope, [-1, 1e-7, -1, 1e-11], rtol=1e-3)
+    np.testing.assert_array_equal(line_through(np.array([0.0, 1.0]), np.ones(2), np.zeros(2), 7.0), [7, 1])
+
+
+def test_seconds_outside_of_what_a_clock_measures_are_found():
+    seconds = [1e-12, 1e9, 0.9e-12, 1.1e9, 0.0, -1.0, np.nan, np.inf]
+    assert outside(seconds).tolist() == [False, False, True, True, True, True, True, True]
+    assert outside(seconds, least=0.0).tolist() == [False, False, False, True, False, True, True, True]
+
+
+def test_numbers_are_floats_not_below_the_least():
+    assert numbers("least", [1, 2], "numbers").dtype == np.float64
+    assert numbers("least", 3, "a number", least=3.0) == 3.0
+    for given_, least in (
+        ([1, "a"], None),
+        (object(), None),
+        ([[1], [1, 2]], None),
+        ([3, 2.9], 3.0),
+        (np.nan, 0.0),
+    ):
+        with pytest.raises(PacelineError, match=r"least=.*: expected numbers"):
+            numbers("least", given_, "numbers", least)
+    assert np.isnan(numbers("least", np.nan, "a number"))
+
+
+def test_increasing_cost_is_inverted_to_the_last_bit():
+    twice = Increasing(lambda load: 2 * load, np.array([8.0, 4.0, 0.1]))
+    np.testing.assert_array_equal(twice.load_at(np.array([8.0])), [4, 4, 0.1])
+    np.testing.assert_array_equal(twice.load_at(np.array([[0.0], [16.0]])), [[0, 0, 0], [8, 4, 0.1]])
+    flat = Increasing(lambda load: np.full_like(load, 2.0), np.array([5.0]))
+    assert flat.load_at(np.array([2.0])) == 5
+    assert flat.load_at(np.array([1.9])) == 0
+
+
+def test_halfway_halves_the_number_of_floats_on_both_sides_of_zero():
+    def middle(low, high):
+        return halfway(np.array([low]), np.array([high]))[0]
+
+    tiny = np.nextafter(0.0, 1.0)
+    assert middle(1.0, 4.0) == 2.0  # as many floats lie in 1 to 2 as in 2 to 4
+    assert middle(-4.0, -1.0) == -2.0
+    assert middle(-3.0, 3.0) == 0.0
+    assert middle(0.0, 2 * tiny) == tiny
+    assert middle(tiny, 3 * tiny) == 2 * tiny
+    assert middle(-2 * tiny, 0.0) == -tiny
+    assert middle(-3 * tiny, -tiny) == -2 * tiny
+    assert middle(5.0, 5.0) == 5.0
+    assert middle(np.nextafter(1.0, 0.0), 1.0) == np.nextafter(1.0, 0.0)
+
+
+def test_saturating_derivative_and_possible_loads_have_exact_ends():
+    np.testing.assert_array_equal(derivative(GPU, np.full(N, np.nextafter(3.0, 0))), 0)
+    np.testing.assert_array_equal(GPU.seconds(np.array([9.0, 8.0, 7.0])), [9, 17, 7.5])
+    np.testing.assert_array_equal(GPU.seconds(np.nextafter([9.0, 8.0, 7.0], 10)), np.inf)
+
+
+def test_numeric_derivative_uses_a_hundred_thousandth_of_the_load_to_each_side():
+    """A cost of degree three: ((b + h)^3 - (b - h)^3) / 2 h = 3 b^2 + h^2, with h = 1e-5 b, and 1e-5 below b = 1."""
+    cubic = Increasing(lambda load: load**3, np.full(2, 1e9))
+    np.testing.assert_allclose(
+        derivative(cubic, np.array([1000.0, 2.0])), [3e6 + 1e-4, 12 + 4e-10], rtol=1e-9
+    )
+    edge = Increasing(lambda load: load**2, np.full(1, 1e9))
+    np.testing.assert_allclose(derivative(edge, np.zeros(1)), 1e-5, rtol=1e-9)  # one side alone: h
+    np.testing.assert_allclose(derivative(edge, np.array([0.5e-5])), 1.5e-5, rtol=1e-6)  # from 0 to 1.5 h

@@ -30,6 +30,24 @@ def test_everyone_and_static():
     policy = backup.create("static:3", 4)
     assert policy.init()[0] == 3
     assert policy.step(None, iteration(present=2))[0] == 2
+    assert policy.step(None, iteration(present=4))[0] == 3
+
+
+@pytest.mark.parametrize("text", ["everyone", "static:3", "dbw", "blind", "adasync", "dropcompute"])
+@pytest.mark.parametrize("present", [0, 1])
+def test_quorum_without_workers_is_one(text, present):
+    """An update needs a gradient, and the next worker that joins brings it."""
+    policy = backup.create(text, 4)
+    k, _ = policy.step(policy.init()[1], iteration(present=present, timings=arrivals(4, [1.0, 1.0])))
+    assert k == 1
+
+
+def test_only_dbw_reads_all_gradients_for_their_variance():
+    policies = {text: backup.create(text, 4) for text in ("everyone", "static:3", "dbw", "blind", "adasync")}
+    assert [text for text, policy in policies.items() if policy.needs_variance] == ["dbw"]
+    for policy in policies.values():
+        assert policy.pieces == 0  # whole tasks
+        assert policy.cut(policy.init()[1]) == np.inf
 
 
 def test_the_estimates_of_the_gain_by_hand():
@@ -64,6 +82,35 @@ def test_dbw_waits_for_two_before_the_last_estimate_is_lost(text):
     assert asked[4:] == asked[1:-3]  # every third
     assert sorted(asked[-3:]) == [1, 1, 2]
     assert known[-1] == pytest.approx(0.01 + 0.001 * max(t for t in range(15) if asked[t - 1] == 2))
+
+
+def test_smoothness_is_unknown_after_an_update_that_moved_nothing():
+    """DBW, eq. (12): the decrease says nothing about L after a rate of 0, without a gradient, or without a loss."""
+    for nothing in ({"rate": 0.0}, {"norm2": 0.0, "variance": 0.0}, {"loss": np.nan}, {"variance": np.nan}):
+        state = dbw.update_gain(dbw.no_gain(3), iteration(**nothing))
+        state = dbw.update_gain(state, iteration(loss=0.5))
+        assert np.isnan(state.smoothness).all(), nothing
+
+
+def test_round_trips_are_kept_with_the_newest_last():
+    timings = Timings(
+        np.full(5, 3),
+        np.arange(1, 6),
+        np.ones(5),
+        np.array([0, 1, 0, 7, 1]),
+        np.array([1.0, 2, 3, 4, np.nan]),
+    )
+    state = dbw.update_trips(dbw.no_trips(2, 3), timings)  # there is no worker 7, and a NaN is no round trip
+    np.testing.assert_array_equal(state.seconds, [[np.nan, 1.0, 3.0], [np.nan, np.nan, 2.0]])
+    state = dbw.update_trips(state, Timings(*(np.full(2, 0),) * 3, np.array([0, 0]), np.array([5.0, 6.0])))
+    np.testing.assert_array_equal(state.seconds[0], [3.0, 5.0, 6.0])
+    assert state.steps == 2
+
+
+def test_workers_times_are_zero_before_a_trip_and_pooled_for_a_worker_without_any():
+    assert dbw.expected_seconds(dbw.no_trips(3, 4), "push-wait").tolist() == [0, 0, 0]
+    state = dbw.TripsState(np.array([[2.0, 2.0], [np.nan, np.nan], [2.0, 2.0]]), 1)
+    assert dbw.expected_seconds(state, "push-wait") == pytest.approx([2.0, 2.0, 2.0])
 
 
 def test_blind_takes_the_most_gradients_per_second():
@@ -259,6 +306,28 @@ def test_arrivals_count_late_ones():
     assert len(book.updated(3, 5.0, 1).place) == 0
 
 
+def test_arrivals_keep_trips_and_the_ends_of_pieces():
+    assert Timings(*NONE[:5]).ends.shape == (0, 0)
+    book = Arrivals(2)
+    book.arrived(1, 0, 1.0, 0.75, np.array([0.25, 0.5]))
+    book.arrived(0, 0, 2.0, 1.25, np.array([0.5, np.nan]))
+    found = book.updated(1, 2.0, 2)
+    assert found.trip.tolist() == [0.75, 1.25]
+    np.testing.assert_array_equal(found.ends, [[0.25, 0.5], [0.5, np.nan]])
+    assert book.updated(2, 3.0, 2).ends.shape == (0, 0)
+
+
+def test_arrivals_forget_versions_older_than_four_for_each_worker():
+    book = Arrivals(3)
+    for version in range(1, 13):
+        book.updated(version, float(version), 1)
+    book.arrived(0, 0, 12.5, 12.5)
+    assert book.updated(13, 13.0, 1).place.tolist() == [1]  # of version 0, twelve before the newest
+    book.arrived(1, 0, 13.5, 13.5)
+    book.arrived(1, 1, 13.5, 12.5)
+    assert book.updated(14, 14.0, 1).seconds.tolist() == [12.5]  # that of version 1 alone
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -266,6 +335,15 @@ def test_arrivals_count_late_ones():
         ("static", "k=0"),
         ("dbw:depth=0", "depth=0"),
         ("dbw:beta=0.5", "beta=0.5"),
+        ("dbw:beta=0.99", "beta=0.99"),
+        ("dbw:memory=0", "memory=0"),
+        ("dbw:memory=1.1", "memory=1.1"),
+        ("static:k=5", "k=5"),
+        ("adasync:window=-0.5", "window=-0.5"),
+        ("adasync:first=0", "first=0"),
+        ("dropcompute:trace=0", "trace=0"),
+        ("dropcompute:tau=-0.5", "tau=-0.5"),
+        ("dropcompute:exchange=-0.5", "exchange=-0.5"),
         ("adasync:first=9", "first=9"),
         ("backups", "expected one of adasync, blind, dbw, dropcompute, everyone, static"),
     ],

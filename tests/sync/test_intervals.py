@@ -38,7 +38,7 @@ def test_interval_is_a_number_of_steps_or_seconds(given: Any, found: Any) -> Non
 )
 def test_interval_that_is_no_number_above_zero_raises(given: Any) -> None:
     with pytest.raises(
-        PacelineError, match="expected steps, 1 or more, seconds such as '2 s' or 2.0, or 'auto'"
+        PacelineError, match=r"expected steps, 1 or more, seconds such as .2 s. or 2\.0, or .auto."
     ):
         interval(given)
 
