@@ -265,6 +265,29 @@ def test_adasync_by_its_equation():
     assert abs(25 + 5 * c - 16 * c) < 2 * 5 + c  # 5 is the nearest root
 
 
+@pytest.mark.parametrize(("workers", "first"), [(16, 1), (16, 3), (9, 8), (2, 1)])
+def test_adasync_is_the_root_of_its_equation_for_any_first_quorum(workers, first):
+    """K^2 + cK - cP = 0 with c = K_0^2 F(w_0) / ((P - K_0) F(w_t)), by the roots of the polynomial."""
+    policy = backup.create(f"adasync:first={first}", workers)
+    k, state = policy.init()
+    assert k == first
+    for loss in (3.0, 2.5, 1.0, 0.3, 0.1, 1e-3):
+        k, state = policy.step(state, iteration(loss=loss, present=workers))
+        c = first**2 * 3.0 / ((workers - first) * loss)
+        assert k == round(max(np.roots([1.0, c, -c * workers]).real)), loss
+
+
+def test_adasync_whose_first_quorum_is_everyone_stays_there():
+    for kind in ("sync", "async"):
+        policy = backup.create(f"adasync:first=4,kind={kind}", 4)
+        assert policy.step(policy.init()[1], iteration(loss=1.0))[0] == 4
+    policy = backup.create("adasync:first=3,kind=async", 4)
+    _, state = policy.step(policy.init()[1], iteration(loss=1.0))
+    assert policy.step(state, iteration(loss=4.0))[0] == 2  # 3 sqrt(1 / 4) = 1.5
+    assert policy.step(state, iteration(loss=100.0))[0] == 1
+    assert policy.step(state, iteration(loss=0.01))[0] == 4
+
+
 @pytest.mark.parametrize("kind", ["sync", "async"])
 @pytest.mark.parametrize("first", [2.3, 0.0, -1.0])
 def test_adasync_waits_for_all_where_the_loss_is_not_positive(kind, first):
@@ -289,6 +312,9 @@ def test_adasync_window_and_async():
     assert k == 1
     k, state = policy.step(state, iteration(loss=0.01, now=20.0, present=16))
     assert k == 10
+    # Decided at 20, so the next decision is at 30.
+    assert policy.step(state, iteration(loss=1.0, now=29.0, present=16))[0] == 10
+    assert policy.step(state, iteration(loss=1.0, now=30.0, present=16))[0] == 1
 
 
 def test_arrivals_count_late_ones():

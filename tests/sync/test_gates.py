@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from paceline import sync
 from paceline.errors import PacelineError
 from paceline.sync import Apply, Drop, Gradient, Interrupt, Release
+from paceline.sync.protocol import GONE, replaced, weight_of
 
 
 def play(gate, *events, quorum=None):
@@ -127,6 +128,88 @@ def test_a_joiner_gets_the_newest_parameters():
         log = play(sync.create(text, 2), 0, ("leave", 1), ("join", 2))
         version = max(e.version for effects in log[:3] for e in effects if isinstance(e, Release))
         assert log[3][-1] == Release((2,), version, version)
+
+
+def test_pull_updates_once_all_tokens_are_used_and_nobody_can_bring_more():
+    gate = sync.create("bsp", 2, "pull")
+    _, state = gate.init()
+    _, state = gate.expect(state, 1, 0.0)
+    effects, state = gate.arrive(state, 0, 0.0)
+    assert effects == (Apply((g(0, 0),)), Release((0,), 1, 1))
+    effects, state = gate.join(state, 2, 0.0)
+    assert effects == (Release((2,), 1, 1),)  # the second token of version 1, the last
+    _, state = gate.expect(state, 3, 0.0)
+    for worker in (0, 2):
+        effects, state = gate.arrive(state, worker, 0.0)
+        assert effects == ()
+    effects, state = gate.arrive(state, 1, 0.0)
+    assert effects == (Drop(g(1, 0)), Apply((g(0, 1), g(2, 1))), Release((0, 1, 2), 2, 2))
+
+
+def test_pull_keeps_a_token_for_who_comes_after_all_have_left():
+    log = play(sync.create("bsp", 2, "pull"), 0, ("leave", 1), ("leave", 0), ("join", 0), 0, 0, quorum=2)
+    assert log[2:] == [
+        (Release((0,), 0, 0),),  # the token that worker 1 has left
+        (Apply((g(0, 0),)),),
+        (Release((0,), 1, 0),),  # the same token again: its gradient will be late
+        (Drop(g(0, 0)), Release((0,), 1, 1)),
+        (Apply((g(0, 1),)), Release((0,), 2, 2)),
+    ]
+
+
+def test_late_gradients_make_an_update_alone_if_nobody_else_can_come():
+    log = play(sync.create("bsp:late=use", 2), 0, 1, ("leave", 1), ("leave", 0), quorum=1)
+    assert log[1:] == [
+        (Apply((g(0, 0),)), Release((0,), 1, 1)),
+        (Release((1,), 1, 1),),
+        (),
+        (Apply((g(1, 0, 0.5),)),),
+    ]
+
+
+def test_interrupted_update_leaves_those_who_are_gone_alone():
+    log = play(sync.create("bsp", 3, "push-interrupt"), ("leave", 2), 0, ("join", 2), quorum=1)
+    assert log[2:] == [
+        (Apply((g(0, 0),)), Interrupt((1,)), Release((0, 1), 1, 1)),
+        (Release((2,), 1, 1),),
+    ]
+
+
+def test_lsp_takes_half_of_the_workers_and_a_barrier_after_five():
+    for workers, group in ((1, 1), (2, 1), (5, 2), (6, 3)):
+        assert sync.create("lsp", workers).init()[1].group == group
+    log = play(sync.create("lsp", 2), *[0] * 5, 0, 1, 0)
+    assert [len(effects) for effects in log[1:]] == [2, 2, 2, 2, 2, 0, 2, 2]
+    assert log[7][0] == Apply((g(0, 5), g(1, 0)), "batch")  # the sixth update waits for both
+
+
+def test_ssp_is_ten_clocks_and_whole_gradients_by_default():
+    log = play(sync.create("ssp", 2), *[0] * 11)
+    assert [len(effects) for effects in log[1:]] == [2] * 10 + [0]
+    assert log[3][0] == Apply((g(0, 2),), "batch")
+    late = play(sync.create("ssp:stale=inverse", 2), 0, 0, 1)
+    assert late[3][0] == Apply((g(1, 0, 1 / 3),), "batch")
+
+
+def test_only_gates_that_wait_for_a_number_take_a_quorum():
+    taking = {text: sync.create(text, 4).takes_quorum for text in ("bsp", "lsp", "asp", "ssp")}
+    assert taking == {"bsp": True, "lsp": True, "asp": False, "ssp": False}
+    gate = sync.create("ssp", 4)
+    with pytest.raises(NotImplementedError):
+        gate.expect(gate.init()[1], 2, 0.0)
+
+
+def test_place_beyond_those_known_is_filled_with_workers_that_are_gone():
+    assert replaced((3, 4), 1, 9) == (3, 9)
+    assert replaced((3, 4), 4, 9) == (3, 4, GONE, GONE, 9)
+    assert replaced((), 0, 9) == (9,)
+
+
+def test_gradient_counts_whole_unless_staleness_divides_it():
+    assert Gradient(0, 1).weight == 1.0
+    assert Apply((g(0, 1),)).scale == "mean"
+    assert [weight_of(staleness, "full") for staleness in (0, 3)] == [1.0, 1.0]
+    assert [weight_of(staleness, "inverse") for staleness in (0, 1, 3)] == [1.0, 0.5, 0.25]
 
 
 arrivals = st.lists(st.integers(0, 4), min_size=1, max_size=60)
