@@ -25,8 +25,6 @@ from support.guarantees import guarantee
 from support.ranks import run_ranks
 from support.torch_jobs import Samples, fresh
 
-pytestmark = pytest.mark.processes
-
 CASES: dict[str, dict[str, Any]] = {
     "samples": {"drop": "0.1 s"},
     "tokens": {"drop": 0.1, "tokens": True},
@@ -38,6 +36,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.processes
 @guarantee(
     "With `drop=`, the model is that of one process with the samples that ran; each rank runs at least one "
     "micro-batch."
@@ -63,6 +62,7 @@ def test_the_gradient_is_the_mean_over_what_ran() -> None:
         assert case.get("leave") or len(set(epoch)) == len(epoch), name  # nothing twice in an epoch
 
 
+@pytest.mark.processes
 @guarantee(
     "With `drop=`, the model is that of one process with the samples that ran; each rank runs at least one "
     "micro-batch."
@@ -78,6 +78,7 @@ def test_a_threshold_that_nobody_reaches_changes_no_bit() -> None:
         assert without["dropped"] is None
 
 
+@pytest.mark.processes
 @guarantee("`count=` on one rank only, or for some losses under `drop=`, raises before any rank steps.")
 def test_counts_with_some_losses_alone_are_refused() -> None:
     """Else tokens of some would be added to samples of others."""
@@ -87,6 +88,7 @@ def test_counts_with_some_losses_alone_are_refused() -> None:
         assert "one piece was given a count and another was not" in said
 
 
+@pytest.mark.processes
 def test_a_threshold_is_found_from_the_first_rounds_and_recorded(tmp_path: Path) -> None:
     case = {"drop": "auto", "rounds": WARM_UP + 6, "record": str(tmp_path / "run"), "stall": 0.05}
     ranks = [rank[0] for rank in run_ranks(3, dropping, [case])]

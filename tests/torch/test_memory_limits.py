@@ -38,8 +38,6 @@ WITHIN_MEMORY = guarantee(
     " of one process."
 )
 
-pytestmark = pytest.mark.processes
-
 TWO: dict[str, Any] = {"fits": [9, 4], "where": "backward"}
 
 
@@ -47,6 +45,7 @@ def differs(found: list[Any], expected: list[Any]) -> float:
     return max(float(abs(a - b).max() / abs(b).max()) for a, b in zip(found, expected, strict=True))
 
 
+@pytest.mark.processes
 @WITHIN_MEMORY
 @pytest.mark.parametrize("kind", ["addresses", "cgroup"])
 @pytest.mark.parametrize(("loop", "batch"), [("round", 180), ("whole", 80)])
@@ -103,6 +102,7 @@ def test_the_limits_of_a_cgroup_and_of_those_above_it_are_read(
     assert room - held == pytest.approx((400e6 - 160e6 + 40e6) / 2, abs=10e6)
 
 
+@pytest.mark.processes
 @guarantee("A pass that runs out of memory is halved and run again, with the model of one process.")
 @pytest.mark.parametrize(
     "options",
@@ -128,12 +128,14 @@ def test_a_pass_that_runs_out_of_memory_is_dropped_and_halved(options: dict[str,
     assert found[0]["ran_out"] == found[1]["ran_out"]
 
 
+@pytest.mark.processes
 def test_alone_also_the_last_pass_of_a_round_may_run_out() -> None:
     (found,) = run_ranks(1, running_out, {"fits": [9], "where": "backward"})
     assert found["outs"] > 0
     assert differs(found["parameters"], one_process(False)[0]) < 1e-12
 
 
+@pytest.mark.processes
 @guarantee("A pass that runs out of memory is halved and run again, with the model of one process.")
 def test_with_buffers_that_are_sent_a_failed_forward_pass_does_not_send_them_again() -> None:
     one, other = run_ranks(2, running_out, TWO | {"norm": True, "where": "forward"})
@@ -141,6 +143,7 @@ def test_with_buffers_that_are_sent_a_failed_forward_pass_does_not_send_them_aga
     assert differs(one["parameters"], other["parameters"]) == 0
 
 
+@pytest.mark.processes
 @guarantee(
     "A rank without memory for its samples ends every rank with an error: which rank, how many samples and "
     "bytes, what to do."
@@ -153,6 +156,7 @@ def test_a_last_pass_whose_forward_pass_is_through_is_not_run_again() -> None:
     assert "rank 1 ran out of memory in round 1" in other
 
 
+@pytest.mark.processes
 @guarantee(
     "A rank without memory for its samples ends every rank with an error: "
     "which rank, how many samples and bytes, what to do."

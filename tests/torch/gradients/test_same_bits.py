@@ -23,8 +23,6 @@ from support.guarantees import guarantee
 from support.ranks import run_ranks
 from support.torch_jobs import with_as_many_threads
 
-pytestmark = pytest.mark.processes
-
 COMMAND = Path(__file__).parents[3] / "benchmarks" / "determinism.py"
 
 
@@ -166,6 +164,7 @@ def test_what_drops_out_at_random_is_refused(layer: nn.Module, name: str) -> Non
     ).close()
 
 
+@pytest.mark.processes
 @guarantee(
     "Under `deterministic=True`, dropout, unaligned parameters and ranks that compute differently are "
     "refused with their names."
@@ -177,6 +176,7 @@ def test_ranks_that_compute_in_unlike_ways_are_refused() -> None:
     assert run_ranks(2, with_as_many_threads, [2, 2]) == ["", ""]
 
 
+@pytest.mark.processes
 @guarantee("Under `deterministic=True`, sums over any pieces are exact, whichever ranks claim the work.")
 def test_the_command_that_repeats_runs_finds_the_same_bits() -> None:
     case = ["--case", "arrays at any address"]
