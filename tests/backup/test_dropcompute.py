@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from paceline import PacelineError, backup
 from paceline.backup.dropcompute import speed_up, threshold
+from paceline.backup.protocol import Iteration, Timings
 from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.samples import Draws, Epochs
 from paceline.simulate.server import RoundTrips, Server
@@ -59,9 +60,56 @@ def by_steps(ends, tau, exchange):
 def test_the_effective_speed_up_is_that_of_the_rounds_piece_by_piece(seed, n, pieces, tau, exchange):
     ends = np.cumsum(np.random.default_rng(seed).exponential(0.5, (4, n, pieces)), axis=-1)
     assert speed_up(ends, tau, exchange) == pytest.approx(by_steps(ends, tau, exchange))
-    chosen = speed_up(ends, threshold(ends, exchange), exchange)
-    assert chosen >= 0.99 * max(by_steps(ends, each, exchange) for each in np.unique(ends))
-    assert chosen >= 0.99  # a threshold that drops nothing is among them
+    taus = np.unique(ends)
+    gains = np.array([by_steps(ends, each, exchange) for each in taus])
+    chosen = threshold(ends, exchange)
+    assert chosen == max(taus[gains >= 0.99 * gains.max()])
+    assert speed_up(ends, chosen, exchange) >= 0.99  # a threshold that drops nothing is among them
+
+
+def test_threshold_of_many_pieces_is_one_of_a_thousand_from_first_to_last():
+    ends = np.arange(1.0, 3001.0).reshape(1, 1, 3000)  # one worker, so that nothing is gained by dropping
+    assert threshold(ends) == 3000.0
+    # The second worker's last piece takes a thousand times as long as all others together.
+    ends = np.stack([np.arange(1.0, 1502.0), np.append(np.arange(1.0, 1501.0), 1.5e6)])[None]
+    assert threshold(ends) == pytest.approx(1500, abs=3)
+
+
+def test_updates_are_traced_until_the_threshold_is_found_and_only_with_all_workers():
+    policy = backup.create("dropcompute:trace=2,pieces=2", 2)
+    k, state = policy.init()
+    assert (k, policy.cut(state)) == (2, np.inf)
+
+    def after(state, ends, present=2):
+        ends = np.array(ends, float)
+        timings = Timings(
+            *(np.zeros(len(ends), int),) * 2,
+            np.zeros(len(ends)),
+            np.arange(len(ends)),
+            np.zeros(len(ends)),
+            ends,
+        )
+        return policy.step(state, Iteration(2, present, 0.0, 1.0, 1.0, 1.0, 0.1, timings))
+
+    ends = [[1.0, 2.0], [1.0, 9.0]]
+    k, first = after(state, ends)
+    assert (k, len(first.ends), first.tau) == (2, 1, np.inf)
+    for partial in ([[1.0, 2.0]], [[1.0, 2.0], [1.0, np.nan]], [[1.0, 2.0, 3.0]] * 2):
+        k, same = after(first, partial, present=1)
+        assert (k, len(same.ends), policy.cut(same)) == (1, 1, np.inf)
+    _, found = after(first, ends)
+    assert found.ends == ()
+    # With 1.0, half of the pieces run in 1 s instead of 9 s; with 2.0, the one that ends at 9.0 has begun.
+    assert policy.cut(found) == 1.0
+    _, later = after(found, ends)
+    assert (later.ends, later.tau) == ((), 1.0)
+
+
+def test_dropcompute_traces_twenty_updates_of_eight_pieces_by_default():
+    policy = backup.create("dropcompute", 4)
+    assert (policy.pieces, policy.trace, policy.tau, policy.exchange) == (8, 20, 0.0, 0.0)
+    assert policy.init()[1].tau == np.inf
+    assert backup.create("dropcompute:tau=0.5", 4).init()[1].tau == 0.5
 
 
 def test_pieces_that_have_begun_count_and_the_others_are_given_back():

@@ -30,6 +30,23 @@ def g(worker, version, weight=1.0):
     return Gradient(worker, version, weight)
 
 
+@pytest.mark.parametrize("text", ["bsp", "ssp", "lsp:2", "asp"])
+def test_run_begins_with_all_workers_at_version_zero(text):
+    effects, state = sync.create(text, 3).init()
+    assert effects == (Release((0, 1, 2), 0, 0),)
+    assert (state.version, state.doing) == (0, (0, 0, 0))
+    assert getattr(state, "clocks", (0, 0, 0)) == (0, 0, 0)
+
+
+def test_ssp_worker_that_joins_when_nobody_is_there_has_finished_nothing():
+    gate = sync.create("ssp:1", 2)
+    _, state = gate.init()
+    for event, worker in (("arrive", 0), ("leave", 0), ("leave", 1), ("join", 0)):
+        effects, state = getattr(gate, event)(state, worker, 0.0)
+    assert state.clocks == (0, 0)
+    assert effects == (Release((0,), 1, 1),)
+
+
 def test_bsp_waits_for_all_workers():
     assert play(sync.create("bsp", 3), 1, 0, 2, 2) == [
         (Release((0, 1, 2), 0, 0),),
