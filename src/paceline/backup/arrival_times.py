@@ -124,7 +124,7 @@ def _cut(cells: Blocks, rank: Blocks, gains: Array, n: int) -> tuple[NDArray[np.
     # The same block's run in the column before, and the highest allowed state there.
     key = rank[head] * (n + 1) + column[head] + 1
     order = np.argsort(key)
-    found = order[np.searchsorted(key[order], key - 1).clip(max=len(key) - 1)]
+    found = order[np.searchsorted(key[order], key - 1)]
     before = np.where(key[found] == key - 1, found, -1)
     at = column[head][run]
     most = np.where(height > at, height, np.minimum(height, at - 1)) - row[head][before[run]]
