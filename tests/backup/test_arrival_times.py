@@ -61,6 +61,18 @@ def test_unsampled_counts_take_the_least_that_the_order_allows():
     assert arrival_times.constrained(state).tolist() == [2.0, 3.0, 6.0]
 
 
+def test_samples_count_at_their_place_and_quorum_and_only_within_the_workers():
+    before, place = np.array([1, 3, 3, 0, 4, 2, 2]), np.array([1, 3, 3, 1, 1, 0, 4])
+    times = Timings(before, place, np.array([1.0, 2.0, 4.0, 8.0, 8.0, 8.0, 8.0]), place, np.zeros(7))
+    state = arrival_times.update(arrival_times.start(3), times)
+    np.testing.assert_array_equal(state.total, [[1, 0, 0], [0, 0, 0], [0, 0, 6]])
+    np.testing.assert_array_equal(state.samples, [[1, 0, 0], [0, 0, 0], [0, 0, 2]])
+    np.testing.assert_array_equal(arrival_times.naive(state), [1, np.nan, 3])
+    half = arrival_times.update(state, times, memory=0.5)
+    np.testing.assert_array_equal(np.diagonal(half.samples), [1.5, 0, 3])
+    assert arrival_times.naive(half)[2] == 3
+
+
 def test_forgetting_follows_a_change():
     state = arrival_times.start(2)
     for _ in range(50):
