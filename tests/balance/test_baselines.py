@@ -114,6 +114,121 @@ def test_lbbsp_cannot_take_what_is_not_there():
     np.testing.assert_allclose(loads.sum(-1), BATCH)
 
 
+def test_lbbsp_moves_five_samples_after_five_rounds_by_default():
+    loads = moves("lbbsp", [[1, 2, 3]] * 6)
+    np.testing.assert_allclose(loads[:4], np.full((4, 3), 40))
+    np.testing.assert_allclose(loads[4:], np.tile([45.0, 40, 35], (2, 1)))
+
+
+def test_lbbsp_counts_from_the_first_round_in_which_somebody_precedes():
+    loads = moves("lbbsp:rounds=3", [[1, 2, 3]] * 2 + [[2, 2, 2]] + [[1, 2, 3]] * 3)
+    np.testing.assert_allclose(loads[:5], np.full((5, 3), 40))
+    np.testing.assert_allclose(loads[5], [45, 40, 35])
+
+
+def test_lbbsp_read_strictly_counts_the_round_in_which_a_worker_became_the_fastest():
+    loads = moves("lbbsp:rounds=3,reading=strict", [[1, 2, 3]] * 2 + [[2, 1, 3]] * 3)
+    np.testing.assert_allclose(loads[:4], np.full((4, 3), 40))
+    np.testing.assert_allclose(loads[4], [40, 45, 35])
+
+
+def test_lbbsp_takes_times_that_differ_by_rounding_for_equal():
+    np.testing.assert_allclose(moves("lbbsp:rounds=1", [[1, 1 + 1e-12, 1]] * 3), np.full((3, 3), 40.0))
+    np.testing.assert_allclose(moves("lbbsp:rounds=1", [[1, 1 + 1e-6, 1]]), [[45, 35, 40]])
+
+
+def test_lbbsp_moves_within_the_limits_of_both_workers():
+    for limits, expected in (({"most": [42, 120, 120]}, [42, 40, 38]), ({"least": [0, 0, 37]}, [43, 40, 37])):
+        policy = policies.create("lbbsp:rounds=1", Cluster(3, BATCH, **limits))
+        plan, state = policy.init()
+        plan, _ = policy.step(state, Round(plan.shares, np.array([1.0, 2, 3]), BATCH))
+        np.testing.assert_allclose(plan.shares * BATCH, expected)
+
+
+def test_lbbsp_moves_nothing_to_or_from_a_worker_that_is_away():
+    policy = policies.create("lbbsp:rounds=1", Cluster(4, BATCH))
+    plan, state = policy.init()
+    plan, state = policy.step(state, Round(plan.shares, np.array([np.nan, 1.0, 2, 3]), BATCH))
+    np.testing.assert_allclose(plan.shares * BATCH, [0, 45, 40, 35])
+    np.testing.assert_allclose(state.shares * BATCH, [30, 33.75, 30, 26.25])  # of the 90 that were theirs
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("lbbsp:delta=0", "expected a positive number of samples"),
+        ("lbbsp:rounds=0", "rounds=0"),
+        ("lbbsp:reading=other", "reading=other: expected one of loose, strict"),
+        ("abs:window=0", "window=0"),
+        ("abs:reading=other", "reading=other: expected one of inverse, share"),
+        ("ogd:rate=0", "rate=0"),
+    ],
+)
+def test_baselines_with_values_that_make_no_sense_raise(text, words):
+    with pytest.raises(PacelineError, match=words):
+        policies.create(text, Cluster(3, BATCH))
+
+
+def windows(text, rounds, shares=None):
+    """The plan and the state after rounds of these seconds, each with a third of the batch for each worker."""
+    policy = policies.create(text, Cluster(3, BATCH))
+    _, state = policy.init()
+    for seconds in rounds:
+        ran = np.full(3, 1 / 3) if shares is None else np.array(shares)
+        plan, state = policy.step(state, Round(ran, np.array(seconds, float), BATCH))
+    return plan.shares, state
+
+
+@pytest.mark.parametrize(
+    ("reading", "rounds", "expected"),
+    [
+        ("share", [[0.04, 0.08, 0.16], [0.04, np.nan, 0.16]], [4 / 7, 2 / 7, 1 / 7]),
+        ("inverse", [[0.04, 0.08, 0.16], [0.04, np.nan, 0.16]], [4 / 7, 2 / 7, 1 / 7]),
+        ("share", [[0.04, 0.08, np.nan]] * 2, [2 / 4, 1 / 4, 1 / 4]),  # as much as the slowest
+        ("inverse", [[0.04, 0.08, 0.0]] * 2, [2 / 4, 1 / 4, 1 / 4]),  # no time is no measurement
+        ("share", [[0.0, 0.0, 0.0]] * 2, [1 / 3] * 3),
+    ],
+)
+def test_abs_divides_by_the_rounds_in_which_each_worker_was_measured(reading, rounds, expected):
+    _, state = windows(f"abs:window=2,reading={reading}", rounds)
+    np.testing.assert_allclose(state.shares, expected)
+    assert (state.age, state.reports.sum(), state.seconds.sum(), state.loads.sum()) == (0, 0, 0, 0)
+
+
+def test_abs_leaves_out_seconds_without_a_load_and_plans_for_those_present():
+    _, state = windows("abs:window=1", [[1.0, 2.0, 9.0]], shares=[0.5, 0.5, 0.0])
+    np.testing.assert_allclose(state.shares, [2 / 4, 1 / 4, 1 / 4])
+    plan, state = windows("abs:window=1", [[1.0, 2.0, np.nan]])
+    np.testing.assert_allclose(plan, [2 / 3, 1 / 3, 0])
+    np.testing.assert_allclose(state.shares, [2 / 4, 1 / 4, 1 / 4])
+
+
+def test_abs_sums_its_window():
+    _, state = windows("abs:window=3", [[1.0, 2.0, 3.0], [1.0, np.nan, 3.0]])
+    np.testing.assert_allclose(state.seconds, [2, 2, 6])
+    np.testing.assert_allclose(state.loads, [80, 40, 80])
+    np.testing.assert_array_equal(state.reports, [2, 1, 2])
+    assert state.age == 2
+    assert policies.create("abs", Cluster(3, BATCH)).window == 5
+
+
+def test_equal_divides_among_those_present():
+    policy = policies.create("equal", Cluster(3, BATCH, most=[20, 120, 120]))
+    plan, state = policy.init()
+    np.testing.assert_allclose(plan.shares * BATCH, [20, 50, 50])
+    plan, state = policy.step(state, Round(plan.shares, np.array([1.0, np.nan, 3.0]), BATCH))
+    np.testing.assert_allclose(plan.shares * BATCH, [20, 0, 100])
+    plan, _ = policy.step(state, Round(plan.shares, np.ones(3), BATCH))
+    np.testing.assert_allclose(plan.shares * BATCH, [20, 50, 50])
+
+
+def test_equal_neither_follows_the_workers_nor_settles():
+    equal, level = (policies.create(name, Cluster(3, BATCH)) for name in ("equal", "level"))
+    assert (equal.follows, equal.settles) == (False, False)
+    assert (level.follows, level.settles) == (True, True)
+    assert not policies.create("abs", Cluster(3, BATCH)).settles
+
+
 def test_lbbsp_leaves_equal_times_alone():
     np.testing.assert_allclose(moves("lbbsp:rounds=1", [[2, 2, 2]] * 4), np.full((4, 3), 40.0))
 
