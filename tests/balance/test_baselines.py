@@ -222,11 +222,11 @@ def test_equal_divides_among_those_present():
     np.testing.assert_allclose(plan.shares * BATCH, [20, 50, 50])
 
 
-def test_equal_neither_follows_the_workers_nor_settles():
-    equal, level = (policies.create(name, Cluster(3, BATCH)) for name in ("equal", "level"))
-    assert (equal.follows, equal.settles) == (False, False)
-    assert (level.follows, level.settles) == (True, True)
-    assert not policies.create("abs", Cluster(3, BATCH)).settles
+def test_only_policies_that_keep_equal_times_settle():
+    settling = {
+        name: policies.create(name, Cluster(3, BATCH)).settles for name in ("equal", "abs", "ogd", "level")
+    }
+    assert settling == {"equal": False, "abs": False, "ogd": False, "level": True}
 
 
 def test_lbbsp_leaves_equal_times_alone():
