@@ -5,11 +5,13 @@ All speeds are powers of two and no piece costs anything beyond its samples, so 
 
 from __future__ import annotations
 
+import math
 from contextlib import contextmanager
 from typing import NamedTuple
 from unittest import mock
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import event, given
 from hypothesis import strategies as st
@@ -152,6 +154,101 @@ def by_clock(script: Script) -> Sequence:
         )  # fmt: skip
     assert played.loads.sum() == script.loads.sum()
     return noted
+
+
+def planned(at_once=0.5, before=0.5, after=0.5, least=(0.0,), speeds=(0.0,)):
+    return PiecePlan(*(np.array(each, float) for each in (at_once, before, after, least, speeds)))
+
+
+@pytest.mark.parametrize(
+    ("plan", "options", "first", "kept"),
+    [
+        (planned(least=(2.0, 1.5)), {}, [5, 3], [2, 2]),
+        (planned(least=(2.0, 2.0)), {"unit": 4}, [4, 0], [6, 7]),  # the pools hold 0 of 10 and 0 of 7
+        (planned(at_once=0.9, least=(3.0, 0.0)), {"unit": 3}, [6, 6], [4, 1]),
+        (planned(least=(9.0, 9.0)), {"most": 5}, [5, 2], [5, 5]),
+        (planned(least=(9.0, 9.0)), {"most": 5, "unit": 2}, [4, 2], [4, 5]),
+        (planned(at_once=0.0, least=(0.0, 20.0)), {}, [0, 0], [0, 7]),
+        (planned(at_once=1.0, least=(2.0, 2.0)), {}, [10, 7], [0, 0]),
+        (planned(at_once=0.99, least=(0.0, 0.0)), {}, [9, 6], [0, 0]),
+    ],
+)
+def test_loads_of_ten_and_seven_are_divided_by_hand(plan, options, first, kept):
+    found = rule.divide(plan, np.array([10, 7]), **options)
+    assert [each.tolist() for each in found] == [first, kept]
+
+
+def test_load_beyond_the_least_leaves_whole_units_to_claim():
+    plan = planned(at_once=0.9, least=(2.0,))
+    # Of 18, 4 are kept; 16 at once would leave less, so 12 run at once, and the 2 that make no unit are kept, too.
+    assert [each.tolist() for each in rule.divide(plan, np.array([18]), 4)] == [[12], [6]]
+
+
+@pytest.mark.parametrize(
+    ("at_once", "first"), [(0.0, [0, 0, 0]), (0.5, [8, 0, 0]), (0.74, [8, 0, 0]), (1.0, [12, 0, 0])]
+)
+def test_grid_keeps_one_whole_cell(at_once, first):
+    found = rule.divide_grid(planned(at_once=at_once), np.array([18, 4, 3]), 4)
+    assert [each.tolist() for each in found] == [first, [4, 4, 0]]
+
+
+@pytest.mark.parametrize(
+    ("plan", "known", "size"),
+    [
+        # Nothing is known: a quarter of 100 is due, without the 5 that are held.
+        (planned(before=0.5), {}, 0.5 * 20),
+        (planned(before=0.5), {"held": 15.0}, 0.5 * 20),  # less is due, so a quarter of the 80 that are left
+        (planned(before=1.0), {"batch": 1000.0}, 20),  # guided self-scheduling looks only at what is left
+        (planned(before=0.97), {"batch": 1000.0}, 0.97 * 245),
+        (planned(before=0.5, after=0.25), {"reported": True}, 0.25 * 20),
+        (planned(), {"speed": 30.0, "together": 60.0}, 0.5 * 45),
+        (planned(), {"speed": 90.0, "together": 60.0}, 0.5 * 95),  # a part is one at most
+        (planned(), {"speed": 0.25, "together": 0.5}, 0.5 * 45),
+        (planned(before=0.0), {}, 1.0),  # one sample at least
+        (planned(before=0.0, least=(6.0,)), {}, 6.0),
+        (planned(before=0.0, least=(6.0,), speeds=(0.5,)), {"speed": 0.25}, 3.0),  # half as fast as expected
+        (planned(before=0.0, least=(6.0,), speeds=(0.5,)), {"speed": 2.0}, 6.0),
+        (planned(before=0.0, least=(6.0,), speeds=(0.5,)), {"speed": 0.01}, 1.0),
+    ],
+)
+def test_size_of_a_piece_by_hand(plan, known, size):
+    given_ = {
+        "reported": False,
+        "left": 80.0,
+        "batch": 100.0,
+        "held": 5.0,
+        "speed": 0.0,
+        "together": 0.0,
+        "workers": 4,
+        **known,
+    }
+    assert rule.portion(plan, 0, **given_) == pytest.approx(size, rel=1e-12)
+    whole = rule.claim(plan, 0, **given_)
+    assert whole == min(math.ceil(size), 80)
+    assert rule.claim(plan, 0, most=4, **given_) == min(whole, 4)
+    assert rule.claim(plan, 0, unit=4, **given_) == min(-(-whole // 4) * 4, 80)
+
+
+def test_cost_of_a_piece_moves_by_a_tenth_and_stays_within_what_is_possible():
+    def step(found, before):
+        return rule.piece_cost([16, 8], [found + 16e-3, found + 8e-3], before)
+
+    assert step(2e-3, 1e-3) == pytest.approx(1.1e-3)
+    assert step(0.5e-3, 1e-3) == pytest.approx(1e-3 / 1.1)
+    assert step(0.0, 5.1e-5) == 5e-5
+    assert step(5.0, 0.95) == 1.0
+    assert rule.piece_cost([15, 8], [1.0, 9.0], 1e-3) == 1e-3  # too similar to tell
+    assert rule.piece_cost([8, 16, 16], [9.0, 1.0, 1.0], 1e-3) == pytest.approx(1.1e-3)
+    assert rule.piece_cost([8], [9.0], 1e-3) == 1e-3
+
+
+def test_pieces_quicker_than_their_cost_have_a_pace_of_zero():
+    assert rule.against_the_first([40, 10, 5], [0.041, 0.0005, 9.0], 0.001) == pytest.approx(
+        (0.01, 0.0105, 0.0)
+    )
+    assert rule.against_the_first([40, 10, 6, 5], [0.041, 0.005, 0.005, 9.0], 0.001)[2] == pytest.approx(
+        0.0005
+    )
 
 
 pace = st.just(0.0) | st.floats(1e-9, 1e9)
