@@ -2,41 +2,147 @@
 
 from __future__ import annotations
 
+import copy
+import random
+import time
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
+from paceline.errors import PacelineError
+from paceline.torch.feed.pieces import Order
 from support import hosts
 from support.guarantees import guarantee
-from support.later import later
-from support.ranks import run_ranks
+from support.hosts import COUNT, EPOCHS, FREE, SEED, UNEVEN, Found, Together, difference
+from support.later import skip_without
+from support.trainers import (
+    BATCH,
+    Classifier,
+    Lengthy,
+    Named,
+    Sentences,
+    filled,
+    language_model,
+    sgd,
+    trainer_of,
+)
 
-jobs = later("support.trainer_jobs", needs="transformers")
+skip_without("transformers")
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("hosts")]
+together = Together()
 
 
-def test_as_one_process(found: list[dict[str, Any]]) -> None:
-    for rank in found:
-        assert rank["plain"][0] < 1e-12
-        assert rank["reported"] == (8, 2.0, 8)
-    hosts.every_sample_once([rank["plain"][1] for rank in found])
+def whole(
+    model: nn.Module, data: Any, clip: float = 0.0, collate: Any = None
+) -> tuple[list[torch.Tensor], list[float]]:
+    """The parameters of a plain process that takes each whole batch at once, and its losses."""
+    from transformers import default_data_collator
+
+    optimizer, _ = sgd(model)
+    losses = []
+    for epoch in range(EPOCHS):
+        indices = Order(COUNT, SEED).epoch(epoch)
+        for first in range(0, COUNT, BATCH):
+            rows = [data[int(i)] for i in indices[first : first + BATCH]]
+            batch = (collate or default_data_collator)(rows)
+            loss = model(**batch)["loss"]
+            loss.backward()
+            losses.append(loss.item())
+            if clip:
+                nn.utils.clip_grad_norm_(model.parameters(), clip)
+            optimizer.step()
+            optimizer.zero_grad()
+    return [p.detach() for p in model.parameters()], losses
 
 
-def test_two_ranks_also_resume_after_three(found: list[dict[str, Any]], folder: str) -> None:
-    both = run_ranks(2, jobs.cases, folder)
-    for rank in both:
-        assert rank["plain"][0] < 1e-12
-        assert rank["fewer"][0] < 1e-12
-    hosts.every_sample_once([rank["plain"][1] for rank in both])
-    second = [i for rank in found for i in rank["resumed"][1][1]] + [
-        i for rank in both for i in rank["fewer"][1][1]
-    ]
-    assert sorted(second) == list(range(hosts.COUNT))
+def exactly(**options: Any) -> list[torch.Tensor]:
+    """The classifier's parameters of a plain process."""
+    return whole(Classifier(), Named(), **options)[0]
 
 
-def test_accumulates_and_clips_with_a_custom_loss(found: list[dict[str, Any]]) -> None:
-    assert max(rank["clipped"] for rank in found) < 1e-12
+def classified(
+    folder: str, stall: float = 0.0, resume: Any = None, dtype: torch.dtype = torch.float64, **options: Any
+) -> tuple[Classifier, list[list[int]], Any]:
+    """Train a classifier; it, and the samples used in each epoch."""
+    model = Classifier(dtype)
+    trainer = trainer_of(folder, model, Named(dtype), **options)
+    used: dict[int, list[int]] = {}
+    stalls = random.Random(trainer.args.process_index)
+
+    def note(indices: list[int]) -> None:
+        time.sleep(stall * stalls.expovariate(1.0))
+        if trainer.pace.counts:
+            used.setdefault(trainer.pace.epoch, []).extend(indices)
+
+    model.note = note
+    trainer.train(resume_from_checkpoint=resume)
+    return model, [used.get(epoch, []) for epoch in range(EPOCHS)], trainer
+
+
+@together
+def plain(ranks: int, folder: str) -> tuple[float, list[list[int]], tuple[int, float, int]]:
+    model, used, trainer = classified(folder, ranks=ranks)
+    state = trainer.state
+    return difference(model.parameters(), exactly()), used, (state.global_step, state.epoch, state.max_steps)
+
+
+def test_uneven_rounds_train_model_of_one_process(found: Found) -> None:
+    for off, _, reported in found[plain]:
+        assert off < 1e-12
+        assert reported == (8, 2.0, 8)
+    hosts.every_sample_once([used for _, used, _ in found[plain]])
+
+
+@together
+def clipped(_: int, folder: str) -> float:
+    from paceline.hosts.transformers import BalancedTrainer
+
+    class OwnLoss(BalancedTrainer):
+        """As users do it: a loss of their own, which knows nothing of balancing."""
+
+        def compute_loss(
+            self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+        ) -> Any:
+            outputs = model(**inputs)
+            loss = nn.functional.cross_entropy(outputs["logits"], inputs["labels"])
+            return (loss, outputs) if return_outputs else loss
+
+    model, _, _ = classified(
+        folder, clip=0.3, kind=OwnLoss, per_device_train_batch_size=4, gradient_accumulation_steps=2,
+        dataloader_num_workers=1,
+    )  # fmt: skip
+    return difference(model.parameters(), exactly(clip=0.3))
+
+
+def test_accumulated_and_clipped_custom_loss_trains_model_of_one_process(found: Found) -> None:
+    assert max(found[clipped]) < 1e-12
+
+
+@together
+def accumulated(_: int, folder: str) -> dict[str, Any]:
+    from paceline.hosts.transformers import BalancedTrainer
+
+    class GathersMetrics(BalancedTrainer):
+        """As trl's trainers do: a metric of every micro-batch is gathered from all ranks within ``compute_loss``."""
+
+        def compute_loss(self, model: Any, inputs: Any, *arguments: Any, **named: Any) -> Any:
+            counts = self.accelerator.gather_for_metrics(torch.tensor(len(inputs["x"])))
+            assert len(counts) == self.args.world_size
+            each = self.accelerator.gather_for_metrics(inputs["index"])
+            assert len(each) == counts.sum()
+            return super().compute_loss(model, inputs, *arguments, **named)
+
+    found = {}
+    for loop, kind in (("whole", GathersMetrics), ("round", BalancedTrainer)):
+        model, used, trainer = classified(
+            folder, kind=kind, per_device_train_batch_size=4, gradient_accumulation_steps=2,
+            balance={"policy": UNEVEN, "limits": FREE, "loop": loop},
+        )  # fmt: skip
+        found[loop] = difference(model.parameters(), exactly()), used, trainer.pace.host.terms.loop
+    return found
 
 
 @guarantee(
@@ -44,82 +150,243 @@ def test_accumulates_and_clips_with_a_custom_loss(found: list[dict[str, Any]]) -
     "one process."
 )
 @pytest.mark.parametrize("loop", ["whole", "round"])
-def test_accumulates_in_as_many_turns_on_every_rank_or_as_each_needs(
-    found: list[dict[str, Any]], loop: str
-) -> None:
-    for off, _, ran in (rank[f"accumulated, {loop}"] for rank in found):
+def test_accumulating_trainer_trains_model_of_one_process(found: Found, loop: str) -> None:
+    for off, _, ran in (rank[loop] for rank in found[accumulated]):
         assert off < 1e-12
         assert ran == {"whole": "whole", "round": "pieces"}[loop]
-    hosts.every_sample_once([rank[f"accumulated, {loop}"][1] for rank in found])
+    hosts.every_sample_once([rank[loop][1] for rank in found[accumulated]])
 
 
-def test_a_short_last_batch_is_left_out_if_the_trainer_is_asked_to(found: list[dict[str, Any]]) -> None:
-    full = hosts.COUNT // 36
-    assert all(rank["dropped"][0] == full * hosts.EPOCHS for rank in found)
-    assert [sum(each) for each in zip(*(rank["dropped"][1] for rank in found), strict=True)] == [
+@together
+def dropped(_: int, folder: str) -> tuple[int, list[int]]:
+    balance = {"global_batch": 36, "policy": UNEVEN}
+    _, used, trainer = classified(folder, dataloader_drop_last=True, balance=balance)
+    return trainer.state.global_step, [len(each) for each in used]
+
+
+def test_short_last_batch_is_dropped_if_asked(found: Found) -> None:
+    full = COUNT // 36
+    assert all(steps == full * EPOCHS for steps, _ in found[dropped])
+    assert [sum(each) for each in zip(*(sizes for _, sizes in found[dropped]), strict=True)] == [
         36 * full
     ] * 2
 
 
-def test_work_may_move_within_the_round(found: list[dict[str, Any]]) -> None:
-    assert max(rank["moved"][0] for rank in found) < 1e-12
-    hosts.every_sample_once([rank["moved"][1] for rank in found])
+@together
+def moved(_: int, folder: str) -> tuple[float, list[list[int]]]:
+    model, used, _ = classified(folder, stall=2e-3, balance={"policy": "factoring", "loop": "round"})
+    return difference(model.parameters(), exactly()), used
+
+
+def test_work_that_moves_within_rounds_trains_model_of_one_process(found: Found) -> None:
+    assert max(off for off, _ in found[moved]) < 1e-12
+    hosts.every_sample_once([used for _, used in found[moved]])
+
+
+@together
+def over_tokens(_: int, folder: str) -> dict[int, Any]:
+    speakers, losses = whole(language_model(), Sentences())
+    found = {}
+    for steps in (1, 3):
+        speaker = language_model()
+        trainer = trainer_of(
+            folder, speaker, Sentences(), per_device_train_batch_size=8 if steps == 1 else 3,
+            gradient_accumulation_steps=steps, balance={"global_batch": BATCH, "policy": UNEVEN, "limits": FREE},
+            logging_strategy="epoch", include_num_input_tokens_seen="all",
+        )  # fmt: skip
+        trainer.train()
+        loss_off = trainer.state.log_history[0]["loss"] - sum(losses[:4]) / 4
+        seen = trainer.state.num_input_tokens_seen
+        found[steps] = difference(speaker.parameters(), speakers), loss_off, seen
+    return found
 
 
 @pytest.mark.parametrize("accumulation", [1, 3])
-def test_a_mean_over_tokens(found: list[dict[str, Any]], accumulation: int) -> None:
-    for off, loss_off, tokens in (rank[f"tokens, {accumulation}"] for rank in found):
+def test_loss_over_tokens_is_that_of_one_process(found: Found, accumulation: int) -> None:
+    for off, loss_off, tokens in (rank[accumulation] for rank in found[over_tokens]):
         assert off < 1e-6  # the model's loss is float32
         assert abs(loss_off) < 1e-6
-        assert tokens == 2 * 8 * hosts.COUNT
+        assert tokens == 2 * 8 * COUNT
+
+
+class Columns(Lengthy):
+    """As the data sets of the Hub, with a column that tells the lengths."""
+
+    column_names = ("input_ids", "labels", "tokens")
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.lengths if index == "tokens" else super().__getitem__(index)
+
+
+@together
+def by_length(_: int, folder: str) -> dict[str, Any]:
+    lengthy, losses = whole(language_model(), Lengthy(), collate=filled)
+    found = {}
+    for strategy, data in (("group_by_length", Lengthy()), ("batch_rebalance", Columns())):
+        speaker = language_model()
+        trainer = trainer_of(
+            folder, speaker, data,
+            balance={"policy": UNEVEN, "limits": FREE, "micro_batch_cost": 24, "loop": "round"}, collate=filled,
+            train_sampling_strategy=strategy, length_column_name="tokens", logging_strategy="epoch",
+        )  # fmt: skip
+        trainer.train()
+        found[strategy] = (
+            difference(speaker.parameters(), lengthy),
+            trainer.state.log_history[0]["loss"] - sum(losses[:4]) / 4,
+            trainer.pace.host.terms.balancer.learner.costs.lengths.tolist() == data.lengths,
+        )
+    return found
 
 
 @guarantee("`train_sampling_strategy` divides rounds by length, with the gradient and loss of one process.")
 @pytest.mark.parametrize("strategy", ["group_by_length", "batch_rebalance"])
-def test_sampling_by_length_is_balancing_by_length(found: list[dict[str, Any]], strategy: str) -> None:
-    for off, loss_off, lengths_are_known in (rank[f"by length, {strategy}"] for rank in found):
+def test_sampling_by_length_balances_by_length(found: Found, strategy: str) -> None:
+    for off, loss_off, lengths_are_known in (rank[strategy] for rank in found[by_length]):
         assert off < 1e-6  # the model's loss is float32
         assert abs(loss_off) < 1e-6
         assert lengths_are_known
 
 
+SAVES: dict[str, Any] = {"save_strategy": "steps", "save_steps": 6, "balance": {"policy": "level"}}
+
+
+@together
+def resumed(_: int, folder: str) -> dict[str, Any]:
+    place = folder + "/saved"
+    _, before, _ = classified(place, max_steps=6, **SAVES)
+    found = {}
+    for name, extra in (("resumed", {}), ("restored", {"restore_callback_states_from_checkpoint": True})):
+        model, after, trainer = classified(
+            place, resume=place + "/checkpoint-6", eval_strategy="steps", eval_steps=1, **SAVES, **extra
+        )
+        found[name] = difference(model.parameters(), exactly()), before, after, trainer.state.epoch
+    return found
+
+
 @pytest.mark.parametrize("how", ["resumed", "restored"])
-def test_resumes_where_it_was_saved(found: list[dict[str, Any]], how: str) -> None:
-    cases = [rank[how] for rank in found]
-    for off, _, _, epoch in cases:
+def test_resumed_run_trains_model_of_one_process(found: Found, how: str) -> None:
+    used = []
+    for off, before, after, epoch in (rank[how] for rank in found[resumed]):
         assert off < 1e-12
         assert epoch == 2.0
-    hosts.every_sample_once(
-        [
-            [first + second for first, second in zip(before, after, strict=True)]
-            for _, before, after, _ in cases
-        ]
-    )
+        used.append([first + second for first, second in zip(before, after, strict=True)])
+    hosts.every_sample_once(used)
 
 
-def test_bf16(found: list[dict[str, Any]]) -> None:
-    for off, dtypes in (rank["bf16"] for rank in found):
+def continued(ranks: int, folder: str) -> tuple[float, list[list[int]]]:
+    before = folder + "/saved/checkpoint-6"
+    model, after, _ = classified(folder, ranks=ranks, balance={"policy": "level"}, resume=before)
+    return difference(model.parameters(), exactly()), after
+
+
+def test_two_ranks_resume_after_three(found: Found, folder: str) -> None:
+    both = hosts.run_bodies(2, [plain, continued], folder)
+    assert max(off for off, *_ in both[plain] + both[continued]) < 1e-12
+    hosts.every_sample_once([used for _, used, _ in both[plain]])
+    second = [i for rank in found[resumed] for i in rank["resumed"][1][1]]
+    second += [i for _, after in both[continued] for i in after[1]]
+    assert sorted(second) == list(range(COUNT))
+
+
+@together
+def bf16(_: int, folder: str) -> tuple[float, str]:
+    model, _, _ = classified(folder, dtype=torch.float32, bf16=True)
+    return difference(model.parameters(), exactly()), str(model.dtypes)
+
+
+def test_bf16_trains_model_of_one_process(found: Found) -> None:
+    for off, dtypes in found[bf16]:
         assert dtypes == "{torch.bfloat16}"
         assert off < 0.02
 
 
+class Normed(Classifier):
+    """A classifier whose evaluation depends on what batch norm saw in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(6).double()
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor, index: torch.Tensor) -> dict[str, torch.Tensor]:
+        return super().forward(self.norm(x), labels, index)
+
+
+@together
+def evaluated(ranks: int, folder: str) -> list[tuple[float, float]]:
+    """(the balanced Trainer's eval_loss, a plain Trainer's) before, during and after training, for three kinds
+    of loss; at last the sum of what ``predict`` gave each."""
+    from transformers import Trainer, TrainerCallback
+
+    class Keeps(TrainerCallback):
+        def on_evaluate(self, *_: Any, model: Any = None, metrics: Any = None, **__: Any) -> None:
+            kept.append((metrics["eval_loss"], copy.deepcopy(model.state_dict())))
+
+    pairs = []
+    for model, data, options in (
+        (language_model(), Sentences(), {}),
+        (language_model(), Sentences(), {"label_smoothing_factor": 0.1, "gradient_accumulation_steps": 2}),
+        (Normed(), Named(), {}),
+    ):
+        kept: list[tuple[float, Any]] = []  # each evaluation's loss, and the model that it was made with
+        settings: dict[str, Any] = {"per_device_eval_batch_size": 5, "ranks": ranks, **options}
+        trainer = trainer_of(
+            folder, model, data, balance={"policy": "level"}, num_train_epochs=1,
+            eval_strategy="steps", eval_steps=1, eval_on_start=True, **settings,
+        )  # fmt: skip
+        trainer.add_callback(Keeps())
+        trainer.train()
+        host = trainer_of(folder, copy.deepcopy(model), data, kind=Trainer, **settings)
+        for loss, state in kept:
+            host.model.load_state_dict(state)
+            pairs.append((loss, host.evaluate()["eval_loss"]))
+        ours, theirs = trainer.predict(data), host.predict(data)
+        pairs.append((float(ours.predictions.sum()), float(theirs.predictions.sum())))
+    return pairs
+
+
 @guarantee("Evaluation within a balanced run gives the framework's own results.")
-def test_evaluates_as_a_plain_trainer_does(found: list[dict[str, Any]]) -> None:
-    for pairs in (rank["evaluated"] for rank in found):
+def test_evaluation_gives_results_of_plain_trainer(found: Found) -> None:
+    for pairs in found[evaluated]:
         assert len(pairs) == (1 + 4 + 1) + (1 + 2 + 1) + (1 + 4 + 1)
         assert all(ours == theirs for ours, theirs in pairs), pairs
 
 
-@guarantee("Learning rates and `len(loader)` under Accelerate are those of the program without Paceline.")
-def test_a_script_of_accelerates_own_ends_with_the_same_model(found: list[dict[str, Any]]) -> None:
-    for apart, moved in (rank["ported"] for rank in found):
-        assert apart < 1e-5  # it computes in float32
-        assert moved > 1e-3
+@together
+def refused(_: int, folder: str) -> dict[str, str]:
+    """The error message of each mistake."""
+    from transformers import Trainer
+
+    from paceline.hosts.transformers import BalancedTrainer
+
+    class OwnLoader(BalancedTrainer):
+        def get_train_dataloader(self) -> Any:
+            return Trainer.get_train_dataloader(self)
+
+    class OwnSampler(BalancedTrainer):
+        def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+            return torch.utils.data.WeightedRandomSampler([1.0, 2.0] * 9, 18)
+
+    says: dict[str, str] = {}
+    mistakes: dict[str, dict[str, Any]] = {
+        "looped": {"balance": {"loop": "pieces"}},
+        "searched": {"auto_find_batch_size": True},
+        "loader": {"kind": OwnLoader},
+        "sampler": {"kind": OwnSampler},
+        "streamed": {"max_steps": 3},
+    }
+    for name, options in mistakes.items():
+        try:
+            data = iter([1, 2]) if name == "streamed" else Named()
+            trainer_of(folder, Classifier(), data, **options).train()
+            says[name] = "nothing was wrong"
+        except PacelineError as error:
+            says[name] = str(error)
+    return says
 
 
 @guarantee("A Trainer with its own sampler raises with the sampler's name.")
-def test_mistakes_raise(found: list[dict[str, Any]]) -> None:
-    for says in (rank["refused"] for rank in found):
+def test_mistakes_raise(found: Found) -> None:
+    for says in found[refused]:
         assert "expected 'whole' or 'round'" in says["looped"]
         assert "auto_find_batch_size=True" in says["searched"]
         assert "get_train_dataloader() was overridden" in says["loader"]
@@ -127,8 +394,7 @@ def test_mistakes_raise(found: list[dict[str, Any]]) -> None:
         assert "the data set is a list_iterator" in says["streamed"]
 
 
-def test_of_a_slice_that_a_loss_gathers_no_more_than_that_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = pytest.importorskip("torch")
+def test_gathered_slice_is_sent_without_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     transformers = pytest.importorskip("paceline.hosts.transformers")
     sent: list[Any] = []
     monkeypatch.setattr(transformers.peers, "gather", lambda item: [sent.append(item), item][1:])

@@ -62,11 +62,17 @@ def as_torchrun(rank: int, ranks: int) -> None:
 def accelerator(**options: Any) -> Any:
     """An Accelerator, whatever another one in this process was told."""
     from accelerate import Accelerator
+
+    reset_accelerate()
+    return Accelerator(cpu=True, **options)
+
+
+def reset_accelerate() -> None:
+    """The next Accelerator of this process is as its first."""
     from accelerate.state import AcceleratorState, GradientState
 
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
-    return Accelerator(cpu=True, **options)
 
 
 def whole_batch(

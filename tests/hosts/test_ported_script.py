@@ -15,13 +15,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
-from accelerate.state import AcceleratorState, GradientState
-from safetensors.torch import load_file
-from transformers import BatchEncoding, BertConfig, BertForSequenceClassification
 
 from support import hosts
+from support.guarantees import guarantee
+from support.later import skip_without
 from support.scripts import loaded
+
+skip_without("accelerate")
+skip_without("transformers")
+
+pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("hosts")]
 
 PORTS = Path(__file__).parents[2] / "examples" / "ports"
 SCRIPT = "accelerate.test_utils.scripts.external_deps.test_performance"
@@ -59,7 +64,9 @@ class Corpus(dict[str, Any]):
 
 
 class Tokenizer:
-    def pad(self, examples: list[dict[str, Any]], **_: Any) -> BatchEncoding:
+    def pad(self, examples: list[dict[str, Any]], **_: Any) -> Any:
+        from transformers import BatchEncoding
+
         longest = max(len(e["input_ids"]) for e in examples)
         ids = [e["input_ids"] + [0] * (longest - len(e["input_ids"])) for e in examples]
         mask = [[int(token > 0) for token in row] for row in ids]
@@ -82,7 +89,9 @@ class Metric:
         return found
 
 
-def model(*_: Any, **__: Any) -> BertForSequenceClassification:
+def model(*_: Any, **__: Any) -> Any:
+    from transformers import BertConfig, BertForSequenceClassification
+
     shape = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     off = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     return BertForSequenceClassification(
@@ -92,6 +101,8 @@ def model(*_: Any, **__: Any) -> BertForSequenceClassification:
 
 def run(text: str, folder: Path) -> dict[str, torch.Tensor]:
     """The model that the script's training ends with."""
+    from safetensors.torch import load_file
+
     for name in ("datasets", "evaluate"):
         stand_in: Any = types.ModuleType(name)
         stand_in.load_dataset = lambda *_: Corpus(train=Sentences(), validation=Sentences())
@@ -105,8 +116,7 @@ def run(text: str, folder: Path) -> dict[str, torch.Tensor]:
     if "Balanced" in script:
         script["Balanced"] = partial(script["Balanced"], policy=hosts.UNEVEN, limits=hosts.FREE)
     os.environ["ACCELERATE_USE_CPU"] = "true"
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
+    hosts.reset_accelerate()
     folder.mkdir(parents=True, exist_ok=True)
     script["training_function"](
         {"lr": 0.01, "num_epochs": EPOCHS, "seed": 42, "batch_size": EACH},
@@ -118,7 +128,7 @@ def run(text: str, folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
 
-def both(folder: str) -> tuple[float, float]:
+def both(_: int, folder: str) -> tuple[float, float]:
     """How far the ported script's model is from the plain one's, and how far that is from where it began."""
     port, text = loaded(PORTS / "port.py"), source()
     (part,) = port.read("accelerate_performance")["file"]
@@ -130,3 +140,10 @@ def both(folder: str) -> tuple[float, float]:
     apart = max(float((ours[name] - value).abs().max()) for name, value in plain.items())
     moved = max(float((start[name] - value).abs().max()) for name, value in plain.items())
     return apart, moved
+
+
+@guarantee("Learning rates and `len(loader)` under Accelerate are those of the program without Paceline.")
+def test_ported_script_of_accelerate_ends_with_the_same_model(tmp_path: Path) -> None:
+    for apart, moved in hosts.run_bodies(3, [both], str(tmp_path))[both]:
+        assert apart < 1e-5  # it computes in float32
+        assert moved > 1e-3
