@@ -30,7 +30,7 @@ from paceline.torch.elastic.messages import Where
 from paceline.torch.elastic.recovery import Rendezvous
 from paceline.torch.elastic.supervisor import Loss, Supervisor
 from paceline.torch.feed.prefetch import Prefetch
-from paceline.torch.liveness.shutdown import end_with, end_with_parent
+from paceline.torch.liveness.shutdown import end_with_parent
 from support.forks import Fork
 
 WIDTH, SAMPLES, BATCH = 8, 1200, 48
@@ -323,15 +323,6 @@ def _train(where: Where, out: Path, rounds: int, options: dict[str, Any], say: C
             useful=len(useful),
             parameters=flat.tolist(),
         )
-
-
-def first_ends(*given: Any) -> None:
-    """In place of ``train.launch._work``: the first of the workers ends before the run begins, and the others do
-    not."""
-    end_with(given[-1])
-    if given[4].place:
-        time.sleep(600)
-    os._exit(0)
 
 
 @dataclass

@@ -23,11 +23,12 @@ from paceline.torch.elastic.messages import Signer, Where
 from paceline.torch.elastic.nodes import GONE, NodeAgent
 from paceline.torch.elastic.nodes import OtherMachines as Known
 from paceline.torch.elastic.supervisor import _store
-from support import own_script
 from support.elastic_jobs import alone, network
 from support.forks import Program, below, free_port
 from support.guarantees import guarantee
 from support.stands import Stands
+
+SCRIPT = Path(__file__).with_name("own_script.py")
 
 GUARANTEES = (
     "Under the launcher, a script continues at once after killed workers or a lost machine, which may "
@@ -64,7 +65,7 @@ class Machines:
 
     def start(self, which: str, *words: str, rounds: int = 10**6, **told: str) -> None:
         """A launcher on this machine. told: variables of a launcher, such as torchrun."""
-        program = ["-m", "paceline.torch.launcher", *words, own_script.__file__, self.folder, rounds]
+        program = ["-m", "paceline.torch.launcher", *words, SCRIPT, self.folder, rounds]
         network = self.names[which] if self.apart else ""
         # This process has an interface of its own, which the machines do not share.
         self.launchers[which] = Program(
