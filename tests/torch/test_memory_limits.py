@@ -17,9 +17,9 @@ from torch import nn
 
 from paceline.errors import PacelineError
 from paceline.samples import CostModel
-from paceline.torch import Pace, memory_limits
+from paceline.torch import Pace, memory_limits, peers
 from paceline.torch.plan import Piece, RoundPlan
-from paceline.torch.round import Round
+from paceline.torch.round import LeftWithin, Round
 from support.guarantees import guarantee
 from support.memory_jobs import (
     Cgroup,
@@ -273,6 +273,220 @@ def test_a_device_is_asked_for_its_own_peak_and_for_what_is_free(monkeypatch: py
 )
 def test_errors_of_memory_are_told_from_others(error: BaseException, is_memory: bool) -> None:
     assert memory_limits.ran_out(error) is is_memory
+
+
+class Reading:
+    """A gauge whose numbers a test sets. forgets: a look at the peak begins a new one."""
+
+    def __init__(self, now: float, room: float, forgets: bool = True) -> None:
+        self.held, self.most, self.free, self.forgets = now, now, room, forgets
+
+    def gauge(self) -> memory_limits.Gauge:
+        return memory_limits.Gauge(
+            lambda: self.forgets, lambda: self.held, lambda: self.most, lambda: self.free
+        )
+
+
+def line(now: float = 1000.0, room: float = 2000.0, forgets: bool = True) -> tuple[Any, Reading]:
+    reading = Reading(now, room, forgets)
+    return memory_limits._Line(reading.gauge()), reading  # type: ignore[arg-type]
+
+
+def seen(line: Any, reading: Reading, amount: float, peak: float, through: bool = True) -> None:
+    reading.most = peak
+    line.ran(amount, through)
+
+
+def test_line_through_two_peaks_says_how_much_fits() -> None:
+    """Of 2000 bytes 1000 are taken, and 94 % of the rest may be; a sample takes 20."""
+    one, reading = line()
+    assert one.left == pytest.approx(940.0)
+    assert one.most() == math.inf  # nothing is known
+    seen(one, reading, 4, 1080.0)
+    assert one.left == pytest.approx(860.0)
+    assert one.most() == pytest.approx(4 + 860 / 20)
+    reading.free = 1050.0  # others have taken memory
+    assert one.left == pytest.approx(1000 + 47 - 1080)
+    assert one.most() == pytest.approx(4 - 33 / 20)
+
+
+def test_smaller_amount_gives_the_line_its_second_point_and_lifts_it_if_all_take_more() -> None:
+    one, reading = line()
+    seen(one, reading, 8, 1400.0)
+    seen(one, reading, 5, 1200.0)  # more than half of 8: as good as the same point
+    assert one.most() == pytest.approx(8 + 540 / 50)
+    seen(one, reading, 4, 1160.0)
+    assert one.most() == pytest.approx(8 + 540 / 60)  # 240 bytes for four samples
+    seen(one, reading, 2, 1140.0)  # 100 more than the line says, for all amounts
+    assert one.left == pytest.approx(440.0)
+    assert one.most() == pytest.approx(8 + 440 / ((1500 - 1160) / 4))
+    seen(one, reading, 8, 1300.0)  # an equal amount replaces the point
+    assert one.most() == pytest.approx(8 + 640 / ((1300 - 1160) / 4))
+
+
+def test_line_that_does_not_rise_allows_anything_or_half() -> None:
+    one, reading = line()
+    seen(one, reading, 8, 1000.0)
+    assert one.most() == math.inf
+    reading.free = 900.0
+    assert one.most() == 4.0
+
+
+def test_failed_pass_leaves_the_line_and_hides_later_peaks_only_if_they_are_not_forgotten() -> None:
+    one, reading = line()
+    seen(one, reading, 4, 1080.0)
+    seen(one, reading, 90, 9999.0, through=False)
+    assert one.most() == pytest.approx(4 + 860 / 20)
+    seen(one, reading, 8, 1160.0)
+    assert one.most() == pytest.approx(8 + 780 / 20)
+    one, reading = line(forgets=False)
+    seen(one, reading, 4, 1080.0)
+    seen(one, reading, 90, 1900.0, through=False)
+    seen(one, reading, 8, 1900.0)  # the peak is that of the failed pass
+    assert one.most() == pytest.approx(4 + 860 / 20)
+    seen(one, reading, 50, 1901.0)
+    assert one.most() == pytest.approx(50 + 39 / (901 / 50))
+
+
+def test_peak_that_stays_allows_one_more_and_says_nothing_of_smaller_amounts() -> None:
+    one, reading = line(forgets=False)
+    seen(one, reading, 4, 1920.0)
+    seen(one, reading, 2, 1930.0)  # perhaps the larger amount's
+    assert one.left == pytest.approx(20.0)
+    assert one.most() == 5.0
+    reading.free = 1900.0
+    assert one.most() < 4.0
+
+
+@pytest.mark.parametrize(
+    ("lengths", "padded", "between", "most", "span"),
+    [
+        (None, False, [0, 1, 2, 3, 4, 5], {2.5: 2, 9.0: 5, 0.5: 0}, (1, 3)),
+        ([5.0, 4.0, 3.0, 2.0, 1.0], False, [0, 5, 9, 12, 14, 15], {4.9: 0, 5.0: 1, 9.5: 2, 99.0: 5}, (1, 3)),
+        ([5.0, 4.0, 3.0, 2.0, 1.0], True, [0, 5, 10, 15, 20, 25], {4.9: 0, 10.0: 2, 99.0: 5}, (1, 3)),
+        # Shorter samples come first in the batch, so that it runs from its end.
+        ([1.0, 2.0, 3.0, 4.0, 5.0], False, [0, 5, 9, 12, 14, 15], {9.5: 2}, (2, 4)),
+        ([1.0, 9.0, 1.0, 1.0, 5.0], True, [0, 5, 10, 15, 36, 45], {15.0: 3, 35.9: 3}, (2, 4)),
+        ([5.0, 1.0, 1.0, 1.0, 5.0], False, [0, 5, 6, 7, 8, 13], {6.0: 2}, (1, 3)),
+    ],
+)
+def test_amounts_of_passes_by_hand(
+    lengths: list[float] | None, padded: bool, between: list[float], most: dict[float, int], span: Any
+) -> None:
+    amounts = memory_limits.Amounts(5, None if lengths is None else np.array(lengths), padded)
+    assert [amounts.between(0, end) for end in range(6)] == between
+    assert {room: amounts.most(0, room) for room in most} == most
+    assert amounts.span(1, 3) == span
+    assert amounts.between(3, 3) == 0.0
+
+
+def test_amounts_after_the_first_pass_count_from_there() -> None:
+    lengths = np.array([5.0, 4.0, 3.0, 2.0, 1.0])
+    plain, padded, even = (
+        *(memory_limits.Amounts(5, lengths, each) for each in (False, True)),
+        memory_limits.Amounts(5, None, False),
+    )
+    assert (plain.between(2, 4), padded.between(2, 4), even.between(2, 4)) == (5.0, 6.0, 2.0)
+    assert (plain.most(2, 5.0), padded.most(2, 6.0), even.most(2, 9.0)) == (2, 2, 3)
+    assert memory_limits.Amounts(1, np.array([3.0]), False).span(0, 1) == (0, 1)
+
+
+def test_number_of_a_file_is_in_bytes_and_infinite_if_it_is_not_there(tmp_path: Path) -> None:
+    file = tmp_path / "status"
+    file.write_text("VmPeak:\t   12 kB\nVmRSS:\t    7 kB\nmemory 9\n")
+    assert memory_limits._number(file, "VmRSS") == 7 * 1024
+    assert memory_limits._number(file, "memory") == 9 * 1024
+    assert memory_limits._number(file, "VmSize") == math.inf
+    assert memory_limits._number(tmp_path / "none", "VmRSS") == math.inf
+
+
+def test_free_memory_is_shared_by_the_ranks_of_a_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = {"/proc/meminfo": 800.0, "/proc/self/status": 100.0}
+    monkeypatch.setattr(memory_limits, "_number", lambda path, name: free.get(str(path), 30.0 * 1024))
+    files = tuple(tmp_path / name for name in ("limit", "used", "stat"))
+    for file, text in zip(files, ("500", "480", ""), strict=True):
+        file.write_text(text)
+    monkeypatch.setattr(peers, "ranks", lambda: 5)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    assert memory_limits._resident([]) == 100 + 800 / 5
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert memory_limits._resident([]) == 100 + 800 / 4
+    assert memory_limits._resident([files]) == 100 + (500 - 480 + 30) / 4
+    files[1].write_text("900")
+    assert memory_limits._resident([files]) == 100  # others hold more than the limit
+    files[0].write_text("max")
+    assert memory_limits._resident([files]) == 100 + 800 / 4
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "0")
+    assert memory_limits._resident([]) == 900
+
+
+def test_error_message_names_samples_and_bytes_of_the_tightest_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    roomy, tight = Reading(2**30, 9 * 2**30), Reading(1535 * 2**20, 2**31)
+    roomy.most, tight.most = 2**30, 1535 * 2**20
+    monkeypatch.setattr(memory_limits, "gauges", lambda device: [roomy.gauge(), tight.gauge()])
+    piece = Piece(RoundPlan(7, np.array([3]), 3), 3, True, True)
+    cpu = torch.device("cpu")
+    assert memory_limits.sentence(2, piece, cpu) == (
+        "rank 2 ran out of memory in round 7 with 3 samples at once, and held up to 1.5 GiB of the 2.0 GiB that "
+        "it may hold"
+    )
+    tight.most = 3 * 2**20
+    tight.free = 4 * 2**20
+    assert "with 1 sample at once, and held up to 3 MiB of the 4 MiB" in memory_limits.sentence(
+        0, piece, cpu, 1
+    )
+    assert memory_limits._bytes(2**30 - 1) == "1024 MiB"
+    assert memory_limits._each(piece) == 1.0
+    costly = piece._replace(parts=np.array([12.0, 50.0, 1.0]))
+    assert memory_limits._each(costly) == 4.0
+    assert memory_limits._each(costly._replace(samples=0)) == 1.0
+
+
+def test_note_is_added_where_memory_or_a_single_sample_may_be_the_cause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory_limits, "gauges", lambda device: [Reading(2**20, 2**21).gauge()])
+    cpu, plan = torch.device("cpu"), RoundPlan(7, np.array([1]), 1)
+    one, two = (LeftWithin(Piece(plan, samples, True, True), False) for samples in (1, 2))
+
+    def noted(error: BaseException, left: LeftWithin | None, fits: Any = None) -> tuple[str, str]:
+        words = memory_limits.explain(error, cpu, left, fits)
+        return words, "".join(getattr(error, "__notes__", []))
+
+    assert noted(MemoryError(), None) == ("", "")
+    words, note = noted(MemoryError(), two)
+    assert words.startswith("rank 0 ran out of memory in round 7 with 2 samples at once")
+    assert words.endswith("or a smaller global_batch")
+    assert note == f"paceline: {words}"
+    words, _ = noted(MemoryError(), two, np.array([3.0, np.nan, 4.0]))
+    assert words.endswith("or a smaller global_batch (of 7 samples, as far as is known)")
+    words, note = noted(ValueError(), one)
+    assert words == ""
+    assert note.startswith("paceline: rank 0 was given a single sample in round 7")
+    for error, left in (
+        (ValueError(), two),
+        (PacelineError("x"), one),
+        (ValueError(), one._replace(done=True)),
+    ):
+        assert noted(error, left) == ("", "")
+
+
+def test_cpu_has_resident_memory_and_addresses_if_they_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = torch.device("cpu")
+    monkeypatch.setattr(
+        memory_limits.resource, "getrlimit", lambda kind: (memory_limits.resource.RLIM_INFINITY,) * 2
+    )
+    (resident,) = memory_limits.gauges(cpu)
+    assert resident.now() > 2**20
+    assert resident.peak() >= resident.now() * 0.9
+    assert resident.room() > resident.now()
+    monkeypatch.setattr(memory_limits.resource, "getrlimit", lambda kind: (2**40, 2**41))
+    _, addresses = memory_limits.gauges(cpu)
+    assert not addresses.begin()
+    assert addresses.room() == 2**40
+    assert addresses.peak() >= addresses.now() > resident.now()
 
 
 def parts(
