@@ -38,7 +38,7 @@ from contextlib import suppress
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cosmic_ray import plugins
 from cosmic_ray.ast import Visitor, get_ast
@@ -298,7 +298,16 @@ def tested(module: str, code: str, tests: Sequence[str]) -> int:
         "mutants", phases=quick, derandomize=True, database=None, deadline=None, print_blob=False
     )
     options = ["-q", "-x", "--tb=line", "-p", "no:cacheprovider", "--hypothesis-profile=mutants", "-m", QUICK]
-    return int(pytest.main([*options, *tests]))
+    return int(pytest.main([*options, *tests], plugins=[FewFirst()]))
+
+
+class FewFirst:
+    """Lets tests of one case run before those that draw many: most mutants fail in one of them."""
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        from hypothesis import is_hypothesis_test
+
+        items.sort(key=lambda item: is_hypothesis_test(getattr(item, "obj", None)))
 
 
 def counted(module: str, possible: int, code: str, drawn: Sequence[Mutant], given: Settings) -> Result:
