@@ -203,6 +203,28 @@ def test_abs_leaves_out_seconds_without_a_load_and_plans_for_those_present():
     np.testing.assert_allclose(state.shares, [2 / 4, 1 / 4, 1 / 4])
 
 
+def test_ogd_has_the_papers_step_and_takes_the_straggler_among_those_present():
+    assert policies.create("ogd", Cluster(3, BATCH)).rate == 0.001
+    policy = policies.create("ogd:rate=0.1", Cluster(3, BATCH))
+    plan, state = policy.init()
+    plan, state = policy.step(state, Round(plan.shares, np.array([np.nan, 0.04, 0.08]), BATCH))
+    taken = 0.1 * 2e-3 * BATCH  # of half of the batch
+    np.testing.assert_allclose(plan.shares, [0.0, 0.5 + taken / 2, 0.5 - taken / 2])
+    np.testing.assert_allclose(state.shares, [1 / 3, (1 + taken) / 3, (1 - taken) / 3])
+
+
+def test_oracle_keeps_to_the_limits_and_says_what_it_expects():
+    policy = policies.create("optimum", Cluster(3, 70, least=[0, 0, 16], most=[30, 70, 70]))
+    assert policy.needs_upcoming
+    cost = Linear(np.array([1e-3, 2e-3, 4e-3]), np.zeros(3))
+    plan = policy.plan(cost)
+    np.testing.assert_allclose(plan.shares * 70, [30, 24, 16])
+    assert plan.costs is cost
+    part = policy.plan(cost, np.array([True, True, False]))
+    np.testing.assert_allclose(part.shares * 70, [30, 40, 0])
+    np.testing.assert_array_equal(part.costs.seconds(np.ones(3)), [1e-3, 2e-3, np.inf])
+
+
 def test_abs_sums_its_window():
     _, state = windows("abs:window=3", [[1.0, 2.0, 3.0], [1.0, np.nan, 3.0]])
     np.testing.assert_allclose(state.seconds, [2, 2, 6])

@@ -110,3 +110,11 @@ def test_any_forecast_can_take_the_place_of_tracking():
     for name in ("last", "ema:gain=0.5;of=seconds"):
         _, played, _, _ = play(f"level:forecast={name}", constant([1e-3, 3e-3], 0.0, 3), 256)
         np.testing.assert_allclose(played[-1], [192, 64])
+
+
+def test_level_of_every_realization_is_unknown_before_the_first_round():
+    for realizations in ((), (3,), (2, 3)):
+        _, state = policies.create("level", Cluster(4, 64, realizations=realizations)).init()
+        assert state.level.shape == realizations
+        assert np.isnan(state.level).all()
+        assert state.overhead.shape == (*realizations, 4)

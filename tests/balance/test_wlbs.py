@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from paceline import Cluster, Machines, Round, policies
 from paceline.balance.wlbs import initial_weights, largest_remainder
+from paceline.errors import PacelineError
 from paceline.rounds import Gradients
 
 from .streams import constant, play
@@ -119,3 +120,10 @@ def test_seconds_that_were_reported_before_count_once():
 def test_a_micro_batch_is_a_sixteenth_of_an_equal_share_or_one_sample(batch, slopes, moved):
     _, played, _, _ = play("wlbs:period=1,epoch=0", constant(slopes, 0.0, 2), batch)
     assert played[1, 0] - played[0, 0] == moved
+
+
+@pytest.mark.parametrize("option", ["micro=-1", "micro=241", "period=0", "epoch=-1", "theta=-0.01"])
+def test_wlbs_with_values_that_make_no_sense_raises(option):
+    with pytest.raises(PacelineError, match=f"policy 'wlbs': {option}"):
+        policies.create(f"wlbs:{option}", Cluster(2, 240))
+    assert policies.create("wlbs:micro=240,period=1,epoch=0,theta=0", Cluster(2, 240)).needs_machines

@@ -156,3 +156,42 @@ def test_how_far_claims_strayed_from_the_first_piece():
     assert against_the_first([40, 5, 5], [0.0005, 0.005, 9.0], 0.001) == pytest.approx((0, 0, 0.0008))
     # A rank that was planned for nothing may have claimed one piece before its last, which is empty.
     assert against_the_first([3, 0], [0.041, 0.001], 0.001) == pytest.approx((0, 0, np.nan), nan_ok=True)
+
+
+def test_work_and_record_of_a_round_by_hand():
+    """Worker 0 runs the half of its 8 samples at once; worker 1 cannot halve its one, and claims."""
+    sharing = SharedRound(piece_plan(3, least=2.0), np.array([1e-3, 2e-3, 3e-3]))
+    assert sharing.begin(0, np.arange(8), 10.0).tolist() == [0, 1, 2, 3]
+    # Half of the 9 samples are due to it, and a half of these are claimed: 2.25, rounded up.
+    assert sharing.begin(1, np.arange(8, 9), 10.0).tolist() == [4, 5, 6]
+    assert (sharing.left, sharing.workers()) == (2, [0, 1])
+    sharing.reported(0, 10.005)  # as fast as planned: two are the least
+    assert sharing.claim(0, 10.5).tolist() == [7, 8]
+    sharing.reported(0, 10.525)
+    for worker in (0, 1):
+        sharing.delivered(worker, sharing.to_deliver(worker), 12.0)
+    assert sharing.complete()
+    ran = sharing.end()
+    assert (ran[0].sizes, ran[1].sizes) == ([4, 2], [3])
+    # Without the wait between the report and the claim.
+    assert (ran[0].times, ran[1].times) == (pytest.approx([0.005, 0.025]), [2.0])
+    # The smaller piece took longer, so a piece seems to cost more than 1 ms: a tenth is added.
+    assert (ran[0].piece, ran[1].piece) == pytest.approx((1.1e-3, 2e-3))
+    assert (ran[0].overhead, ran[1].overhead) == pytest.approx((1.1e-3, 0.0))
+    record = sharing.record(ran)
+    assert record.at_once == 4 / 9
+    assert (record.pieces, record.piece_seconds) == ([[4, 2], [3], []], [[0.005, 0.025], [2.0], []])
+    assert record.piece_cost == pytest.approx(1.55e-3)
+
+
+def test_round_that_runs_all_at_once_has_no_claims():
+    sharing = SharedRound(piece_plan(2, first=1.0), np.full(2, 1e-3))
+    assert sharing.begin(0, np.arange(4), 0.0).tolist() == [0, 1, 2, 3]
+    assert (sharing.left, sharing.claim(0, 0.0)) == (0, None)
+    sharing.delivered(0, sharing.to_deliver(0), 1.0)
+    ran = sharing.end()
+    assert (ran[0].seconds, ran[0].overhead, sharing.record(ran).at_once) == (1.0, 0.0, 1.0)
+    assert SharedRound(piece_plan(2), np.full(2, 1e-3)).complete()
+    empty = SharedRound(piece_plan(2), np.full(2, 1e-3))
+    assert empty.begin(1, np.arange(0), 0.0) is None
+    assert empty.end()[1].overhead == 0.0
