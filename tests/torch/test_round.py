@@ -211,6 +211,217 @@ def test_a_commit_that_fails_leaves_the_round_open() -> None:
     assert round.stepped().step == 7
 
 
+def hooked(last: bool = True) -> Round:
+    """Under the hook, a pass of a piece that has begun."""
+    round = Round()
+    round.drawn(piece(last=last))
+    round.began()
+    return round
+
+
+def test_questions_between_rounds_have_no_piece() -> None:
+    for round in (Round(), over()):
+        for question in (lambda r: r.running, lambda r: r.entire, lambda r: r.ended(), lambda r: r.stepped()):
+            with pytest.raises(PacelineError, match="no round is running"):
+                question(round)
+        assert (round.computing, round.unstepped, round.left_behind, round.more) == (None, None, None, False)
+        assert (round.sends, round.asks(), round.began(), round.noticed_end(False)) == (
+            False,
+            False,
+            False,
+            None,
+        )
+        assert (round.goes_on(), round.gradients_ready()) == ("", None)
+        assert not round.weighed()
+        round.checkpoint()
+    assert (Round().newest, Round().samples(True)) == (None, None)
+    assert (over().newest, over().samples(True), over().samples(False)) == (piece(), 4, 4)
+    assert over().stepped_piece() == piece()
+
+
+def test_questions_within_a_round_follow_its_phase() -> None:
+    round = drawn()
+    assert (round.running, round.entire, round.newest) == (piece(),) * 3
+    assert (round.computing, round.unstepped, round.sends) == (7, 7, False)
+    assert round.left_behind == (piece(), False)
+    round.weighed()
+    assert (round.sends, round.left_behind) == (True, (piece(), False))
+    assert round.gradients_ready() == piece()
+    assert (round.computing, round.unstepped) == (None, 7)
+    round.ended()
+    assert (round.unstepped, round.left_behind) == (None, (piece(), True))
+    assert round.stepped_piece() == piece()
+    early = weighed()
+    early.took([object()])
+    assert early.unstepped is None
+
+
+def test_only_the_last_pass_of_a_round_sends_and_only_once_it_is_weighed_or_prepared() -> None:
+    round = drawn()
+    round.prepared()
+    assert round.sends
+    round.drawn(piece(first=False, last=False))
+    assert not round.sends
+    round.weighed()
+    assert not round.sends
+    assert between_pieces().gradients_ready() is None
+    assert between_pieces().computing == 7
+
+
+def test_samples_of_a_rank_are_known_with_its_round() -> None:
+    round = Round()
+    round.drawn(piece(4, last=False))
+    assert (round.samples(True), round.samples(False)) == (4, None)
+    round.weighed()
+    round.ended()
+    assert round.samples(False) is None
+    round.drawn(piece(2, first=False))
+    round.weighed()
+    assert (round.samples(True), round.samples(False)) == (2, None)
+    round.ended()
+    assert (round.samples(True), round.samples(False)) == (2, 6)
+    round.stepped()
+    assert (round.samples(True), round.samples(False)) == (2, 6)
+    round.drawn(piece(3, step=8))
+    assert (round.ran, round.ready, round.taken) == (3, False, [])
+    cut = drawn()
+    cut.cut(3, first=True, more=True)
+    assert cut.samples(True) == 4  # of the micro-step
+
+
+def test_loop_that_asks_learns_whether_its_samples_count() -> None:
+    round = drawn()
+    assert (round.asked, round.asks(), round.asked) == (False, True, True)
+    empty = Round()
+    empty.drawn(piece(0), asked=True)
+    assert (empty.asked, empty.asks()) == (True, False)
+
+
+def test_cut_pass_has_the_ends_of_its_micro_step() -> None:
+    round = Round()
+    round.drawn(piece(5, first=True, last=True), rows=3)
+    one = round.cut(2, first=True, more=True)
+    assert (one.samples, one.first, one.last, round.more) == (2, True, False, True)
+    assert (round.rows, round.phase, round.entire.samples) == (None, DRAWN, 5)
+    two = round.cut(3, first=False, more=False)
+    assert (two.samples, two.first, two.last, round.more) == (3, False, True, False)
+    round.drawn(piece(5, first=False, last=False))
+    middle = round.cut(5, first=True, more=False)
+    assert (middle.first, middle.last) == (False, False)
+
+
+def test_pass_under_the_hook_is_noticed_once_and_ends_with_its_gradient() -> None:
+    round = hooked()
+    assert not round.began()
+    assert round.noticed_end(counted=False) == piece()
+    assert round.phase == RAN  # its last gradient is not there
+    round.gradients_ready()
+    round.noticed_end(counted=True)
+    assert round.phase == RAN
+    round.noticed_end(counted=False)
+    assert round.phase == COMPLETE
+    early = hooked(last=False)
+    early.ready = True
+    early.noticed_end(counted=False)
+    assert early.phase == RAN
+    assert hooked().ended()[0] is STEP  # it needs no weight of the loss
+    weighed_ = missing_rows()
+    weighed_.weighed()
+    assert weighed_.began()  # the loss was weighed by hand: its rows are the loop's business
+
+
+def test_gradients_of_the_next_pass_are_noticed_again() -> None:
+    round = hooked(last=False)
+    round.ended()
+    round.drawn(piece(first=False))
+    assert round.began()
+
+
+def test_loop_that_goes_on_after_nothing_ran_or_nothing_divided_raises() -> None:
+    round = drawn()
+    round.phase = RAN
+    with pytest.raises(PacelineError, match="round 7: the loop went on without a backward pass"):
+        round.goes_on()
+    assert ended().goes_on() is END
+    assert between_pieces().goes_on() is NEXT
+    with pytest.raises(PacelineError, match=r"the loop went on without pace\.backward"):
+        drawn().goes_on()
+    with pytest.raises(PacelineError, match=r"the loop went on without accelerator\.backward"):
+        drawn(pass_name="accelerator.backward(loss)").goes_on()
+
+
+@pytest.mark.parametrize(
+    ("last", "ready", "phase", "foreign", "refused"),
+    [
+        (True, True, RAN, False, "is not divided by the count"),
+        (True, False, RAN, True, "was called within round 7"),
+        (True, True, DRAWN, False, "after a backward pass that is not Paceline's"),
+        (True, True, WEIGHED, False, "after a backward pass that is not Paceline's"),
+        (True, False, DRAWN, True, "after a backward pass that is not Paceline's"),
+        (True, False, WEIGHED, True, "was called within round 7"),
+        (False, True, DRAWN, True, "was called within round 7"),
+        (False, True, RAN, True, "was called within round 7"),
+    ],
+)
+def test_step_before_a_round_is_complete_says_what_was_wrong(
+    last: bool, ready: bool, phase: int, foreign: bool, refused: str
+) -> None:
+    round = Round()
+    round.drawn(piece(last=last))
+    round.ready, round.phase = ready, phase
+    with pytest.raises(PacelineError, match=refused):
+        round.steps(False, lambda: foreign)
+
+
+def test_steps_between_rounds_and_after_complete_ones_are_allowed() -> None:
+    for round in (Round(), over(), ended()):
+        round.steps(False, lambda: pytest.fail("asked"))
+
+
+def test_optimizers_that_stepped_elsewhere_are_known_with_the_step() -> None:
+    round, one = ended(), object()
+    assert round.stepped([one]) == piece()
+    with pytest.raises(PacelineError, match="stepped twice"):
+        round.once([one])
+    round.forget()
+    round.once([one])
+
+
+def test_own_step_follows_each_pass_of_local_steps() -> None:
+    round = ended(own=ALONE)
+    round.took([object()])
+    assert round.steps_alone() == piece()
+    assert (round.phase, round.taken) == (RAN, [])
+    with pytest.raises(PacelineError, match="called twice for one batch"):
+        round.steps_alone()
+    with pytest.raises(PacelineError, match=r"before pace\.backward"):
+        weighed(own=ALONE).steps_alone()
+
+
+def test_mean_loss_is_that_of_a_round_that_is_complete_on_all_ranks() -> None:
+    committed = ended(own=COMMIT)
+    committed.committed(True)
+    for round in (Round(), weighed(), committed, between_pieces()):
+        with pytest.raises(PacelineError, match="while no round is complete"):
+            round.stepped_piece()
+
+
+def test_commit_completes_the_round_or_leaves_its_gradients_to_come() -> None:
+    round = ended(own=COMMIT)
+    assert round.committed(True) == piece()
+    assert (round.phase, round.ready) == (COMPLETE, True)
+    failed = ended(own=COMMIT)
+    assert failed.committed(False) == piece(last=False)
+    assert (failed.phase, failed.ready, failed.entire) == (RAN, False, piece(last=False))
+    with pytest.raises(PacelineError, match="no round is running"):
+        Round().committed(True)
+
+
+def test_message_names_rows_and_planned_samples() -> None:
+    with pytest.raises(PacelineError, match="round 7: the batch has 3 rows; expected the 4 planned samples"):
+        missing_rows().began()
+
+
 class Ranks(RuleBasedStateMachine):
     """Some ranks whose rounds are planned, claimed, cut, and left at any event. Each sample of a round that is over
     counts once, and the weights of its gradients sum to one."""
