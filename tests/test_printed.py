@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from paceline import commands
-from support.served import TOKEN, until
+from support.events import until
+from support.served import TOKEN
 from test_commands import PLAIN, SCRIPT
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("printed"), pytest.mark.usefixtures("warm")]

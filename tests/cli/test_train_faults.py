@@ -7,8 +7,6 @@ import io
 import json
 import os
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -19,7 +17,8 @@ from paceline.runs import read
 from paceline.train import checkpoint
 from paceline.train.checkpoint import seal
 from support.commands import assert_refused, paceline
-from support.forks import Program, below, run_script
+from support.events import until
+from support.forks import Program, all_well, as_torchrun, below
 from support.guarantees import guarantee
 
 pytestmark = pytest.mark.processes
@@ -48,11 +47,7 @@ def rounds(run_dir: Path) -> int:
 
 
 def wait_for_rounds(run_dir: Path, count: int, process: Program) -> None:
-    deadline = time.monotonic() + SECONDS
-    while rounds(run_dir) < count:
-        assert time.monotonic() < deadline, f"no {count} rounds in {SECONDS} s"
-        assert process.poll() is None, process.communicate()[1]
-        time.sleep(0.02)
+    until(lambda: rounds(run_dir) >= count, process)
 
 
 def workers_of(process: Program) -> list[psutil.Process]:
@@ -111,13 +106,6 @@ def session_of(process: Program) -> list[psutil.Process]:
             if os.getsid(each.pid) == process.pid and each.info["status"] != psutil.STATUS_ZOMBIE:
                 found.append(each)
     return found
-
-
-def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not true():
-        assert time.monotonic() < deadline, f"not within {SECONDS:g} s"
-        time.sleep(0.02)
 
 
 @guarantee(
@@ -291,7 +279,7 @@ def test_ranks_that_a_launcher_started_train_together(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text("from paceline.cli import main\n\nmain()\n")
     with contextlib.chdir(tmp_path):
-        out, _ = run_script(2, program, "train", "--slowdown-ms", "1,1", *TOGETHER)
+        out, _ = all_well(as_torchrun(2), [program, "train", "--slowdown-ms", "1,1", *TOGETHER])
     assert_one_whole_run(tmp_path, 2, out)
 
 

@@ -6,13 +6,13 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
 from paceline.runs import read
+from support.events import until
 from support.forks import Program, below
 from support.guarantees import guarantee
 
@@ -47,14 +47,6 @@ else:
 
 def start(place: Path, *command: str) -> Program:
     return Program([*command, "--out", "run"], place)
-
-
-def until(true: Callable[[], object], process: Program) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not true():
-        assert time.monotonic() < deadline, f"not within {SECONDS:g} s"
-        assert process.poll() is None, process.communicate()[1]
-        time.sleep(0.02)
 
 
 def rounds(place: Path) -> int:

@@ -6,7 +6,7 @@ import pytest
 from paceline import PacelineError
 from paceline.coded import plan, random_problem
 from paceline.papers.coded import successive
-from support.later import skip_without
+from support.skips import skip_without
 
 skip_without("cvxpy")
 

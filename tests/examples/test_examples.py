@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from support.forks import HOSTS, run_script
+from support import forks
+from support.forks import HOSTS, all_well, as_torchrun
 
 TESTS = Path(__file__).resolve().parents[1]
 EXAMPLES = TESTS.parent / "examples"
@@ -17,7 +18,7 @@ EXAMPLES = TESTS.parent / "examples"
 
 @pytest.mark.processes
 def test_train_ddp() -> None:
-    out, err = run_script(3, EXAMPLES / "train_ddp.py")
+    out, err = all_well(as_torchrun(3), [EXAMPLES / "train_ddp.py"])
     assert "terminate called" not in err
     lines = [line for line in out.splitlines() if line.startswith("epoch")]
     assert len(lines) == 8
@@ -29,7 +30,7 @@ def test_train_ddp() -> None:
 @pytest.mark.nightly  # torch/feed/test_costs.py trains with such lengths, and docs/samples.md has such a loader
 @pytest.mark.processes
 def test_text_lengths() -> None:
-    out, err = run_script(3, EXAMPLES / "text_lengths.py", "--epochs", 2)
+    out, err = all_well(as_torchrun(3), [EXAMPLES / "text_lengths.py", "--epochs", 2])
     assert "terminate called" not in err
     lines = [line for line in out.splitlines() if line.startswith("epoch")]
     assert len(lines) == 2
@@ -54,7 +55,8 @@ def test_text_lengths() -> None:
 )
 def test_hosts(name: str, needs: str) -> None:
     pytest.importorskip(needs)
-    out, err = run_script(3, EXAMPLES / f"{name}.py", loaded=HOSTS)
+    forks.load(*HOSTS)
+    out, err = all_well(as_torchrun(3), [EXAMPLES / f"{name}.py"])
     assert "terminate called" not in err
     (line,) = (line for line in out.splitlines() if line.startswith("loss"))
     loads = [int(load) for load in line.split("[")[1].split("]")[0].split(", ")]

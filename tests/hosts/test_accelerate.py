@@ -29,7 +29,7 @@ from support.hosts import (
     fresh,
     optimizer_of,
 )
-from support.later import skip_without
+from support.skips import skip_without
 
 skip_without("accelerate")
 

@@ -14,8 +14,8 @@ from paceline.torch.feed.pieces import Order
 from support import hosts
 from support.guarantees import guarantee
 from support.hosts import EPOCHS, SEED, UNEVEN, Found, Samples, Together, accelerator, fresh, optimizer_of
-from support.later import skip_without
 from support.ranks import run_ranks
+from support.skips import skip_without
 
 skip_without("accelerate")
 

@@ -33,8 +33,8 @@ from support.hosts import (
     optimizer_of,
     whole_batch,
 )  # fmt: skip
-from support.later import skip_without
 from support.sharding import possible, sharded, whole
+from support.skips import skip_without
 
 skip_without("lightning")
 
@@ -116,42 +116,21 @@ def train(
     return {"used": used, "parameters": found, "loads": loads, "kind": ", ".join(kinds)}
 
 
+MOVES = {"policy": "factoring", "limits": None, "jitter": 2e-3}
+SHARDED = {"sharding": True, "dtype": "float32", "precision": "32-true"}
 CASES: dict[str, dict[str, Any]] = {
     "clipped": {"clip": 0.05},
     "accumulated and clipped": {"clip": 0.05, "micro_batch": 3, "loop": "pieces"},
     "accumulated by the loop": {"clip": 0.05, "accumulate": 2},
-    "moved within the round": {"policy": "factoring", "limits": None, "jitter": 2e-3, "loop": "pieces"},
-    "a round each micro-step": {
-        "policy": "factoring",
-        "limits": None,
-        "jitter": 2e-3,
-        "clip": 0.05,
-        "loop": "round",
-    },
+    "moved within the round": MOVES | {"loop": "pieces"},
+    "a round each micro-step": MOVES | {"clip": 0.05, "loop": "round"},
     "by cost": {"clip": 0.05, "loading": {"cost": COSTS, "padded": True}},
-    "by cost, moved within the round": {
-        "policy": "factoring",
-        "limits": None,
-        "jitter": 2e-3,
-        "loop": "round",
-        "loading": {"cost": COSTS, "padded": False},
-    },
-    "by cost, sharded": {
-        "sharding": True,
-        "loop": "round",
-        "loading": {"cost": COSTS, "padded": True, "micro_batch_cost": 200},
-        "dtype": "float32",
-        "precision": "32-true",
-    },
+    "by cost, moved within the round": MOVES | {"loop": "round", "loading": {"cost": COSTS, "padded": False}},
+    "by cost, sharded": SHARDED
+    | {"loop": "round", "loading": {"cost": COSTS, "padded": True, "micro_batch_cost": 200}},
     "bfloat16": {"dtype": "float32", "precision": "bf16-mixed"},
     "stopped and resumed": {"steps": 4},
-    "sharded": {
-        "sharding": True,
-        "micro_batch": 4,
-        "loop": "pieces",
-        "dtype": "float32",
-        "precision": "32-true",
-    },
+    "sharded": SHARDED | {"micro_batch": 4, "loop": "pieces"},
 }
 CASES = possible(CASES)
 

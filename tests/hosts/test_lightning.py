@@ -35,9 +35,9 @@ from support.hosts import (
     optimizer_of,
     whole_batch,
 )  # fmt: skip
-from support.later import skip_without
 from support.ranks import run_ranks
 from support.sharding import possible, sharded, whole
+from support.skips import skip_without
 
 skip_without("lightning")
 

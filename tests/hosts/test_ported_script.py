@@ -20,8 +20,8 @@ import torch
 
 from support import hosts
 from support.guarantees import guarantee
-from support.later import skip_without
 from support.scripts import loaded
+from support.skips import skip_without
 
 skip_without("accelerate")
 skip_without("transformers")

@@ -15,7 +15,7 @@ from paceline.errors import PacelineError
 from paceline.torch import peers
 from support.guarantees import guarantee
 from support.hosts import COUNT, FREE, UNEVEN, Found, Together, difference, run_bodies
-from support.later import skip_without
+from support.skips import skip_without
 from support.trainers import BATCH, Classifier, Lengthy, Named, filled, language_model, sgd, trainer_of
 
 skip_without("transformers")

@@ -16,7 +16,7 @@ from paceline.torch.feed.pieces import Order
 from support import hosts
 from support.guarantees import guarantee
 from support.hosts import COUNT, EPOCHS, FREE, SEED, UNEVEN, Found, Together, difference
-from support.later import skip_without
+from support.skips import skip_without
 from support.trainers import (
     BATCH,
     Classifier,

@@ -12,8 +12,8 @@ from torch.utils.data import SequentialSampler
 
 from support import hosts
 from support.guarantees import guarantee
-from support.later import skip_without
 from support.ranks import run_ranks
+from support.skips import skip_without
 
 skip_without("trl")
 skip_without("sentence_transformers")
@@ -78,9 +78,12 @@ def embedder(folder: str) -> Any:
 
 
 def balanced(trainer: Any) -> Any:
+    """The Trainer with Paceline's mixin, under a name of this module: data sets pickle it with their functions."""
     from paceline.hosts.transformers import BalancedTrainer
 
-    return type(f"Balanced{trainer.__name__}", (BalancedTrainer, trainer), {})
+    name = f"Balanced{trainer.__name__}"
+    globals()[name] = made = type(name, (BalancedTrainer, trainer), {})
+    return made
 
 
 def embedding_trainer(given: dict[str, Any], loss: str, texts: list[str], own: dict[str, Any]) -> Any:

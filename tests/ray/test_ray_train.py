@@ -38,7 +38,7 @@ from support.hosts import (
     optimizer_of,
     whole_batch,
 )
-from support.later import skip_without
+from support.skips import skip_without
 
 skip_without("ray")
 

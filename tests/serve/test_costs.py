@@ -16,7 +16,8 @@ from paceline import Cluster, PacelineError, client, policies
 from paceline.balancer import Balancer
 from paceline.samples import CostLearner, SampleCosts
 from paceline.serve.events import Dealt, Settle, logged, read
-from support.served import TOKEN, process, until
+from support.events import until
+from support.served import TOKEN, process
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("serve")]
 

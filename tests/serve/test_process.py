@@ -20,8 +20,9 @@ pytest.importorskip("fastapi")
 from paceline import PacelineError, client, runs
 from support import fuzz, served
 from support.commands import assert_refused, paceline
+from support.events import until
 from support.guarantees import guarantee
-from support.served import TOKEN, Process, process, until
+from support.served import TOKEN, Process, process
 
 SIGNALS = guarantee(
     "Signals end the service in order, also at its start and if they were ignored; under `nohup` only "

@@ -9,16 +9,25 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from support.forks import Program
 
 SECONDS = 300.0  # only a hang takes as long, however busy the machine is
 
 
-def until(true: Callable[[], object]) -> None:
-    """Wait. Raises AssertionError after five minutes."""
+def until(true: Callable[[], Any], process: Program | None = None) -> Any:
+    """Wait for a true value, and return it.
+
+    Raises AssertionError after five minutes, or if the process that is waited for ends.
+    """
     end = time.monotonic() + SECONDS
-    while not true():
+    while not (value := true()):
         assert time.monotonic() < end, f"not within {SECONDS:g} s"
+        assert process is None or process.poll() is None, process.communicate()
         time.sleep(0.005)
+    return value
 
 
 class Events:

@@ -194,21 +194,11 @@ def ended(
     return [Ended(program.returncode, *program.said()) for program in started]
 
 
-def run_script(ranks: int, *words: object, loaded: Sequence[str] = ()) -> tuple[str, str]:
-    """Run a program on so many ranks, as torchrun does; what all wrote to standard output and to standard error.
+def all_well(environments: Sequence[Mapping[str, str]], words: Sequence[object]) -> tuple[str, str]:
+    """As ``ended``; what all wrote to standard output and to standard error.
 
-    loaded: modules to have loaded before.
-
-    Raises AssertionError with what it wrote where a rank does not end with status 0.
+    Raises AssertionError with what they wrote if one does not end with status 0.
     """
-    return all_well(as_torchrun(ranks), words, loaded)
-
-
-def all_well(
-    environments: Sequence[Mapping[str, str]], words: Sequence[object], loaded: Sequence[str] = ()
-) -> tuple[str, str]:
-    """As ``run_script``, with a process for each of these sets of additional variables."""
-    load(*loaded)
     every = ended(environments, words)
     out, err = "".join(each.out for each in every), "".join(each.err for each in every)
     assert not any(each.status for each in every), out + err

@@ -7,22 +7,15 @@ import json
 import os
 import signal
 import subprocess
-import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from support.signals import ignoring
+
 TOKEN = "token-of-the-tests-0123"
-STARTER = """
-import os, signal, sys
-ignored = eval(sys.argv[1])
-for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-    signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
-os.execv(sys.argv[2], sys.argv[2:])
-"""
 
 
 class Answer(NamedTuple):
@@ -51,11 +44,10 @@ class Process:
 
     def start(self) -> None:
         """Start it (again, on the same port)."""
-        command = [sys.executable, "-m", "paceline", "serve", "--dir", str(self.directory)]
-        ignored = repr([*map(int, self._ignored)])
+        command = ["-m", "paceline", "serve", "--dir", str(self.directory), "--port", str(self.port)]
         self.process = subprocess.Popen(
             # Signals that this process ignores, whoever started it, are not ignored there.
-            [sys.executable, "-c", STARTER, ignored, *command, "--port", str(self.port), *self._options],
+            ignoring(self._ignored, *command, *self._options),
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self._environment,
         )  # fmt: skip
         assert self.process.stdout is not None
@@ -105,14 +97,3 @@ def process(directory: Path, *options: object, **more: Any) -> Iterator[Process]
     finally:
         if running.process.poll() is None:
             running.end(signal.SIGKILL)
-
-
-def until(condition: Any, seconds: float = 120.0) -> Any:
-    """Wait until something is true; its value."""
-    end = time.monotonic() + seconds
-    while True:
-        value = condition()
-        if value:
-            return value
-        assert time.monotonic() < end, "waited too long"
-        time.sleep(0.02)

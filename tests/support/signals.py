@@ -7,6 +7,7 @@ the process of the tests may wait for ever.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 
 PREPARE = """
 import os, signal, sys
@@ -17,7 +18,7 @@ os.execv(sys.argv[2], sys.argv[2:])
 """
 
 
-def ignoring(signals: tuple[int, ...] | list[int], *arguments: str) -> list[str]:
+def ignoring(signals: Iterable[int], *arguments: str) -> list[str]:
     """The command that runs python with these arguments, of SIGINT, SIGTERM and SIGHUP these ignored."""
     listed = ",".join(str(int(each)) for each in signals)
     return [sys.executable, "-S", "-c", PREPARE, listed, sys.executable, *arguments]

@@ -1,9 +1,10 @@
-"""The list at the end of a run: why tests were skipped, how many, where, and how to run them."""
+"""Tests that are skipped, and the list of them at the end of a run: why, how many, where, and how to run them."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from importlib.util import find_spec
 
 import pytest
 
@@ -29,3 +30,9 @@ def listed(reports: Iterable[pytest.TestReport | pytest.CollectReport]) -> list[
         found.setdefault(advice(reason.removeprefix("Skipped: ")), []).append(file)
     rows = sorted(found.items(), key=lambda row: (-len(row[1]), row[0]))
     return [f"{len(files):3d}  {reason}  ({', '.join(sorted(set(files)))})" for reason, files in rows]
+
+
+def skip_without(package: str) -> None:
+    """As ``pytest.importorskip`` for the tests of the calling module, but nothing is imported: hosts take seconds."""
+    if find_spec(package) is None:
+        pytest.skip(f"needs {package}", allow_module_level=True)

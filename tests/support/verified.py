@@ -27,12 +27,13 @@ def verified(
     batch_norm: bool = False,
 ) -> Verdict:
     """The verdict on a program. loaded: modules to have loaded before."""
+    forks.load("paceline.verify.inside", *loaded)
     with tempfile.TemporaryDirectory() as place:
         every = plans(Path(place), steps, loads, batch_norm)
 
         def run(number: int) -> Run:
             told = [each | {PLAN: json.dumps(every[number])} for each in forks.as_torchrun(ranks)]
-            forks.all_well(told, [__file__, program, *arguments], ["paceline.verify.inside", *loaded])
+            forks.all_well(told, [__file__, program, *arguments])
             return recorded(every[number])
 
         return judged(in_turn(every, run))
