@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from support.commands import python
 from support.guarantees import guarantee
 
 GUARANTEES = (
@@ -22,18 +21,11 @@ ROOT = Path(__file__).resolve().parents[1]
 SRC = ROOT / "src"
 
 
-def python(code: str, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *options, "-c", code],
-        capture_output=True, text=True, timeout=120, env=os.environ | {"PYTHONPATH": str(SRC)} | environment,
-    )  # fmt: skip
-
-
 @guarantee("`paceline.client` works with the standard library alone.")
 def test_the_client_needs_the_standard_library_alone() -> None:
     # Without "site" no installed package is found, numpy neither.
     code = "import paceline.client, paceline; print(paceline.client.Worker.__name__, paceline.__version__)"
-    done = python(code, "-S")
+    done = python(code, "-S", PYTHONPATH=str(SRC))
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[0] == "Worker"
     without = python("import numpy", "-S")

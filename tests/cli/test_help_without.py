@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 
 import pytest
 
-from support.commands import installs
+from support.commands import installs, python
 
 
 @pytest.mark.parametrize(
@@ -17,7 +15,7 @@ from support.commands import installs
 def test_help_without_its_packages_names_the_installation(command: str, package: str, extra: str) -> None:
     start = f"from paceline.cli import main; main([{command!r}, '--help'])"
     code = f"import sys; sys.modules[{package!r}] = None; {start}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = python(code)
     assert done.returncode == 0, done.stderr
     said = " ".join(done.stdout.split())
     assert "Usage" in said

@@ -16,7 +16,7 @@ from paceline import policies
 from paceline.cli import COMMANDS
 from paceline.cli.output import Counter
 from paceline.cli.training import show
-from support.commands import assert_refused, installs, paceline
+from support.commands import assert_refused, installs, paceline, python
 from support.guarantees import guarantee
 
 WITHOUT = """
@@ -64,9 +64,7 @@ def test_terminal_shows_at_once_that_pytorch_loads(tmp_path: Path) -> None:
 @pytest.mark.parametrize("asked", ["--version", "--help"])
 def test_what_asks_for_no_command_loads_none(asked: str, tmp_path: Path) -> None:
     code = WITHOUT.replace('["train", "--policy", "level"]', f"[{asked!r}]")
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120
-    )
+    done = python(code, place=tmp_path)
     assert done.returncode == 0, done.stderr
     if asked == "--help":
         assert all(f" {name} " in done.stdout for name in COMMANDS)

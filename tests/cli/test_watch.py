@@ -11,7 +11,7 @@ import urllib.request
 
 import pytest
 
-from support.commands import assert_refused, installs, paceline
+from support.commands import assert_refused, installs, paceline, python
 from support.growing import go_on, start
 
 
@@ -73,6 +73,6 @@ def test_missing_extra_is_named(tmp_path):
         "import sys; sys.modules['starlette'] = sys.modules['uvicorn'] = sys.modules['fastapi'] = None; "
         f"from paceline.cli import main; main(['watch', {str(tmp_path / 'run')!r}, '--no-open'])"
     )
-    said = subprocess.run([sys.executable, "-c", hide], capture_output=True, text=True)
+    said = python(hide)
     assert (said.returncode, said.stdout) == (2, "")
     assert re.fullmatch(f"paceline: uvicorn is not installed; {installs('cli')}\n", said.stderr)

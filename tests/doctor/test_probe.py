@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -21,7 +19,7 @@ from paceline.doctor.hooks import Hooks
 from paceline.doctor.phases import Phase
 from paceline.doctor.probe import Probe
 from paceline.torch import leave
-from support.commands import installs
+from support.commands import installs, python
 from support.guarantees import guarantee
 from support.ranks import run_ranks
 
@@ -285,5 +283,5 @@ def test_a_hook_of_the_program_behind_the_doctors_runs_at_each_step() -> None:
 
 def test_what_prints_the_findings_is_missed_at_once() -> None:
     code = "import sys; sys.modules['rich'] = None; import paceline.doctor; paceline.doctor.watch(None)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = python(code)
     assert re.search(f"PacelineError: rich is not installed; {installs('cli')}$", done.stderr.strip())

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from support import forks
+from support.commands import python
 from support.forks import HOSTS, all_well, as_torchrun
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -98,9 +99,7 @@ def test_offloading() -> None:
 def with_forked_workers(name: str) -> subprocess.CompletedProcess[str]:
     program = "import runpy; from support import ray_forks; ray_forks.use()"
     program += f"; runpy.run_path({str(EXAMPLES / name)!r}, run_name='__main__')"
-    return subprocess.run(
-        [sys.executable, "-c", program], cwd=TESTS, capture_output=True, text=True, timeout=600
-    )
+    return python(program, place=TESTS)
 
 
 @pytest.mark.ray

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 
 import pytest
 
-from support.commands import installs
+from support.commands import installs, python
 
 HOSTS = [
     ("accelerate", "accelerate", "hosts"),
@@ -20,7 +18,7 @@ HOSTS = [
 @pytest.mark.parametrize(("module", "needs", "extra"), HOSTS)
 def test_error_names_what_to_install(module: str, needs: str, extra: str, warm: None) -> None:
     code = f"import sys; sys.modules[{needs!r}] = None; import paceline.hosts.{module}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = python(code)
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
     assert last.startswith("paceline.errors.PacelineError: ")

@@ -5,8 +5,6 @@ import itertools
 import os
 import pickle
 import signal
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -20,6 +18,7 @@ from ray import cloudpickle
 from paceline import PacelineError
 from paceline.coded import Problem, ShiftedExponential, plan, random_problem, read_times, rearrange, stretched
 from paceline.ray import CodedMatrix, WorkerPool, measure
+from support.commands import python
 
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray-products")]
 
@@ -98,8 +97,7 @@ def test_ray_is_imported_only_when_asked_for():
         "import sys, paceline.ray; print('ray' in sys.modules); "
         "paceline.ray.WorkerPool; print('ray' in sys.modules)"
     )
-    shown = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True).stdout
-    assert shown.split() == ["False", "True"]
+    assert python(asked).stdout.split() == ["False", "True"]
 
 
 @pytest.mark.parametrize("messages", [1, 3])

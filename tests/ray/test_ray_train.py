@@ -6,8 +6,6 @@ import contextlib
 import copy
 import json
 import random
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -23,6 +21,7 @@ from torch import nn
 from paceline.errors import PacelineError
 from paceline.torch import peers
 from support import hosts
+from support.commands import python
 from support.guarantees import guarantee
 from support.hosts import (
     BATCH,
@@ -298,6 +297,6 @@ def test_mistakes_raise(found: list[dict[str, Any]]) -> None:
         assert "the data set is a list_iterator" in rank["refused"]
     # In a process of its own: a trainer without workers leaves a context behind in the process that ran it.
     code = "import torch; from paceline.hosts.ray_train import RayTrainPace; RayTrainPace(torch.nn.Linear(1, 1), 16)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = python(code)
     assert "PacelineError: " in done.stderr
     assert "outside of a Ray Train worker" in done.stderr

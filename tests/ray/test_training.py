@@ -27,7 +27,7 @@ from paceline.runs import events
 from paceline.runs.findings import findings
 from paceline.train import ray_engine
 from paceline.train.config import TrainConfig
-from support.commands import installs
+from support.commands import installs, python
 from support.guarantees import guarantee
 
 # In a program of its own, whose Ray forks its workers.
@@ -211,7 +211,7 @@ def test_a_trace_must_last_for_as_many_updates_as_there_may_be(tmp_path, capsys)
 
 def test_without_ray_the_command_names_the_extra(tmp_path):
     code = f"import sys; sys.modules['ray'] = None; from paceline.cli import run; sys.exit(run({BASE!r}))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    done = python(code, place=tmp_path)
     assert done.returncode == 2
     assert re.fullmatch(f"paceline: the Ray engine needs ray; {installs('ray')}\n", done.stderr)
     assert not list(tmp_path.iterdir())
@@ -224,8 +224,5 @@ def test_without_ray_the_extra_is_named():
         "try:\n    from paceline.ray import train\n"
         "except PacelineError as error:\n    print(error)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=dict(os.environ), check=True
-    )
-    assert re.search(installs("ray"), done.stdout)
+    assert re.search(installs("ray"), python(code).stdout)
     assert issubclass(PacelineError, ValueError)

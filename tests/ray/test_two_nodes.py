@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from support.commands import python
 
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray-products")]
@@ -69,10 +69,7 @@ cluster.shutdown()
 
 def test_the_run_outlives_a_node_and_the_gradients_on_it():
     folder = str(Path(__file__).parent)
-    environment = dict(os.environ, PYTHONPATH=os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")]))
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=environment, timeout=150
-    )
+    done = python(SCRIPT, PYTHONPATH=os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")]))
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.strip().splitlines()[-1])
     assert found["removed"] == 1

@@ -1,10 +1,14 @@
-"""Calls the command line in this process, as a person would in a shell."""
+"""The command line, called in this process as a person would in a shell; and code in an interpreter of its own."""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
+import sys
+from pathlib import Path
+from subprocess import CompletedProcess, run
 from typing import NamedTuple
 
 from paceline import cli
@@ -29,6 +33,14 @@ def paceline(*arguments: object) -> Said:
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         status = cli.run([*map(str, arguments)])
     return Said(status, out.getvalue(), err.getvalue())
+
+
+def python(code: str, *options: str, place: Path | None = None, **environment: str) -> CompletedProcess[str]:
+    """An interpreter of its own that runs this code, in this folder; within ``forks.warm()``, a fork."""
+    return run(
+        [sys.executable, *options, "-c", code], cwd=place, capture_output=True, text=True, timeout=600,
+        env=os.environ | environment,
+    )  # fmt: skip
 
 
 def assert_refused(said: Said, words: str) -> None:

@@ -10,6 +10,7 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
+from support.commands import python
 from support.guarantees import guarantee
 from support.peers_jobs import counted, hindered, left_early, out_of_reach
 from support.ranks import run_ranks
@@ -127,5 +128,5 @@ sys.exit(status if gc.isenabled() else 5)
 
 
 def test_a_forked_child_never_ends_what_its_rank_has_let_go_of() -> None:
-    done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=300)
+    done = python(FORKS)
     assert done.returncode == 0, done.stderr
