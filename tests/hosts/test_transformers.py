@@ -183,21 +183,26 @@ def test_work_that_moves_within_rounds_trains_model_of_one_process(found: Found)
     hosts.every_sample_once([used for _, used in found[moved]])
 
 
+def spoken(folder: str, data: Any, expected: Any, **options: Any) -> tuple[float, float, Any]:
+    """How far a language model's parameters and first loss are from those of a plain process; its Trainer."""
+    parameters, losses = expected
+    speaker = language_model()
+    trainer = trainer_of(folder, speaker, data, logging_strategy="epoch", **options)
+    trainer.train()
+    loss_off = trainer.state.log_history[0]["loss"] - sum(losses[:4]) / 4
+    return difference(speaker.parameters(), parameters), abs(loss_off), trainer
+
+
 @together
 def over_tokens(_: int, folder: str) -> dict[int, Any]:
-    speakers, losses = whole(language_model(), Sentences())
-    found = {}
+    expected, found = whole(language_model(), Sentences()), {}
     for steps in (1, 3):
-        speaker = language_model()
-        trainer = trainer_of(
-            folder, speaker, Sentences(), per_device_train_batch_size=8 if steps == 1 else 3,
+        off, loss_off, trainer = spoken(
+            folder, Sentences(), expected, per_device_train_batch_size=8 if steps == 1 else 3,
             gradient_accumulation_steps=steps, balance={"global_batch": BATCH, "policy": UNEVEN, "limits": FREE},
-            logging_strategy="epoch", include_num_input_tokens_seen="all",
+            include_num_input_tokens_seen="all",
         )  # fmt: skip
-        trainer.train()
-        loss_off = trainer.state.log_history[0]["loss"] - sum(losses[:4]) / 4
-        seen = trainer.state.num_input_tokens_seen
-        found[steps] = difference(speaker.parameters(), speakers), loss_off, seen
+        found[steps] = off, loss_off, trainer.state.num_input_tokens_seen
     return found
 
 
@@ -205,7 +210,7 @@ def over_tokens(_: int, folder: str) -> dict[int, Any]:
 def test_loss_over_tokens_is_that_of_one_process(found: Found, accumulation: int) -> None:
     for off, loss_off, tokens in (rank[accumulation] for rank in found[over_tokens]):
         assert off < 1e-6  # the model's loss is float32
-        assert abs(loss_off) < 1e-6
+        assert loss_off < 1e-6
         assert tokens == 2 * 8 * COUNT
 
 
@@ -220,21 +225,15 @@ class Columns(Lengthy):
 
 @together
 def by_length(_: int, folder: str) -> dict[str, Any]:
-    lengthy, losses = whole(language_model(), Lengthy(), collate=filled)
-    found = {}
+    expected, found = whole(language_model(), Lengthy(), collate=filled), {}
+    balance = {"policy": UNEVEN, "limits": FREE, "micro_batch_cost": 24, "loop": "round"}
     for strategy, data in (("group_by_length", Lengthy()), ("batch_rebalance", Columns())):
-        speaker = language_model()
-        trainer = trainer_of(
-            folder, speaker, data,
-            balance={"policy": UNEVEN, "limits": FREE, "micro_batch_cost": 24, "loop": "round"}, collate=filled,
-            train_sampling_strategy=strategy, length_column_name="tokens", logging_strategy="epoch",
+        off, loss_off, trainer = spoken(
+            folder, data, expected, balance=balance, collate=filled, train_sampling_strategy=strategy,
+            length_column_name="tokens",
         )  # fmt: skip
-        trainer.train()
-        found[strategy] = (
-            difference(speaker.parameters(), lengthy),
-            trainer.state.log_history[0]["loss"] - sum(losses[:4]) / 4,
-            trainer.pace.host.terms.balancer.learner.costs.lengths.tolist() == data.lengths,
-        )
+        lengths = trainer.pace.host.terms.balancer.learner.costs.lengths.tolist()
+        found[strategy] = off, loss_off, lengths == data.lengths
     return found
 
 
@@ -243,7 +242,7 @@ def by_length(_: int, folder: str) -> dict[str, Any]:
 def test_sampling_by_length_balances_by_length(found: Found, strategy: str) -> None:
     for off, loss_off, lengths_are_known in (rank[strategy] for rank in found[by_length]):
         assert off < 1e-6  # the model's loss is float32
-        assert abs(loss_off) < 1e-6
+        assert loss_off < 1e-6
         assert lengths_are_known
 
 
