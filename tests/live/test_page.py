@@ -10,7 +10,7 @@ import pytest
 
 from support import browsers
 from support.forks import Program, below
-from support.growing import go_on, server_rounds, start
+from support.growing import go_on, start
 from support.guarantees import guarantee
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -333,6 +333,20 @@ def test_every_control_has_a_name_and_every_chart_a_table(recorder, watched, tab
     go_on(recorder, 60, 70)  # an open table stays open
     says(page, "All 70 rounds")
     expect(page.locator("figure details[open]")).to_have_count(4)
+
+
+def server_rounds(recorder, first, end, workers=4):
+    """Rounds as a parameter server records them: it waits for all but one, and drops what comes late."""
+    for t in range(first, end):
+        late = (t // 20) % workers
+        loads = [0 if i == late else 64 for i in range(workers)]
+        compute = [0.0 if i == late else 0.05 + 0.001 * i for i in range(workers)]
+        recorder.round(
+            round=t, epoch=0, time=0.06 * (t + 1), seconds=0.06, batch=64 * (workers - 1), loads=loads,
+            compute=compute, shares=[1 / workers] * workers, loss=2.3 / (1 + t / 50), quorum=workers - 1,
+            present=workers, rate=0.1, staleness=[0] * (workers - 2) + [t % 3], dropped={"late": t % 2},
+            dropped_samples=64 * (t % 2),
+        )  # fmt: skip
 
 
 def test_a_servers_run_shows_its_gate_and_k(tmp_path, watched, tab):

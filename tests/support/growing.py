@@ -33,20 +33,6 @@ def go_on(recorder: Recorder, first: int, end: int, workers: int = 4, slow: int 
         )  # fmt: skip
 
 
-def server_rounds(recorder: Recorder, first: int, end: int, workers: int = 4) -> None:
-    """Rounds as a parameter server records them: it waits for all but one, and drops what comes late."""
-    for t in range(first, end):
-        late = (t // 20) % workers
-        loads: list[int | None] = [0 if i == late else 64 for i in range(workers)]
-        compute = [0.0 if i == late else 0.05 + 0.001 * i for i in range(workers)]
-        recorder.round(
-            round=t, epoch=0, time=0.06 * (t + 1), seconds=0.06, batch=64 * (workers - 1), loads=loads,
-            compute=compute, shares=[1 / workers] * workers, loss=2.3 / (1 + t / 50), quorum=workers - 1,
-            present=workers, rate=0.1, staleness=[0] * (workers - 2) + [t % 3], dropped={"late": t % 2},
-            dropped_samples=64 * (t % 2),
-        )  # fmt: skip
-
-
 if __name__ == "__main__":  # growing.py RUN_DIR FIRST END SECONDS: one round every so many seconds
     run_dir, first, end, every = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
     with start(run_dir) as recorder:
