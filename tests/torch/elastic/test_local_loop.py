@@ -45,13 +45,13 @@ def survived(tmp_path: Path, plan: Any, ranks: int = 4, rounds: int = FOR_EVER, 
     return run(tmp_path, ranks, rounds, plan, job=local_jobs.survive, restarts=1000, **options)
 
 
-def test_nothing_happens(tmp_path: Path) -> None:
+def test_run_without_faults_has_parameters_of_a_replay(tmp_path: Path) -> None:
     told = survived(tmp_path, lambda *_: None, 3, 30)
     check(told)
     assert len(told.of("end")) == 3
 
 
-def test_faults_at_random_moments(tmp_path: Path) -> None:
+def test_run_with_faults_at_random_moments_has_parameters_of_a_replay(tmp_path: Path) -> None:
     told = survived(
         tmp_path, faults(tmp_path, ["kill", "kill", "leave", "freeze"], times(12), 0.05, seed=1), dead=1.0
     )
@@ -63,7 +63,7 @@ PHASES = ("piece", "sums", "committed", "step", "claiming", "counted")
 
 
 @pytest.mark.parametrize("policy", ["factoring", pytest.param("level", marks=pytest.mark.nightly)])
-def test_faults_at_named_instants(tmp_path: Path, policy: str) -> None:
+def test_run_with_faults_at_named_instants_has_parameters_of_a_replay(tmp_path: Path, policy: str) -> None:
     kinds = ("kill", "leave", "fail", "two", "joiner", "first")
     plan = phased(
         tmp_path, times(10), seed=4, kinds=kinds, phases=PHASES if policy == "factoring" else PHASES[:4]

@@ -45,7 +45,7 @@ def check(told: Told, rounds: int | None = None, whole: bool = True, **options: 
 
 
 @guarantee("Ranks that begin with different parameters train those of the first rank.")
-def test_nothing_happens(tmp_path: Path) -> None:
+def test_run_without_faults_trains_model_of_one_process(tmp_path: Path) -> None:
     told = run(tmp_path, 3, 30, lambda *_: None)
     check(told, 30)
     assert len(told.of("end")) == 3
@@ -56,7 +56,7 @@ def test_nothing_happens(tmp_path: Path) -> None:
     "After kills, freezes, departures and joins at any instant, each sample of a round counts once, with the "
     "model of one process."
 )
-def test_faults_at_random_moments(tmp_path: Path) -> None:
+def test_run_with_faults_at_random_moments_trains_model_of_one_process(tmp_path: Path) -> None:
     plan = faults(tmp_path, ["kill", "kill", "leave", "freeze"], times(14), 0.05, seed=1)
     told = run(
         tmp_path,
@@ -77,7 +77,7 @@ def test_faults_at_random_moments(tmp_path: Path) -> None:
     "After kills, freezes, departures and joins at any instant, each sample of a round counts once, with the "
     "model of one process."
 )
-def test_faults_at_named_instants(tmp_path: Path) -> None:
+def test_run_with_faults_at_named_instants_trains_model_of_one_process(tmp_path: Path) -> None:
     """Also where some ranks have completed a round and others have not, and in the change of members itself."""
     plan = phased(tmp_path, times(12), seed=4, kinds=("kill", "leave", "fail", "two", "joiner", "first"))
     told = run(tmp_path, 4, FOR_EVER, plan, restarts=1000, nap=NAP, phases=True)
@@ -89,7 +89,7 @@ def test_faults_at_named_instants(tmp_path: Path) -> None:
     "After kills, freezes, departures and joins at any instant, each sample of a round counts once, with the "
     "model of one process."
 )
-def test_ranks_that_leave_or_are_killed_while_they_join(tmp_path: Path) -> None:
+def test_joiners_that_leave_or_are_killed_change_no_result(tmp_path: Path) -> None:
     """From ``register`` on until they have joined."""
     plan = phased(tmp_path, times(8), seed=2, kinds=("joiner leaves", "joiner is killed"))
     told = run(tmp_path, 3, FOR_EVER, plan, restarts=1000, nap=NAP, phases=True)
@@ -115,7 +115,7 @@ def uneven(tmp_path: Path, ranks: int, plan: Plan, **asked: Any) -> Told:
 @guarantee(
     "A lost rank's samples run once, in parts of equal cost, also with claims, `count=` and loader processes."
 )
-def test_work_moves_within_rounds(tmp_path: Path) -> None:
+def test_claimed_samples_of_lost_ranks_run_once(tmp_path: Path) -> None:
     """What a lost rank has claimed and not run, or run and not summed, is run by the others."""
     plan = phased(tmp_path, times(10), seed=2, kinds=MOVING, phases=CLAIMED)
     told = uneven(tmp_path, 4, plan, policy="factoring")
@@ -128,7 +128,7 @@ def test_work_moves_within_rounds(tmp_path: Path) -> None:
     "Under `deterministic=True`, the parameters after a lost rank "
     "have the bits of one process without faults."
 )
-def test_the_same_bits_whoever_is_lost(tmp_path: Path) -> None:
+def test_deterministic_run_with_faults_has_bits_of_one_process(tmp_path: Path) -> None:
     """Those of one process that is not elastic, also where ranks are lost in the middle of a round."""
     plan = phased(tmp_path, 5, seed=3, kinds=MOVING, phases=tuple(p for p in CLAIMED if p != "backward"))
     exact: dict[str, Any] = {"policy": "factoring", "deterministic": True, "quantum": 4, "samples": 1210}
@@ -146,7 +146,7 @@ def test_the_same_bits_whoever_is_lost(tmp_path: Path) -> None:
     "A lost rank's samples run once, in parts of equal cost, also with claims, `count=` and loader processes."
 )
 @pytest.mark.parametrize(("policy", "padded"), [("auto", False), ("level", True)])
-def test_samples_that_cost_differently(tmp_path: Path, policy: str, padded: bool) -> None:
+def test_samples_of_different_cost_of_lost_ranks_run_once(tmp_path: Path, policy: str, padded: bool) -> None:
     """A lost rank's are run by the others in parts of equal cost; the loss is a mean over their tokens."""
     phases = CLAIMED if policy == "auto" else CLAIMED[:4]
     plan = phased(tmp_path, times(6), seed=5, kinds=MOVING, phases=phases)
@@ -159,7 +159,7 @@ def test_samples_that_cost_differently(tmp_path: Path, policy: str, padded: bool
     "A lost rank's samples run once, in parts of equal cost, also with claims, `count=` and loader processes."
 )
 @pytest.mark.parametrize("policy", ["factoring", pytest.param("level", marks=pytest.mark.nightly)])
-def test_processes_load_ahead(tmp_path: Path, policy: str) -> None:
+def test_loader_processes_load_ahead_after_a_loss(tmp_path: Path, policy: str) -> None:
     """The next round's samples, and what is claimed, also where ranks are lost and what was loaded is of no use."""
 
     def plan(keeper: Supervisor, told: Told, newest: int) -> None:
@@ -174,7 +174,7 @@ def test_processes_load_ahead(tmp_path: Path, policy: str) -> None:
 
 
 @guarantee("Sums that fail and backward passes that are left keep gradients and parameters exact.")
-def test_sums_fail_and_a_round_is_left(tmp_path: Path) -> None:
+def test_failed_sums_and_a_left_round_keep_parameters_exact(tmp_path: Path) -> None:
     """Though nobody is lost; in the last round, too, which one of the ranks has completed by then. Another leaves its
     loop in the middle of a backward pass, and goes on with it. Connections that are not needed are closed."""
     rounds = 46
@@ -195,7 +195,7 @@ def test_sums_fail_and_a_round_is_left(tmp_path: Path) -> None:
 
 
 @guarantee("A rank that joins takes over the running statistics of batch norm.")
-def test_batch_norm(tmp_path: Path) -> None:
+def test_joiner_takes_over_running_statistics(tmp_path: Path) -> None:
     """A joiner has the running statistics of one of the others, and all ranks have the same parameters."""
 
     def plan(keeper: Supervisor, told: Told, newest: int) -> None:
@@ -221,7 +221,7 @@ def test_batch_norm(tmp_path: Path) -> None:
     "If all ranks with the model or the machine with the store are lost, the run ends with an error; a "
     "checkpoint resumes it exactly."
 )
-def test_nobody_is_left_who_has_the_model(tmp_path: Path) -> None:
+def test_run_without_a_rank_that_has_the_model_ends_with_an_error(tmp_path: Path) -> None:
     """One is killed, and the other freezes before the one that joins has the model: nothing begins from the start."""
 
     def plan(keeper: Supervisor, told: Told, newest: int) -> None:
@@ -241,7 +241,7 @@ def test_nobody_is_left_who_has_the_model(tmp_path: Path) -> None:
     "If all ranks with the model or the machine with the store are lost, the run ends with an error; a "
     "checkpoint resumes it exactly."
 )
-def test_all_are_lost_at_once(tmp_path: Path) -> None:
+def test_run_whose_ranks_are_all_lost_ends(tmp_path: Path) -> None:
     """The run ends, and waits for nobody."""
 
     def plan(keeper: Supervisor, told: Told, newest: int) -> None:
@@ -265,7 +265,7 @@ def test_all_are_lost_at_once(tmp_path: Path) -> None:
         ({"callbacks": [Record("runs/one"), Prometheus(0)]}, "Record and Prometheus would end with rank 0"),
     ],
 )
-def test_what_does_not_go_with_it(changed: dict[str, Any], words: str) -> None:
+def test_option_that_cannot_survive_a_lost_rank_raises(changed: dict[str, Any], words: str) -> None:
     with pytest.raises(PacelineError, match=words):
         ElasticPace(torch.nn.Linear(1, 1), 4, **changed)
 
@@ -281,12 +281,12 @@ def test_what_does_not_go_with_it(changed: dict[str, Any], words: str) -> None:
         (torch.nn.Linear(2, 2, device="meta"), "by gloo on the CPU, and the model is on meta"),
     ],
 )
-def test_models_that_cannot(model: torch.nn.Module, words: str) -> None:
+def test_model_that_cannot_survive_a_lost_rank_raises(model: torch.nn.Module, words: str) -> None:
     with pytest.raises(PacelineError, match=words):
         ElasticPace(model, 4)
 
 
-def test_without_its_launcher() -> None:
+def test_elastic_pace_without_a_launcher_raises() -> None:
     with pytest.raises(PacelineError, match="needs a launcher that outlives the ranks"):
         ElasticPace(torch.nn.Linear(1, 1), 4)
     with pytest.raises(

@@ -131,7 +131,7 @@ def machines(tmp_path: Path) -> Iterator[Machines]:
     made.end()
 
 
-def test_a_machine_disappears_and_comes_back_and_the_one_with_the_store_is_lost(machines: Machines) -> None:
+def test_lost_machine_rejoins_and_a_lost_store_ends_the_run(machines: Machines) -> None:
     address = machines.address["a"]
     torchrun = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": address, "MASTER_PORT": str(machines.port - 1)}
     token = f"--token-file={machines.folder / 'token'}"  # made by the first
@@ -207,7 +207,7 @@ def _until(true: Callable[[], bool], said: list[str], meanwhile: Callable[[], No
         time.sleep(0.005)
 
 
-def test_what_a_node_agent_is_told_and_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_agent_starts_ends_and_reports_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers wait for a machine with room; each end is told; a machine leaves after its workers, and a silent one is
     gone on without, but not before the run has begun."""
     store, said, begun = _store(0), list[str](), False
@@ -260,7 +260,7 @@ def test_what_a_node_agent_is_told_and_tells(monkeypatch: pytest.MonkeyPatch) ->
     gateway.close()
 
 
-def test_a_first_machine_that_comes_back_with_another_run_gets_its_workers() -> None:
+def test_first_machine_with_another_run_receives_the_workers() -> None:
     """Their numbers are those of the run before; and who is told to leave while the first is away waits no longer."""
     said, workers, status = list[str](), list[Stands](), list[int]()
 
