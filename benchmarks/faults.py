@@ -47,9 +47,9 @@ def injected(asked: argparse.Namespace) -> dict[str, Any]:
     """One run, and what became of it."""
     import torch
 
-    from support.elastic_jobs import BATCH, FOR_EVER, WAYS, Told, run, stayed
+    from support.elastic_local import counted, played, survive
     from support.elastic_phases import CLAIMS, KINDS, ROUND, phased
-    from support.local_jobs import counted, played, survive
+    from support.elastic_runs import BATCH, FOR_EVER, WAYS, Told, run, stayed
 
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory)

@@ -16,7 +16,7 @@ from typing import Any
 from paceline.torch import claims
 from paceline.torch.elastic import buckets, group, handover, link, member, recovery
 from paceline.torch.elastic.supervisor import Supervisor
-from support.elastic_jobs import REST, Fault, Plan, Told
+from support.elastic_runs import REST, Fault, Plan, Told
 
 # Instants of a usual round, of a change of members, and in the life of one that joins.
 ROUND = ("piece", "backward", "sums", "committed", "step")

@@ -39,9 +39,11 @@ from typing import Any, NamedTuple
 
 import psutil
 
+sys.dont_write_bytecode = False  # in the server: each rank would compile the module of its test for itself
 LOADED = (
+    "pytest", "hypothesis",  # of test modules, whose functions run in forks
     "torch", "torch.distributed", "torch.distributed.run", "torch._dynamo", "numpy", "paceline.torch",
-    "paceline.torch.launcher", "paceline.cli", "paceline.train.launch", "support.elastic_jobs",
+    "paceline.torch.launcher", "paceline.cli", "paceline.train.launch", "support.elastic_runs",
 )  # fmt: skip
 # A server that has them all serves the tests of every host: each start of another one would load PyTorch once more.
 HOSTS = (

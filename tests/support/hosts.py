@@ -18,7 +18,7 @@ from paceline.torch.feed.pieces import Order
 from support import forks
 from support.ranks import run_ranks
 from support.scripted import Script
-from support.torch_jobs import FEATURES, Samples, fresh, optimizer_of
+from support.small_net import FEATURES, Samples, difference, fresh, optimizer_of
 
 COUNT, BATCH, EPOCHS, SEED = 83, 16, 2, 5
 # every round divided otherwise, ranks with nothing to do among them
@@ -28,7 +28,8 @@ COSTS = tuple(4 + 37 * number % 96 for number in range(COUNT))
 FREE = ((0, None),) * 3  # limits that let a rank have nothing to do
 
 __all__ = [
-    "BATCH", "COSTS", "COUNT", "EPOCHS", "FREE", "SEED", "UNEVEN", "Samples", "Script", "fresh", "optimizer_of",
+    "BATCH", "COSTS", "COUNT", "EPOCHS", "FREE", "SEED", "UNEVEN", "Samples", "Script", "difference", "fresh",
+    "optimizer_of",
 ]  # fmt: skip
 
 
@@ -117,14 +118,6 @@ def evaluation(
         found = [gather(model(x)).reshape(-1).tolist() for x, _, _ in loader]
     model.train()
     return found
-
-
-def difference(found: Iterable[Any], expected: Iterable[torch.Tensor]) -> float:
-    """The largest difference of parameters (tensors or nested lists), relative to the largest of each."""
-    return max(
-        float((torch.as_tensor(p, dtype=q.dtype).detach() - q).abs().max() / q.abs().max())
-        for p, q in zip(found, expected, strict=True)
-    )
 
 
 def every_sample_once(ranks: list[list[list[int]]], count: int = COUNT) -> None:

@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -68,6 +68,44 @@ def run_ranks(
         if failures:
             raise AssertionError("\n".join(failures))
         return results
+
+
+def run_cases(
+    ranks: int, job: Callable[..., Any], cases: Mapping[str, Mapping[str, Any]], **options: Any
+) -> dict[str, list[Any]]:
+    """``job(rank, ranks, **case)`` for each case on the same ranks; by case, what each rank returned.
+
+    options: as ``run_ranks`` has them."""
+    found = run_ranks(ranks, _each, job, list(cases.values()), **options)
+    return dict(zip(cases, map(list, zip(*found, strict=True)), strict=True))
+
+
+def _each(rank: int, ranks: int, job: Callable[..., Any], cases: list[Mapping[str, Any]]) -> list[Any]:
+    return [job(rank, ranks, **case) for case in cases]
+
+
+def errors_of(ranks: int, job: Callable[..., object], *arguments: Any) -> list[str]:
+    """The message of the ``PacelineError`` that ends ``job(rank, ranks, *arguments)`` on each rank; else ""."""
+    return run_ranks(ranks, _error_of, job, arguments)
+
+
+def _error_of(rank: int, ranks: int, job: Callable[..., object], arguments: tuple[Any, ...]) -> str:
+    from paceline.errors import PacelineError
+
+    try:
+        job(rank, ranks, *arguments)
+    except PacelineError as error:
+        return str(error)
+    return ""
+
+
+def gathered(item: object) -> list[Any]:
+    """Called on every rank: ``item`` of each of them."""
+    import torch.distributed as dist
+
+    items: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(items, item)
+    return items
 
 
 def _life(

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 # Without it nobody can tell how long a rank waits for the others in each layer.
@@ -23,9 +24,19 @@ def possible(cases: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 def sharded(model: nn.Module, mesh: Any) -> nn.Module:
     """As ModelParallelStrategy's parallelize_fn: FSDP2 over the ranks."""
-    for layer in (model.first, model.second):
-        fully_shard(layer, mesh=mesh["data_parallel"])
-    return fully_shard(model, mesh=mesh["data_parallel"])
+    return _sharded(model, mesh["data_parallel"])
+
+
+def sharded_over(model: nn.Module, ranks: int, **options: Any) -> nn.Module:
+    """FSDP2 over so many ranks. options: of ``fully_shard``."""
+    return _sharded(model, init_device_mesh("cpu", (ranks,)), **options)
+
+
+def _sharded(model: nn.Module, mesh: Any, **options: Any) -> nn.Module:
+    for layer in model.children():
+        if any(True for _ in layer.parameters()):
+            fully_shard(layer, mesh=mesh, **options)
+    return fully_shard(model, mesh=mesh, **options)
 
 
 def whole(parameter: Any) -> torch.Tensor:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import random
 import time
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -14,87 +16,75 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from paceline.balance.factoring import Factoring, FactoringState
 from paceline.errors import PacelineError, WorkerError
 from paceline.hosts.accumulating import HostedPace
 from paceline.rounds import PiecePlan, Plan
-from paceline.torch import Pace, shared_memory
+from paceline.torch import Pace, RoundResult, shared_memory
+from paceline.torch.callbacks import OnRound
 from paceline.torch.claims import Claims
 from paceline.torch.counter import LENGTH, SPEED_UNITS, LocalCounter, NearbyCounter, StoreCounter
 from paceline.torch.gradients.same_bits import ExactSum
 from paceline.torch.plan import Division, Piece, RoundPlan, divide
+from support.events import Events
 from support.guarantees import guarantee
 from support.ranks import run_ranks
-from support.torch_jobs import (
+from support.small_net import (
     Samples,
-    differences_from_one_process,
+    difference,
     fresh,
-    frozen,
-    indices_used,
     optimizer_of,
-    parameters_of_two_runs,
-    part_of_an_epoch,
     reference,
-    samples_and_ahead,
 )
 
 pytestmark = pytest.mark.processes
 
-PULLED = {"policy": "factoring", "batch": 48, "count": 230, "jitter": 4e-4, "limits": None}
-EXACT = {
-    "factoring": {},
-    "half at once": {"policy": "factoring:portion=0.5"},
-    "self-scheduling": {"policy": "factoring:scheme=self,piece=3"},
-    "guided": {"policy": "factoring:scheme=guided"},
-    "auto": {"policy": "auto"},
-    "auto, hook, micro-batches": {"policy": "auto", "weigh": "hook", "micro_batch": 5},
-    "auto, quantum, prefetching": {"policy": "auto", "quantum": 4, "count": 232, "loader_workers": 1},
-    "micro-batches": {"micro_batch": 5},
-    "quantum": {"quantum": 4, "count": 232},
-    "hook": {"weigh": "hook"},
-    "hook, unused parameters": {"weigh": "hook", "sometimes": True},
-    "unused parameters": {"sometimes": True},
-    "sum loss": {"reduction": "sum"},
-    "a rank without a plan": {
-        "policy": "factoring:scheme=self,piece=2",
-        "limits": [(0, None)] * 3,
-        "batch": 2,
-    },
-    "limits": {"limits": [(1, 20), (1, 20), (1, 20)]},
-    "prefetching": {"loader_workers": 1},
-}
-ONCE = {
-    "in the main process": {},
-    "prefetching by 1": {"loader_workers": 1, "micro_batch": 7},
-    "prefetching by 4": {"loader_workers": 4},
-    "batch norm": {"count": 97, "norm": True},
-    "batch norm, micro-batches": {"norm": True, "micro_batch": 5},
-    "batch norm, prefetching by 2": {"norm": True, "loader_workers": 2, "count": 97},
-    "fewer samples than a batch": {"count": 31},
-    "self-scheduling": {"policy": "factoring:scheme=self,piece=4"},
-}
+
+class Slow(Samples):
+    """Samples that take 15 ms to load, with the time at which that began, by the machine's clock."""
+
+    def __getitem__(self, index: int) -> tuple[Any, ...]:  # type: ignore[override]
+        began = time.monotonic()
+        time.sleep(15e-3)
+        return *super().__getitem__(index), began
 
 
-def test_parameters_equal_those_of_one_process() -> None:
-    differences = run_ranks(
-        3, differences_from_one_process, [PULLED | {"steps": 7} | case for case in EXACT.values()]
-    )
-    assert differences[0] == differences[1] == differences[2], "the ranks' parameters differ"
-    for name, difference in zip(EXACT, differences[0], strict=True):
-        assert difference < 1e-12, f"{name}: relative difference {difference:.1e}"
+def nap(seconds: float, _: torch.Tensor) -> None:
+    """For a hook: the backward pass takes so much longer."""
+    time.sleep(seconds)
 
 
-def test_each_sample_once_an_epoch() -> None:
-    ranks = run_ranks(3, indices_used, [PULLED | {"count": 120} | case for case in ONCE.values()])
-    for number, (name, case) in enumerate(ONCE.items()):
-        count = case.get("count", 120)
-        for epoch in range(2):
-            used = list(chain.from_iterable(rank[number][epoch] for rank in ranks))
-            assert sorted(used) == list(range(count)), name
+def samples_and_ahead(rank: int, ranks: int, loader_workers: int) -> tuple[list[int], list[float]]:
+    """The samples that this rank ran; of each claim, the part of its samples whose loading had begun when they were
+    asked for."""
+    ddp = DistributedDataParallel(fresh(torch.float64))
+    optimizer, loss_of = optimizer_of(ddp), nn.CrossEntropyLoss()
+    used: list[int] = []
+    ahead: list[float] = []
+    with Pace(ddp, 120, "factoring:portion=0.3", loop="pieces") as pace:
+        loader = pace.loader(Slow(120 * 4), seed=5, num_workers=loader_workers)
+        load = loader.load
+
+        def timed(start: int, size: int) -> Any:
+            asked = time.monotonic()
+            batch = load(start, size)
+            ahead.append(float((batch[-1] < asked).double().mean()))
+            return batch
+
+        loader.load = timed  # type: ignore[method-assign]
+        for x, y, index, _ in loader:
+            used += index.tolist()
+            loss = loss_of(ddp(x), y)
+            loss.register_hook(partial(nap, 18e-3 * len(x)))
+            pace.backward(loss)
+            pace.step(optimizer)
+    return used, ahead
 
 
-def test_claimed_samples_are_loaded_while_the_piece_before_runs() -> None:
+def test_claimed_samples_are_loaded_while_a_piece_runs() -> None:
     ranks = run_ranks(2, samples_and_ahead, 2)
     assert sorted(chain.from_iterable(used for used, _ in ranks)) == list(range(480))
     ahead = list(chain.from_iterable(claims for _, claims in ranks))
@@ -103,7 +93,31 @@ def test_claimed_samples_are_loaded_while_the_piece_before_runs() -> None:
     assert np.mean(np.array(ahead) > 0) > 0.8
 
 
-def test_deterministic_results_have_the_same_bits_whoever_claims_what() -> None:
+def bits(rank: int, ranks: int, seed: int, dtype: str, steps: int, **options: Any) -> list[torch.Tensor]:
+    """The parameters after some rounds of ranks that stall at random, in another order for another seed."""
+    kind = getattr(torch, dtype)
+    model = fresh(kind)
+    ddp = DistributedDataParallel(model)
+    optimizer, loss_of = optimizer_of(ddp), nn.CrossEntropyLoss()
+    pace = Pace(ddp, 48, "factoring", loop="pieces", deterministic=True, **options)
+    loader = pace.loader(Samples(230, kind), seed=5)
+    stalls = random.Random(seed * ranks + rank)
+    while pace.rounds < steps:
+        for x, y, _ in loader:
+            time.sleep(1e-3 * stalls.expovariate(1.0) * len(x))
+            pace.backward(loss_of(ddp(x), y))
+            if pace.step(optimizer) and pace.rounds == steps:
+                break
+    pace.host.detach()
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def parameters_of_two_runs(rank: int, ranks: int, dtype: str) -> list[list[Any]]:
+    """The parameters of two runs with other claims, as plain lists."""
+    return [[p.tolist() for p in bits(rank, ranks, seed, dtype, 8)] for seed in (1, 2)]
+
+
+def test_deterministic_runs_have_the_same_bits() -> None:
     runs = [
         run
         for ranks in (3, 2)
@@ -113,18 +127,7 @@ def test_deterministic_results_have_the_same_bits_whoever_claims_what() -> None:
     assert all(run == runs[0] for run in runs[1:])
 
 
-def test_deterministic_results_are_those_of_one_process() -> None:
-    options = {"deterministic": True, "jitter": 0.0}
-    (difference, other), *_ = run_ranks(
-        3,
-        differences_from_one_process,
-        [PULLED | {"steps": 7} | options, PULLED | {"steps": 7, "quantum": 8} | options],
-    )
-    assert difference < 1e-12
-    assert other < 1e-12
-
-
-def test_a_sum_does_not_depend_on_its_order() -> None:
+def test_exact_sum_does_not_depend_on_its_order() -> None:
     rng = np.random.default_rng(2)
     addends = rng.standard_normal((40, 30)) * 10.0 ** rng.integers(-9, 5, (40, 30))
     found = []
@@ -146,7 +149,7 @@ def test_a_sum_does_not_depend_on_its_order() -> None:
     assert torch.isnan(parameter.grad).all()
 
 
-def test_what_cannot_have_the_same_bits_is_said_in_a_sentence() -> None:
+def test_unsupported_deterministic_options_raise() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
     with pytest.raises(PacelineError, match="does not move work"):
         Pace(model, 16, "level", loop="pieces", deterministic=True)
@@ -161,7 +164,7 @@ def test_what_cannot_have_the_same_bits_is_said_in_a_sentence() -> None:
 @pytest.mark.parametrize(
     "options", [{}, {"micro_batch": 5}, {"quantum": 4}, {"micro_steps": 2}, {"deterministic": True}]
 )
-def test_a_rank_alone_runs_whole_rounds(options: dict[str, Any]) -> None:
+def test_single_rank_runs_whole_rounds(options: dict[str, Any]) -> None:
     count = 84 if "quantum" in options else 83
     model, data = fresh(torch.float64), Samples(count)
     optimizer, used, micro_steps = optimizer_of(model), [], 0
@@ -177,7 +180,7 @@ def test_a_rank_alone_runs_whole_rounds(options: dict[str, Any]) -> None:
         torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-14)
 
 
-def test_a_round_that_was_left_is_run_again_in_whole() -> None:
+def test_left_round_runs_again() -> None:
     model = fresh(torch.float64)
     optimizer, used, left = optimizer_of(model), [], False
     with Pace(model, 24, "factoring:portion=0.3", loop="pieces") as pace:
@@ -206,7 +209,7 @@ class PiecesLater(Factoring):
     "`auto` plans whole rounds where a round takes less than 50 times what a piece costs, and tries pieces "
     "again later."
 )
-def test_a_policy_whose_first_plan_is_whole_moves_no_work_later() -> None:
+def test_policy_with_a_whole_first_plan_moves_no_work() -> None:
     model = fresh(torch.float64)
     optimizer, used = optimizer_of(model), []
     with Pace(model, 16, lambda cluster: PiecesLater(cluster, portion=0.3), loop="pieces") as pace:
@@ -217,7 +220,7 @@ def test_a_policy_whose_first_plan_is_whole_moves_no_work_later() -> None:
     assert sorted(used) == list(range(83))
 
 
-def test_auto_plans_whole_rounds_where_pieces_do_not_suit() -> None:
+def test_auto_plans_whole_rounds_for_batch_norm_and_micro_steps() -> None:
     normed = torch.nn.Sequential(fresh(torch.float64), torch.nn.BatchNorm1d(3))
     for pace in (Pace(normed, 16, "auto"), HostedPace(fresh(torch.float64), 16, "auto", micro_steps=2)):
         assert pace.host.terms.policy == "level"
@@ -226,15 +229,7 @@ def test_auto_plans_whole_rounds_where_pieces_do_not_suit() -> None:
         HostedPace(fresh(torch.float64), 16, "factoring", micro_steps=2)
 
 
-def test_stopped_and_resumed_in_mid_epoch() -> None:
-    before = run_ranks(3, part_of_an_epoch, 2, None, 0, "auto")
-    after = run_ranks(2, part_of_an_epoch, 99, before[0]["saved"], 0, "auto")
-    used = list(chain.from_iterable(part["used"] for part in before + after))
-    assert sorted(used) == list(range(83))
-    assert {part["rounds"] for part in after} == {6}
-
-
-def test_a_rank_that_cannot_claim_any_more_says_where_to_look() -> None:
+def test_claim_without_rank_0_raises() -> None:
     counter = StoreCounter.__new__(StoreCounter)
     server = torch.distributed.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     counter._store = torch.distributed.TCPStore("127.0.0.1", server.port, None, False, wait_for_workers=False)
@@ -250,7 +245,7 @@ def test_a_rank_that_cannot_claim_any_more_says_where_to_look() -> None:
 @given(
     st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 1), st.integers(-(2**15), 2**15)), max_size=20)
 )
-def test_three_numbers_travel_in_one(additions: list[tuple[int, int, int]]) -> None:
+def test_all_counters_add_alike(additions: list[tuple[int, int, int]]) -> None:
     store = torch.distributed.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     counter, alone = StoreCounter.__new__(StoreCounter), LocalCounter()
     counter._store, counter._rank, counter._newest = store, 1, -1
@@ -261,7 +256,7 @@ def test_three_numbers_travel_in_one(additions: list[tuple[int, int, int]]) -> N
     nearby.close()
 
 
-def test_a_short_round_on_few_ranks_has_room_for_its_last_cell() -> None:
+def test_short_round_has_room_for_its_last_cell() -> None:
     """Of 10 samples in cells of 4, one rank runs 8 as planned, and claims the other 2."""
     half, one = np.array(0.5), np.ones(1)
     piece_plan, most = PiecePlan(half, half, half, least=one, speeds=one), np.array([48])
@@ -272,7 +267,7 @@ def test_a_short_round_on_few_ranks_has_room_for_its_last_cell() -> None:
         divide(piece_plan, np.array([10]), 0, np.array([7]), most, unit=4, cell=4)
 
 
-def test_a_rank_that_has_no_room_for_a_claim_reports_its_speed_all_the_same() -> None:
+def test_rank_without_room_for_a_claim_reports_its_speed() -> None:
     half, ones = np.array(0.5), np.ones(2)
     piece_plan = PiecePlan(half, half, half, least=ones, speeds=1e3 * ones)
     division = Division(np.array([10, 10]), np.array([0, 0]), start=20, pool=20, piece_plan=piece_plan)
@@ -289,9 +284,31 @@ def test_a_rank_that_has_no_room_for_a_claim_reports_its_speed_all_the_same() ->
     assert -SPEED_UNITS / 2 <= speed < -SPEED_UNITS / 8  # 500 a second at most, instead of 1,000 of 2,000
 
 
-def test_what_a_frozen_rank_has_not_begun_the_others_run(tmp_path: Path) -> None:
-    (difference, rounds), *others = run_ranks(3, frozen, 8, str(tmp_path))
-    assert max(difference, *(other for other, _ in others)) < 1e-12
+def frozen(rank: int, ranks: int, steps: int, folder: str) -> tuple[float, list[RoundResult]]:
+    """Rank 1 is stopped in its first piece of round 5 until the others are at their last: the difference from one
+    process, and the rounds."""
+    events = Events(folder)
+    model = fresh(torch.float64)
+    ddp = DistributedDataParallel(model)
+    optimizer, loss_of = optimizer_of(ddp), nn.CrossEntropyLoss()
+    results: list[RoundResult] = []
+    count = 60 * steps
+    with Pace(ddp, 60, "factoring:portion=0.3", loop="pieces", callbacks=[OnRound(results.append)]) as pace:
+        for x, y, _ in pace.loader(Samples(count), seed=5):
+            if rank == 1 and pace.rounds == 5 and pace.host.first:
+                events.stop("0", "2")
+            if rank != 1 and pace.rounds == 5 and pace.host.last:
+                events.tell(str(rank))
+            time.sleep(1e-3 * len(x))
+            pace.backward(loss_of(ddp(x), y))
+            pace.step(optimizer)
+    return difference(model.parameters(), reference(count, 60, steps, torch.float64)), results
+
+
+def test_work_that_a_frozen_rank_has_not_begun_runs_elsewhere(tmp_path: Path) -> None:
+    found = run_ranks(3, frozen, 8, str(tmp_path))
+    assert max(far for far, _ in found) < 1e-12
+    rounds = found[0][1]
     stuck = rounds[5]
     assert stuck.loads.sum() == 60
     assert stuck.within is not None
@@ -302,9 +319,7 @@ def test_what_a_frozen_rank_has_not_begun_the_others_run(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("once_a_round", [True, False])
-def test_a_schedule_that_follows_the_turns_is_noticed(
-    once_a_round: bool, recwarn: pytest.WarningsRecorder
-) -> None:
+def test_schedule_stepped_within_a_round_warns(once_a_round: bool, recwarn: pytest.WarningsRecorder) -> None:
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)

@@ -18,7 +18,7 @@ from paceline.torch import LocalSGD, Pace
 from paceline.torch.callbacks import Record
 from support.commands import paceline
 from support.ranks import run_ranks
-from support.torch_jobs import Samples, fresh
+from support.small_net import Samples, fresh
 
 EXACT = 1e-9  # seconds, and relative: of sums in another order
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,18 +14,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
+from paceline import runs
 from paceline.backup import dropcompute
 from paceline.errors import PacelineError
 from paceline.hosts.accumulating import HostedPace
 from paceline.runs.findings import findings
 from paceline.torch import Pace, timing
+from paceline.torch.callbacks import OnRound, Record
 from paceline.torch.drops import WARM_UP, Drops, found
 from paceline.torch.plan import Piece, RoundPlan
-from support.drop_jobs import COUNT, alone, counting, dropping
 from support.guarantees import guarantee
-from support.ranks import run_ranks
-from support.torch_jobs import Samples, fresh
+from support.ranks import errors_of, run_cases, run_ranks
+from support.small_net import Samples, fresh, optimizer_of
+
+COUNT, BATCH = 100, 24
 
 CASES: dict[str, dict[str, Any]] = {
     "samples": {"drop": "0.1 s"},
@@ -36,16 +43,95 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+def weight(index: torch.Tensor) -> torch.Tensor:
+    """Tokens of each sample, where losses are means over tokens."""
+    return 1 + index % 5
+
+
+def loss_at(model: nn.Module, x: torch.Tensor, y: torch.Tensor, index: torch.Tensor, tokens: bool) -> Any:
+    each = nn.functional.cross_entropy(model(x), y, reduction="none")
+    many = weight(index) if tokens else torch.ones(len(index))
+    return (each * many).sum() / many.sum(), many.sum()
+
+
+def dropping(
+    rank: int,
+    ranks: int,
+    stall: float = 0.06,
+    rounds: int = 8,
+    tokens: bool = False,
+    leave: bool = False,
+    loader: Any = None,
+    record: str | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """The parameters after some rounds, this rank's samples of each, and what was told."""
+    model = fresh(torch.float64)
+    ddp = DistributedDataParallel(model)
+    optimizer = optimizer_of(ddp)
+    told: list[Any] = []
+    chosen = {"policy": "equal", "loop": "round", "micro_batch": 2} | options
+    pace = Pace(
+        ddp, BATCH, callbacks=[OnRound(told.append), *([] if record is None else [Record(record)])], **chosen
+    )
+    batches = pace.loader(Samples(COUNT), seed=5, **(loader or {}))
+    used: list[list[int]] = []
+
+    def function(x: torch.Tensor, y: torch.Tensor, index: torch.Tensor) -> Any:
+        time.sleep(stall if rank == 2 else 0.001)
+        used[-1].extend(index.tolist())
+        loss, many = loss_at(ddp, x, y, index, tokens)
+        return (loss, many) if tokens else loss
+
+    while pace.rounds < rounds:
+        for batch in batches:
+            used.append([])
+            pace.round(batch, function)
+            if leave and pace.rounds == 2:
+                leave = False
+                used.pop()
+                break  # its step is not taken
+            pace.step(optimizer)
+            if pace.rounds == rounds:
+                break
+    pace.host.flush()
+    found = {
+        "parameters": [p.detach().numpy() for p in model.parameters()],
+        "used": used,
+        "dropped": None if told[0].dropped_loads is None else np.array([each.dropped_loads for each in told]),
+        "loads": np.array([each.loads for each in told]),
+        "losses": [each.loss for each in told],
+        "tau": None if pace._loop.drops is None else pace._loop.drops.tau,
+    }
+    pace.close()
+    if record is not None and rank == 0:
+        found["record"] = runs.read(record)
+    return found
+
+
+def alone(rounds: list[list[int]], tokens: bool) -> tuple[list[Any], list[float]]:
+    """Parameters and losses of one process that takes just these samples in each round."""
+    model, data, losses = fresh(torch.float64), Samples(COUNT), []
+    optimizer = optimizer_of(model)
+    for samples in rounds:
+        index = torch.tensor(samples)
+        loss, _ = loss_at(model, data.x[index], data.y[index], index, tokens)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return [p.detach().numpy() for p in model.parameters()], losses
+
+
 @pytest.mark.processes
 @guarantee(
     "With `drop=`, the model is that of one process with the samples that ran; each rank runs at least one "
     "micro-batch."
 )
-def test_the_gradient_is_the_mean_over_what_ran() -> None:
+def test_dropped_rounds_train_the_model_of_the_samples_that_ran() -> None:
     """Against one process that takes in each round the samples that the ranks really ran."""
-    ranks = run_ranks(3, dropping, list(CASES.values()))
-    for number, (name, case) in enumerate(CASES.items()):
-        each = [rank[number] for rank in ranks]
+    for name, each in run_cases(3, dropping, CASES).items():
+        case = CASES[name]
         rounds = [list(chain(*parts)) for parts in zip(*(rank["used"] for rank in each), strict=True)]
         parameters, losses = alone(rounds, case.get("tokens", False))
         for rank in each:
@@ -67,9 +153,9 @@ def test_the_gradient_is_the_mean_over_what_ran() -> None:
     "With `drop=`, the model is that of one process with the samples that ran; each rank runs at least one "
     "micro-batch."
 )
-def test_a_threshold_that_nobody_reaches_changes_no_bit() -> None:
-    ranks = run_ranks(3, dropping, [{"stall": 0.0}, {"stall": 0.0, "drop": 600}])
-    for without, rank in ranks:
+def test_threshold_that_no_rank_reaches_changes_no_bit() -> None:
+    cases: dict[str, Any] = {"without": {"stall": 0.0}, "with": {"stall": 0.0, "drop": 600}}
+    for without, rank in zip(*run_cases(3, dropping, cases).values(), strict=True):
         assert all(
             np.array_equal(a, b) for a, b in zip(without["parameters"], rank["parameters"], strict=True)
         )
@@ -78,20 +164,42 @@ def test_a_threshold_that_nobody_reaches_changes_no_bit() -> None:
         assert without["dropped"] is None
 
 
+def counting(rank: int, ranks: int, alone: bool) -> None:
+    """Only some losses come with a count: those of rank 0, or every second one."""
+    ddp = DistributedDataParallel(fresh(torch.float64))
+    optimizer = optimizer_of(ddp)
+    pace = Pace(ddp, BATCH, "equal", loop="round", micro_batch=2, drop=600)
+    calls: list[int] = []
+
+    def function(x: torch.Tensor, y: torch.Tensor, index: torch.Tensor) -> Any:
+        calls.append(len(x))
+        loss, many = loss_at(ddp, x, y, index, False)
+        return (loss, many) if (rank == 0 if alone else len(calls) % 2) else loss
+
+    for batch in pace.loader(Samples(COUNT)):
+        pace.round(batch, function)
+        pace.step(optimizer)
+
+
 @pytest.mark.processes
 @guarantee("`count=` on one rank only, or for some losses under `drop=`, raises before any rank steps.")
-def test_counts_with_some_losses_alone_are_refused() -> None:
+def test_counts_with_some_losses_only_raise() -> None:
     """Else tokens of some would be added to samples of others."""
-    for said in run_ranks(3, counting, True):
+    for said in errors_of(3, counting, True):
         assert "rank 0 gave a count with the loss, and rank 1, 2 did not" in said
-    for said in run_ranks(3, counting, False):
+    for said in errors_of(3, counting, False):
         assert "one piece was given a count and another was not" in said
 
 
 @pytest.mark.processes
-def test_a_threshold_is_found_from_the_first_rounds_and_recorded(tmp_path: Path) -> None:
-    case = {"drop": "auto", "rounds": WARM_UP + 6, "record": str(tmp_path / "run"), "stall": 0.05}
-    ranks = [rank[0] for rank in run_ranks(3, dropping, [case])]
+def test_auto_threshold_is_found_and_recorded(tmp_path: Path) -> None:
+    case: dict[str, Any] = {
+        "drop": "auto",
+        "rounds": WARM_UP + 6,
+        "record": str(tmp_path / "run"),
+        "stall": 0.05,
+    }
+    ranks = run_ranks(3, partial(dropping, **case))
     assert len({rank["tau"] for rank in ranks}) == 1
     dropped, record = ranks[0]["dropped"], ranks[0]["record"]
     assert not dropped[:WARM_UP].any()
@@ -102,7 +210,7 @@ def test_a_threshold_is_found_from_the_first_rounds_and_recorded(tmp_path: Path)
     assert any("were dropped after the threshold" in each for each in findings(record))
 
 
-def test_the_threshold_found_is_that_of_the_papers_rule() -> None:
+def test_auto_threshold_is_that_of_the_paper() -> None:
     """Algorithm 2 by brute force, for ranks with unlike numbers of micro-steps."""
     rng = np.random.default_rng(3)
     pieces = (5, 3, 8)
@@ -181,13 +289,13 @@ def test_threshold_is_found_after_the_warm_up_and_the_next_round_drops(
         ({"policy": "auto", "deterministic": True}, "leave one of them out"),
     ],
 )
-def test_what_does_not_go_together_is_refused_in_a_sentence(options: dict[str, Any], words: str) -> None:
+def test_unsupported_drop_options_raise(options: dict[str, Any], words: str) -> None:
     chosen = {"drop": "0.5 s", "loop": "round", "micro_batch": 2} | options
     with pytest.raises(PacelineError, match=words):
         HostedPace(fresh(torch.float64), 8, **chosen)
 
 
-def test_streams_and_own_samples_are_refused() -> None:
+def test_drop_with_a_stream_or_own_samples_raises() -> None:
     pace = Pace(fresh(torch.float64), 8, loop="round", micro_batch=2, drop="0.5 s")
     assert pace.host.terms.policy == "level"
     with pytest.raises(PacelineError, match=r"use pace\.loader"):

@@ -2,17 +2,48 @@
 
 from __future__ import annotations
 
-import pytest
+import time
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from paceline.torch import Pace, open_rounds, peers
+from paceline.torch.callbacks import OnRound
 from support.guarantees import guarantee
-from support.link_jobs import LATE, asked, slow_link
 from support.ranks import run_ranks
+from support.small_net import Samples, fresh, optimizer_of
 
 pytestmark = pytest.mark.processes
 
+LATE = 100.0  # seconds; no message takes as long
+
+
+def slow_link(rank: int, ranks: int, slow: int) -> list[float] | None:
+    """What the ranks find if whatever goes to or comes from one of them takes ``LATE`` by their clocks."""
+    send, recv, added = dist.send, dist.recv, [0.0]
+
+    def late(function: Any) -> Any:
+        def call(message: torch.Tensor, peer: int) -> Any:
+            result = function(message, peer)
+            if slow in (rank, peer) and message.numel() > 1:
+                added[0] += LATE
+            return result
+
+        return call
+
+    dist.send, dist.recv = late(send), late(recv)
+    peers.time = SimpleNamespace(perf_counter=lambda: time.perf_counter() + added[0])  # type: ignore[assignment]
+    found = peers.links()
+    dist.send, dist.recv, peers.time = send, recv, time
+    return None if found is None else found.tolist()
+
 
 @guarantee("A rank with a slow link is named; links are measured once, and only if sums take long.")
-def test_the_slow_link_is_told_from_those_of_its_peers() -> None:
+def test_slow_link_differs_from_those_of_its_peers() -> None:
     for slow in (0, 2):
         first, *others = run_ranks(4, slow_link, slow)
         assert first is not None
@@ -21,8 +52,27 @@ def test_the_slow_link_is_told_from_those_of_its_peers() -> None:
         assert max(link for rank, link in enumerate(first) if rank != slow) < LATE
 
 
-def test_two_ranks_share_their_link() -> None:
+def test_two_ranks_have_no_link_of_their_own() -> None:
     assert run_ranks(2, slow_link, 0) == [None, None]
+
+
+def asked(rank: int, ranks: int, share: float, alone: bool = False) -> list[Any]:
+    """The links told of after each of some rounds of 50 ms, if sums of more than this part of that are long. alone:
+    rank 0 makes a checkpoint after each, and so settles it before the others do."""
+    open_rounds.LONG_SUM = share
+    ddp = DistributedDataParallel(fresh(torch.float64))
+    optimizer = optimizer_of(ddp)
+    told: list[Any] = []
+    pace = Pace(ddp, 12, "equal", callbacks=[OnRound(told.append)])
+    loader = pace.loader(Samples(12 * 30))
+    for x, y, _ in loader:
+        time.sleep(0.05)
+        pace.backward(torch.nn.functional.cross_entropy(ddp(x), y))
+        if pace.step(optimizer) and alone and rank == 0:
+            pace.state_dict()
+    pace.host.flush()
+    pace.close()
+    return [None if each.links is None else each.links.tolist() for each in told]
 
 
 @guarantee("A rank with a slow link is named; links are measured once, and only if sums take long.")

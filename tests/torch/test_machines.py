@@ -3,10 +3,16 @@
 import pytest
 
 from paceline.machines import measure
-from support.machine_jobs import machines
+from paceline.torch import peers
 from support.ranks import run_ranks
 
 pytestmark = pytest.mark.processes
+
+
+def machines(rank: int, ranks: int) -> tuple[list[float], list[float], list[float]]:
+    """CPUs, cores and memory of all ranks, as this rank knows them."""
+    found = peers.machines()
+    return found.cpus.tolist(), found.cores.tolist(), found.memory.tolist()
 
 
 def test_ranks_of_one_machine_share_it():

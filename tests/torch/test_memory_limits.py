@@ -2,67 +2,186 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
-from itertools import chain
+import os
+import resource
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import PacelineError
-from paceline.samples import CostModel
 from paceline.torch import Pace, memory_limits, peers
+from paceline.torch.callbacks import OnRound
 from paceline.torch.plan import Piece, RoundPlan
-from paceline.torch.round import LeftWithin, Round
+from paceline.torch.round import LeftWithin
+from support.gauge import Fake
 from support.guarantees import guarantee
-from support.memory_jobs import (
-    Cgroup,
-    Fake,
-    alone,
-    limited,
-    one_process,
-    out_behind_its_forward_pass,
-    running_out,
-    too_small,
-)  # fmt: skip
 from support.ranks import run_ranks
+from support.small_net import difference
 
 WITHIN_MEMORY = guarantee(
     '`limits="memory"` keeps within the process\'s cgroup, follows what others take, and trains the model'
     " of one process."
 )
 
-TWO: dict[str, Any] = {"fits": [9, 4], "where": "backward"}
+FEATURES, WIDTH, DEPTH, CLASSES = 16, 8192, 16, 4
+MEGABYTE = 1 << 20
 
 
-def differs(found: list[Any], expected: list[Any]) -> float:
-    return max(float(abs(a - b).max() / abs(b).max()) for a, b in zip(found, expected, strict=True))
+class Wide(nn.Module):
+    """Few parameters, and about a megabyte of activations for each sample, in float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(FEATURES, WIDTH), nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x)
+        for _ in range(DEPTH):
+            hidden = torch.relu(hidden) * 1.1
+        return self.last(hidden)
+
+
+class Data(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    def __init__(self, count: int) -> None:
+        generator = torch.Generator().manual_seed(7)
+        self.x = torch.randn(count, FEATURES, generator=generator, dtype=torch.float64)
+        self.y = torch.randint(CLASSES, (count,), generator=generator)
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.x[index], self.y[index]
+
+
+def fresh() -> Wide:
+    torch.manual_seed(3)
+    return Wide().double()
+
+
+def status(name: str) -> int:
+    """Bytes of this process, by its name in the kernel's table."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(name))
+
+
+def alone(batch: int) -> list[torch.Tensor]:
+    """The parameters of one process that takes each batch at once."""
+    model, data, loss_of = fresh(), Data(2 * batch), nn.CrossEntropyLoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    for at in (0, batch, 0):
+        loss_of(model(data.x[at : at + batch]), data.y[at : at + batch]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [p.detach() for p in model.parameters()]
+
+
+def limited(
+    rank: int, ranks: int, rooms: list[int], batch: int, cgroup: bool, loop: str, policy: str
+) -> dict[str, Any]:
+    """Train 3 rounds with ``rooms`` megabytes to spare on each rank; what it came to.
+
+    cgroup: it is the room in a memory cgroup of each rank's own, instead of addresses."""
+    torch.set_num_threads(1)
+    libc = ctypes.CDLL(None)  # as if all were a hundred times as large:
+    libc.mallopt(-8, 1)  # a thread's own 64 MB of addresses would be much of this room
+    libc.mallopt(-3, 1 << 16)  # and large tensors are given back when they are freed
+    model, loss_of = DistributedDataParallel(fresh()), nn.CrossEntropyLoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    group, before, room = None, status("VmSize"), rooms[rank] * MEGABYTE
+    if cgroup:
+        os.environ["LOCAL_WORLD_SIZE"] = "1"  # as in a container for each rank
+        group = Cgroup(room)
+    else:
+        resource.setrlimit(resource.RLIMIT_AS, (before + room, resource.RLIM_INFINITY))
+    told: list[Any] = []
+    pace = Pace(model, batch, policy, limits="memory", loop=loop, callbacks=[OnRound(told.append)])
+    loader, most = pace.loader(Data(2 * batch), shuffle=False), 0
+
+    def loss_at(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        nonlocal most
+        most = max(most, len(x))
+        return loss_of(model(x), y)
+
+    try:
+        while pace.rounds < 3:
+            for given in loader:
+                if loop == "whole":
+                    pace.backward(loss_at(*given))
+                else:
+                    pace.round(given, loss_at)
+                pace.step(optimizer)
+                if pace.rounds == 3:
+                    break
+    except (PacelineError, RuntimeError) as error:
+        pace._loop.failed(error)
+        raise
+    held = (status("VmPeak") - before) / room
+    if group is not None:
+        held = group.leave() / room
+    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
+    pace.host.flush()
+    found = {
+        "parameters": [p.detach().numpy() for p in model.parameters()],
+        "held": held,
+        "most": most,
+        "loads": [result.loads.tolist() for result in told],
+    }
+    pace.close()
+    return found
+
+
+class Cgroup:
+    """A memory cgroup below this process's own, with this process in it, which may hold so many bytes there.
+
+    Raises OSError if this machine does not let one be made."""
+
+    def __init__(self, room: int = 0) -> None:
+        paths = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
+        old = "memory" in paths
+        self._above = Path(f"/sys/fs/cgroup/memory{paths['memory']}" if old else f"/sys/fs/cgroup{paths['']}")
+        limit, self._peak = ("limit_in_bytes", "max_usage_in_bytes") if old else ("max", "peak")
+        self._own = self._above / f"paceline-{os.getpid()}"
+        self._own.mkdir()
+        try:
+            (self._own / f"memory.{limit}").write_text(str(room or 1 << 40))
+            (self._own / "cgroup.procs").write_text(str(os.getpid()))
+        except OSError:
+            self._own.rmdir()
+            raise
+
+    def leave(self) -> int:
+        """Bytes held at most; the cgroup is removed."""
+        peak = int((self._own / f"memory.{self._peak}").read_text())
+        (self._above / "cgroup.procs").write_text(str(os.getpid()))
+        self._own.rmdir()
+        return peak
 
 
 @pytest.mark.processes
 @WITHIN_MEMORY
 @pytest.mark.parametrize("kind", ["addresses", "cgroup"])
 @pytest.mark.parametrize(("loop", "batch"), [("round", 180), ("whole", 80)])
-def test_ranks_of_unlike_memory_train_the_model_of_one_process(loop: str, batch: int, kind: str) -> None:
+def test_ranks_of_different_memory_train_the_model_of_one_process(loop: str, batch: int, kind: str) -> None:
     """Two ranks with 140 and 70 MB for about 1 MB a sample, as addresses that are granted or in memory cgroups that
     kill; no numbers given. Where a round is taken in passes, both have the same load, whatever the machine does
     beside: what is left of a small load is cut so that passes do not grow."""
-    options: dict[str, Any] = {"loop": loop} | ({"policy": "equal"} if loop == "round" else {})
     if kind == "cgroup":
-        options["cgroup"] = True
         try:
             Cgroup().leave()
         except (OSError, KeyError):
             pytest.skip("may not make a memory cgroup: run as root where /sys/fs/cgroup can be written")
-    found = run_ranks(2, limited, [140, 70], 2 * batch, batch, 3, options)
+    policy = "equal" if loop == "round" else "level"
+    found = run_ranks(2, limited, [140, 70], batch, kind == "cgroup", loop, policy)
     for rank in found:
-        assert differs(rank["parameters"], alone(2 * batch, batch, 3)) < 1e-12
+        assert difference(rank["parameters"], alone(batch)) < 1e-12
     loads = np.array(found[0]["loads"])
     assert (loads.sum(1) == batch).all()
     if loop == "round":  # all is accumulated: memory has no say in loads, but in passes
@@ -76,9 +195,7 @@ def test_ranks_of_unlike_memory_train_the_model_of_one_process(loop: str, batch:
 
 
 @WITHIN_MEMORY
-def test_the_limits_of_a_cgroup_and_of_those_above_it_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_limits_of_a_cgroup_and_its_parents_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As under Slurm or systemd, whose limit is not at the top of what this process sees; version 2, by stand-ins."""
     for folder, limit, used in (("job", "400000000", 160000000), ("job/step", "max", 120000000), ("", "", 0)):
         (tmp_path / folder).mkdir(parents=True, exist_ok=True)
@@ -102,75 +219,6 @@ def test_the_limits_of_a_cgroup_and_of_those_above_it_are_read(
     assert room - held == pytest.approx((400e6 - 160e6 + 40e6) / 2, abs=10e6)
 
 
-@pytest.mark.processes
-@guarantee("A pass that runs out of memory is halved and run again, with the model of one process.")
-@pytest.mark.parametrize(
-    "options",
-    [
-        TWO,
-        TWO | {"where": "forward"},
-        TWO | {"counts": True},
-        TWO | {"policy": "factoring:portion=0.3", "counts": True},
-        TWO | {"micro_batch": 12, "where": "forward"},
-    ],
-    ids=["backward", "forward", "counts", "moving", "with a micro-batch"],
-)
-def test_a_pass_that_runs_out_of_memory_is_dropped_and_halved(options: dict[str, Any]) -> None:
-    found = run_ranks(2, running_out, dict(options))
-    parameters, losses, counted = one_process(options.get("counts", False))
-    for rank in found:
-        assert differs(rank["parameters"], parameters) < 1e-12
-        assert rank["losses"] == pytest.approx(losses, rel=1e-12)
-    if options.get("counts"):
-        assert np.sum([rank["counted"] for rank in found], axis=0).tolist() == counted
-    assert sum(rank["outs"] for rank in found) > 0
-    assert any(found[0]["ran_out"])
-    assert found[0]["ran_out"] == found[1]["ran_out"]
-
-
-@pytest.mark.processes
-def test_alone_also_the_last_pass_of_a_round_may_run_out() -> None:
-    (found,) = run_ranks(1, running_out, {"fits": [9], "where": "backward"})
-    assert found["outs"] > 0
-    assert differs(found["parameters"], one_process(False)[0]) < 1e-12
-
-
-@pytest.mark.processes
-@guarantee("A pass that runs out of memory is halved and run again, with the model of one process.")
-def test_with_buffers_that_are_sent_a_failed_forward_pass_does_not_send_them_again() -> None:
-    one, other = run_ranks(2, running_out, TWO | {"norm": True, "where": "forward"})
-    assert one["outs"] + other["outs"] > 0
-    assert differs(one["parameters"], other["parameters"]) == 0
-
-
-@pytest.mark.processes
-@guarantee(
-    "A rank without memory for its samples ends every rank with an error: which rank, how many samples and "
-    "bytes, what to do."
-)
-def test_a_last_pass_whose_forward_pass_is_through_is_not_run_again() -> None:
-    """DDP would sum the gradients of its first part over the ranks, and the others would wait for the rest."""
-    other, own = run_ranks(2, out_behind_its_forward_pass)
-    assert "rank 1 ran out of memory in round 1" in own
-    assert "other ranks wait for its gradients" in own
-    assert "rank 1 ran out of memory in round 1" in other
-
-
-@pytest.mark.processes
-@guarantee(
-    "A rank without memory for its samples ends every rank with an error: "
-    "which rank, how many samples and bytes, what to do."
-)
-@pytest.mark.parametrize("loop", ["round", "whole"])
-def test_too_little_memory_is_told_on_every_rank(loop: str) -> None:
-    other, own = run_ranks(2, too_small, loop)
-    many = "1 sample at once" if loop == "round" else "4 samples at once"
-    for said in (own, other):
-        assert f"rank 1 ran out of memory in round 0 with {many}" in said
-        assert ("take a smaller model" if loop == "round" else "a smaller global_batch") in said
-    assert "rank 0 cannot continue without it" in other
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -180,7 +228,7 @@ def test_too_little_memory_is_told_on_every_rank(loop: str) -> None:
         ({"limits": "all"}, "limits='all': expected 'memory', or a pair"),
     ],
 )
-def test_what_does_not_go_together_is_told(options: dict[str, Any], said: str) -> None:
+def test_unsupported_memory_options_raise(options: dict[str, Any], said: str) -> None:
     with pytest.raises(PacelineError, match=said):
         Pace(nn.Linear(2, 1), 8, **({"limits": "memory"} | options))
 
@@ -223,7 +271,7 @@ def test_passes_begin_small_and_grow_to_what_fits(monkeypatch: pytest.MonkeyPatc
 
 
 @WITHIN_MEMORY
-def test_what_others_take_is_followed_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_follow_the_memory_that_others_take(monkeypatch: pytest.MonkeyPatch) -> None:
     gauge = Fake(1000.0, 10.0, 1400.0)
 
     def tick(rounds: int) -> None:
@@ -241,12 +289,12 @@ def test_with_costs_passes_are_cut_by_what_they_hold(monkeypatch: pytest.MonkeyP
     assert sum(sizes) == 6 * 64
 
 
-def test_a_peak_that_cannot_be_forgotten_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peak_that_cannot_be_reset_suffices(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = trained(monkeypatch, Fake(1000.0, 10.0, 1250.0, forgets=False), 6)
     assert 20 <= max(sizes) <= 25
 
 
-def test_a_device_is_asked_for_its_own_peak_and_for_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_reports_its_peak_and_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """With stand-ins: no device was there."""
     calls: list[str] = []
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: calls.append("reset"))
@@ -257,22 +305,6 @@ def test_a_device_is_asked_for_its_own_peak_and_for_what_is_free(monkeypatch: py
     assert gauge.begin()
     assert calls == ["reset"]
     assert (gauge.peak(), gauge.room()) == (700.0, 1000.0)
-
-
-@pytest.mark.parametrize(
-    ("error", "is_memory"),
-    [
-        (torch.OutOfMemoryError("CUDA out of memory"), True),
-        (
-            RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory"),
-            True,
-        ),
-        (MemoryError(), True),
-        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
-    ],
-)
-def test_errors_of_memory_are_told_from_others(error: BaseException, is_memory: bool) -> None:
-    assert memory_limits.ran_out(error) is is_memory
 
 
 class Reading:
@@ -487,109 +519,3 @@ def test_cpu_has_resident_memory_and_addresses_if_they_are_limited(monkeypatch: 
     assert not addresses.begin()
     assert addresses.room() == 2**40
     assert addresses.peak() >= addresses.now() > resident.now()
-
-
-def parts(
-    monkeypatch: pytest.MonkeyPatch, rounds: list[int], fits: int, floor: int, sums: bool = False
-) -> list[list[int]]:
-    """The sizes of the passes that succeed in rounds of so many samples, where one of more than ``fits`` does not.
-
-    The stand-in says that half as many more fit, so that passes fail."""
-    gauge = Fake(100.0, 10.0, 100.0 + 15.0 * fits)
-    monkeypatch.setattr(memory_limits, "gauges", lambda device: [gauge])
-    passes: Any = SimpleNamespace(
-        device=torch.device("cpu"),
-        gradients=SimpleNamespace(sums=sums),
-        cuts=lambda batch: True,
-        part=lambda *_, **__: None,
-        take_back=lambda: None,
-        droppable=True,
-    )
-    round = Round()
-    terms: Any = SimpleNamespace(quantum=1, floor=floor, fixed_micro_steps=None)
-    limit = memory_limits.MemoryLimit(round, passes, terms, lambda batch, first, last: last - first)
-
-    def one(size: int) -> int:
-        gauge.run(size if size <= fits else math.inf)
-        return size
-
-    sizes = []
-    for samples in rounds:
-        round.drawn(Piece(RoundPlan(0, np.array([samples]), samples), samples, True, True))
-        sizes.append(list(limit.run(samples, one)))
-    return sizes
-
-
-@guarantee(
-    "Passes that are cut for lack of memory suffice for batch norm and are no larger than one that succeeded."
-)
-@given(st.lists(st.integers(2, 60), min_size=1, max_size=8), st.integers(3, 30))
-def test_no_part_of_a_batch_is_too_small_for_batch_norm(rounds: list[int], fits: int) -> None:
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        sizes = parts(monkeypatch, rounds, fits, 2)
-    assert [sum(each) for each in sizes] == rounds
-    assert min(map(min, sizes)) >= 2
-    assert max(map(max, sizes)) <= fits
-
-
-@guarantee(
-    "Passes that are cut for lack of memory suffice for batch norm and are no larger than one that succeeded."
-)
-def test_three_samples_are_not_cut_for_batch_norm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two parts would leave one sample by itself, and a third try would not fit either."""
-    with pytest.raises(PacelineError, match="ran out of memory in round 0 with 3 samples at once"):
-        parts(monkeypatch, [3], 2, 2)
-
-
-def test_last_pass_as_large_as_one_that_succeeded_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert parts(monkeypatch, [4, 4, 6, 9], 30, 1, sums=True) == [[1, 2, 1], [2, 2], [4, 2], [8, 1]]
-
-
-LENGTHS = st.lists(st.integers(1, 12), min_size=2, max_size=30)
-
-
-@guarantee(
-    "Passes that are cut for lack of memory suffice for batch norm and are no larger than one that succeeded."
-)
-@given(st.lists(LENGTHS, min_size=1, max_size=6), st.booleans(), st.integers(12, 60))
-def test_last_pass_takes_no_more_than_one_that_went_through(
-    rounds: list[list[int]], padded: bool, fits: int
-) -> None:
-    """Passes hold memory in proportion to their lengths, and the last pass of a batch also sums the gradients."""
-    gauge = Fake(100.0, 1.0, 100.0 + 1.5 * fits)
-    ran: list[tuple[float, bool]] = []  # amounts of the passes that went through, and whether they were last
-    last = True
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(memory_limits, "gauges", lambda device: [gauge])
-        passes: Any = SimpleNamespace(
-            device=torch.device("cpu"), gradients=SimpleNamespace(sums=True), cuts=lambda batch: True,
-            take_back=lambda: None, droppable=True,
-        )  # fmt: skip
-
-        def part(samples: int, first: bool, more: bool) -> None:
-            nonlocal last
-            last = not more
-
-        passes.part = part
-        round = Round()
-        terms: Any = SimpleNamespace(quantum=1, floor=1, fixed_micro_steps=None)
-        limit = memory_limits.MemoryLimit(round, passes, terms, lambda batch, first, end: batch[first:end])
-
-        def one(batch: list[int]) -> list[int]:
-            amount = float(len(batch) * max(batch) if padded else sum(batch))
-            gauge.run(amount if amount <= fits else math.inf)
-            ran.append((amount, last))
-            return batch
-
-        for lengths in rounds:
-            last, model = True, CostModel(1.0, padded=padded)
-            deal: Any = SimpleNamespace(lengths=np.array(lengths, float), model=model)
-            plan = RoundPlan(0, np.array([len(lengths)]), len(lengths), None, deal)
-            total = float(len(lengths) * max(lengths) if padded else sum(lengths))
-            round.drawn(Piece(plan, len(lengths), True, True, parts=np.array([total, 0.0, 1.0]), start=0))
-            done = list(limit.run(lengths, one))
-            assert sorted(chain(*done)) == sorted(lengths), "each sample runs once"
-    most = 0.0
-    for amount, summed in ran:
-        assert not summed or amount <= most
-        most = max(most, amount)

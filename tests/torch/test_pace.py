@@ -46,7 +46,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from paceline.torch import Pace, join
 from paceline.torch.callbacks import Record
-from support.torch_jobs import Samples, fresh
+from support.small_net import Samples, fresh
 
 def main():
     model = fresh(torch.float64)

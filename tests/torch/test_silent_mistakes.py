@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import PacelineError
-from paceline.torch import Pace
-from paceline.torch.callbacks import StopOnNan
+from paceline.torch import Pace, meter
+from paceline.torch.callbacks import Callback, OnRound, StopOnNan
 from paceline.torch.feed.pieces import Order
 from paceline.torch.open_rounds import Blind, Finite
 from support.guarantees import guarantee
-from support.ranks import run_ranks
-from support.silent_jobs import Heard, left_alone, no_number, other_epochs, own_options, own_schedules
-from support.torch_jobs import Samples, fresh, optimizer_of
+from support.ranks import errors_of, run_ranks
+from support.small_net import Samples, fresh, optimizer_of, replayed
 
 
 def train(rounds: int, step: Callable[[Pace, torch.optim.Optimizer], object], **options: Any) -> Pace:
@@ -35,18 +36,26 @@ def train(rounds: int, step: Callable[[Pace, torch.optim.Optimizer], object], **
 
 @guarantee("A loop that never steps the optimizer raises after the first round.")
 @pytest.mark.parametrize("rounds", [1, 5])
-def test_a_loop_that_never_steps_is_told_so(rounds: int) -> None:
+def test_loop_without_a_step_raises(rounds: int) -> None:
     with pytest.raises(
         PacelineError, match=r"went on without an optimizer step; expected pace.step\(optimizer\)"
     ):
         train(rounds, lambda pace, optimizer: None)
 
 
+class Heard(Callback):
+    def __init__(self, heard: list[tuple[int, list[int]]]) -> None:
+        self.heard = heard
+
+    def on_nan(self, step: int, ranks: list[int]) -> None:
+        self.heard.append((step, ranks))
+
+
 @guarantee(
     "A loss that is NaN or infinite causes one warning with the round and the rank; with `StopOnNan` it "
     "raises on every rank."
 )
-def test_what_to_do_about_a_loss_that_is_no_number() -> None:
+def test_loss_that_is_not_finite_warns_or_raises() -> None:
     told, losses = np.array([1.0, 1.0, 0.0]), np.array([2.5, np.inf, np.nan])
     finite = Finite([])
     with pytest.warns(RuntimeWarning, match=r"the loss of rank 1 was not finite in round 4 \(inf\)"):
@@ -64,13 +73,51 @@ def test_what_to_do_about_a_loss_that_is_no_number() -> None:
     assert heard == [(7, [1])]
 
 
+def not_finite_in_round_2(rank: int, callbacks: list[Callback]) -> None:
+    ddp = DistributedDataParallel(fresh(torch.float64))
+    optimizer, loss_of = optimizer_of(ddp), nn.CrossEntropyLoss()
+    pace = Pace(ddp, 12, "equal", callbacks=callbacks)
+    try:
+        for x, y, _ in pace.loader(Samples(12 * 4), seed=5):
+            loss = loss_of(ddp(x), y)
+            odd = float("nan") if rank == 1 and pace.rounds == 2 else 0.0
+            pace.backward(loss + odd)  # whose gradient is a number all the same
+            pace.step(optimizer)
+    finally:
+        pace.host.detach()
+
+
+def no_number(rank: int, ranks: int) -> list[str]:
+    """The loss of rank 1 is NaN in round 2, and finite again in round 3: what is warned of by default."""
+    with pytest.raises(PacelineError, match=r"^the loss of rank 1 was not finite in round 2"):
+        not_finite_in_round_2(rank, [StopOnNan()])
+    heard: list[tuple[int, list[int]]] = []
+    not_finite_in_round_2(rank, [Heard(heard)])
+    assert heard == [(2, [1])]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        not_finite_in_round_2(rank, [])
+    return [str(w.message) for w in caught if "not finite" in str(w.message)]
+
+
 @pytest.mark.processes
-def test_every_rank_hears_whose_loss_was_no_number_and_rank_0_warns_once() -> None:
-    words = "the loss of rank 1 was not finite in round 2"
-    for rank, (sentence, heard, warned) in enumerate(run_ranks(3, no_number)):
-        assert sentence.startswith(words)
-        assert heard == [(2, [1])], "it was finite again in round 3"
-        assert [text[: len(words)] for text in warned] == [words] * (rank == 0)
+def test_loss_that_is_not_finite_is_named_on_every_rank() -> None:
+    (warned,), *others = run_ranks(3, no_number)
+    assert warned.startswith("the loss of rank 1 was not finite in round 2")
+    assert others == [[], []]
+
+
+def own_schedules(rank: int, ranks: int, alike: bool) -> None:
+    """A learning rate that falls with the samples, of this rank alone or (``alike``) of all ranks."""
+    ddp = DistributedDataParallel(fresh(torch.float64))
+    optimizer, loss_of, seen = torch.optim.SGD(ddp.parameters(), lr=0.1), nn.CrossEntropyLoss(), 0
+    pace = Pace(ddp, 12, "equal", limits=[(None, 2)] + [(None, None)] * (ranks - 1))
+    for x, y, _ in pace.loader(Samples(12 * 8), seed=5):
+        pace.backward(loss_of(ddp(x), y))
+        pace.step(optimizer)
+        seen += 12 if alike else len(x)
+        # unlike processors may round otherwise
+        optimizer.param_groups[0]["lr"] = 0.1 / (1 + seen) * (1 + 1e-12 * rank)
 
 
 @guarantee(
@@ -78,11 +125,26 @@ def test_every_rank_hears_whose_loss_was_no_number_and_rank_0_warns_once() -> No
     "at the next report."
 )
 @pytest.mark.processes
-def test_learning_rates_that_go_by_a_ranks_own_samples_are_told_on_all_ranks() -> None:
+def test_learning_rates_by_own_samples_raise_on_all_ranks() -> None:
     """Ranks that have run 2, 5 and 5 samples, and those that count the samples of all."""
     words = "the learning rate of rank 1 is 0.0166667 in round 1 and that of rank 0 0.0333333; expected"
-    assert [said[: len(words)] for said in run_ranks(3, own_schedules, False)] == [words] * 3
-    assert run_ranks(3, own_schedules, True) == [""] * 3
+    assert [said[: len(words)] for said in errors_of(3, own_schedules, False)] == [words] * 3
+    assert errors_of(3, own_schedules, True) == [""] * 3
+
+
+def own_options(rank: int, ranks: int, name: str, group: int, by: Any) -> None:
+    """Rank 1 changes one option of its optimizer from round 2 on."""
+    net = fresh(torch.float64)
+    ddp = DistributedDataParallel(net)
+    groups = [{"params": net.first.parameters()}, {"params": net.second.parameters(), "lr": 1e-3}]
+    optimizer, loss_of = torch.optim.AdamW(groups, weight_decay=1e-6), nn.CrossEntropyLoss()
+    pace = Pace(ddp, 12, "equal")
+    for x, y, _ in pace.loader(Samples(12 * 8), seed=5):
+        options = optimizer.param_groups[group]
+        if rank == 1 and pace.rounds == 2 and name:
+            options[name] = by if not isinstance(by, float) else options[name] * by
+        pace.backward(loss_of(ddp(x), y))
+        pace.step(optimizer)
 
 
 @guarantee(
@@ -103,10 +165,10 @@ def test_learning_rates_that_go_by_a_ranks_own_samples_are_told_on_all_ranks() -
         ("weight_decay", 0, 1 + 1e-12, ""),
     ],
 )
-def test_an_option_of_the_optimizer_that_differs_between_ranks_raises(
+def test_optimizer_option_that_differs_between_ranks_raises(
     name: str, group: int, by: Any, words: str
 ) -> None:
-    for said in run_ranks(3, own_options, name, group, by):
+    for said in errors_of(3, own_options, name, group, by):
         assert bool(said) == bool(words)
         assert words in said
 
@@ -135,7 +197,7 @@ def weighed(loss_of: Any, counts: Any, micro_batch: int | None) -> tuple[list[st
     "Losses with class weights, ignored targets or left-out samples are exact with `count=`; without it, "
     "Paceline raises or warns once."
 )
-def test_a_mean_over_class_weights_or_targets_that_are_not_ignored_is_told_of_once() -> None:
+def test_mean_over_weights_without_count_warns_once() -> None:
     """It counts as one over samples, unless what it is a mean over is handed over."""
     weight = torch.tensor([0.2, 1.0, 3.0], dtype=torch.float64)
     plain, ignoring = nn.CrossEntropyLoss(), nn.CrossEntropyLoss(ignore_index=1)
@@ -160,7 +222,7 @@ def test_a_mean_over_class_weights_or_targets_that_are_not_ignored_is_told_of_on
 
 
 @guarantee("Step times that do not follow the loads cause one warning: balancing gains nothing.")
-def test_seconds_that_do_not_follow_loads_are_told_of_once() -> None:
+def test_seconds_that_do_not_follow_loads_warn_once() -> None:
     """Ranks that wait for each other unseen, and those whose seconds are equal since they are balanced."""
     rng, speeds = np.random.default_rng(0), np.array([1.0, 1.0, 4.0])
 
@@ -202,19 +264,46 @@ def test_seconds_that_do_not_follow_loads_are_told_of_once() -> None:
 
 def alone(rounds: int, more: int = 0) -> list[torch.Tensor]:
     """The parameters of one process after so many rounds of 12 samples of epoch 0, and so many of epoch 1."""
-    model, data, loss_of = fresh(torch.float64), Samples(12 * 40), nn.CrossEntropyLoss()
-    optimizer, order = optimizer_of(model), Order(len(data), 5)
-    for epoch, many in ((0, rounds), (1, more)):
-        for chosen in torch.from_numpy(order.epoch(epoch)).split(12)[:many]:
-            loss_of(model(data.x[chosen]), data.y[chosen]).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    return [p.detach() for p in model.parameters()]
+    first, second = (torch.from_numpy(Order(12 * 40, 5).epoch(epoch)).split(12) for epoch in (0, 1))
+    return replayed([*first[:rounds], *second[:more]], Samples(12 * 40))
 
 
 def same(found: list[Any], expected: list[torch.Tensor]) -> bool:
     pairs = zip(found, expected, strict=True)
     return all(np.allclose(ours, theirs.numpy(), rtol=1e-11, atol=1e-13) for ours, theirs in pairs)
+
+
+class Left(Exception):
+    """What a loop is left by."""
+
+
+Told = tuple[list[Any], list[int], int, str]
+
+
+def left_alone(rank: int, ranks: int, who: list[int], how: str, policy: str, at: int) -> Told:
+    """The ranks ``who`` leave the loop in round ``at`` by a break or an exception, when it is complete but not
+    stepped; all go on with another loop. The parameters then, the rounds that were told of, the rounds done, and the
+    words of an error."""
+    meter.LATE_SECONDS = 1.0
+    ddp = DistributedDataParallel(fresh(torch.float64))
+    optimizer, loss_of, told, words = optimizer_of(ddp), nn.CrossEntropyLoss(), list[int](), ""
+    pace = Pace(ddp, 12, policy, callbacks=[OnRound(lambda result: told.append(result.step))])
+    loader = pace.loader(Samples(12 * 40), seed=5)
+
+    try:
+        with pace:
+            for epoch in range(2):
+                with suppress(Left):
+                    for x, y, _ in loader:
+                        pace.backward(loss_of(ddp(x), y))
+                        if epoch == 0 and pace.rounds == at and rank in who:
+                            if how == "exception":
+                                raise Left
+                            break
+                        pace.step(optimizer)
+    except PacelineError as error:
+        words = str(error)
+    return [p.detach().numpy().copy() for p in ddp.parameters()], told, pace.rounds, words
 
 
 @guarantee(
@@ -224,9 +313,7 @@ def same(found: list[Any], expected: list[torch.Tensor]) -> bool:
 @pytest.mark.processes
 @pytest.mark.parametrize("how", ["break", "exception"])
 @pytest.mark.parametrize(("policy", "at"), [("level", 2), ("level", 30), ("equal", 30), ("auto", 39)])
-def test_a_complete_round_that_all_ranks_leave_before_its_step_is_dropped(
-    how: str, policy: str, at: int
-) -> None:
+def test_round_that_all_ranks_leave_is_dropped(how: str, policy: str, at: int) -> None:
     """At the beginning each round is told of at once, later some time afterwards."""
     for parameters, told, done, words in run_ranks(3, left_alone, [0, 1, 2], how, policy, at):
         assert (words, done, told) == ("", at + 40, list(range(at + 40)))
@@ -239,9 +326,7 @@ def test_a_complete_round_that_all_ranks_leave_before_its_step_is_dropped(
 )
 @pytest.mark.processes
 @pytest.mark.parametrize(("who", "policy", "at"), [(1, "level", 2), (0, "level", 30), (2, "equal", 39)])
-def test_a_complete_round_that_one_rank_leaves_alone_ends_the_run_before_another_step(
-    who: int, policy: str, at: int
-) -> None:
+def test_round_that_one_rank_leaves_raises_before_a_step(who: int, policy: str, at: int) -> None:
     found = run_ranks(3, left_alone, [who], "break", policy, at)
     for rank, (parameters, _, done, words) in enumerate(found):
         assert words
@@ -250,11 +335,23 @@ def test_a_complete_round_that_one_rank_leaves_alone_ends_the_run_before_another
     assert any(f"round {at} was left on this rank" in words or "another plan" in words for *_, words in found)
 
 
+def other_epochs(rank: int, ranks: int) -> None:
+    """Rank 1 alone asks for another epoch."""
+    ddp = DistributedDataParallel(fresh(torch.float64))
+    optimizer, loss_of = optimizer_of(ddp), nn.CrossEntropyLoss()
+    with Pace(ddp, 12, "equal") as pace:
+        loader = pace.loader(Samples(12 * 40), seed=5)
+        loader.set_epoch(rank % 2)
+        for x, y, _ in loader:
+            pace.backward(loss_of(ddp(x), y))
+            pace.step(optimizer)
+
+
 @guarantee(
     "Ranks that step differently, leave a round alone or are in different epochs raise on every rank, after "
     "at most 64 short rounds."
 )
 @pytest.mark.processes
-def test_ranks_that_are_not_in_one_epoch_are_named() -> None:
-    for words in run_ranks(3, other_epochs):
+def test_ranks_in_different_epochs_raise() -> None:
+    for words in errors_of(3, other_epochs):
         assert "rank 1 is in another epoch than the other ranks" in words

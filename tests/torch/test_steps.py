@@ -14,7 +14,7 @@ from paceline.errors import PacelineError
 from paceline.torch import Pace
 from paceline.torch.feed.pieces import Order
 from support.guarantees import guarantee
-from support.torch_jobs import Samples, fresh
+from support.small_net import Samples, fresh
 
 GUARANTEES = (
     "A loop with a line left out, doubled, swapped or replaced (101 cases) trains the same model or "

@@ -2,93 +2,320 @@
 
 from __future__ import annotations
 
-import inspect
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.nn.functional import all_reduce
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.flop_counter import FlopCounterMode
 
-from support import suspect_jobs
+from paceline.errors import PacelineError
+from paceline.torch import Pace
 from support.guarantees import guarantee
+from support.pictures import Pictures, boxed, model, of_moments
 from support.ranks import run_ranks
-from support.suspect_jobs import averaged, told
+from support.scripted import Script
 
 pytestmark = pytest.mark.processes
 
-WRONG = {
-    "injected": "suspect_jobs.Inject adds a gradient that does not come from the loss",
-    "normalised": "sums a number over the ranks, and the loss is divided by it",
-    "normalised_summed": "sums a number over the ranks, and the loss is divided by it",
-    "as_a_number": "sums a number over the ranks, and the loss is divided by it",
-    "gathered": "sums a number over the ranks, and the loss is divided by it",
-    "in_place": "sums a tensor of the loss over the ranks",
-    "own_center": "is divided by this rank's own number of samples times the ranks",
-    "own_center_of_a_shape": "is divided by this rank's own number of samples times the ranks",
-    "sum_of_entropies": "the loss is a sum, and counts as a mean over",
-    "sum_of_rows": "the loss is a sum, and counts as a mean over",
-}
-RIGHT = (
-    *(
-        "scaled",
-        "logs",
-        "right_center",
-        "differentiable",
-        "penalised",
-        "divided",
-        "counted",
-        "globally",
-        "summed",
+BATCH = 24
+LIMITS = [(16, 16), (5, 5), (3, 3)]
+CHANGING = ((8, 8, 8), (16, 4, 4), (4, 16, 4), (2, 2, 20), (12, 8, 4), (6, 12, 6))
+Part = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+LossOf = Callable[[nn.Module, Part, dict[str, Any]], Any]
+
+
+class Inject(torch.autograd.Function):
+    """Puts the gradient of an auxiliary loss into the graph, whatever the loss is."""
+
+    @staticmethod
+    def forward(ctx: Any, out: torch.Tensor, aux: torch.Tensor) -> torch.Tensor:
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return grad, torch.tensor(0.5, dtype=grad.dtype)
+
+
+class Scale(torch.autograd.Function):
+    """Multiplies by a number that needs a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, out: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(out, by)
+        return out * by
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        out, by = ctx.saved_tensors
+        return grad * by, (grad * out).sum()
+
+
+def _total(value: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> torch.Tensor:
+    value = value.detach().clone()
+    dist.all_reduce(value, op)
+    return value
+
+
+def injected(net: nn.Module, part: Part, _: Any) -> Any:
+    out = net(part[0])
+    return (Inject.apply(out, out.square().mean()) - part[1]).square().mean()
+
+
+def scaled(net: nn.Module, part: Part, _: Any) -> Any:
+    out = net(part[0])
+    return (Scale.apply(out, out.square().mean()) - part[1]).square().mean()
+
+
+def normalised(net: nn.Module, part: Part, _: Any) -> Any:
+    return boxed(net(part[0]), *part[1:]) / (_total(part[2].sum()) / dist.get_world_size())
+
+
+def as_a_number(net: nn.Module, part: Part, _: Any) -> Any:
+    boxes = torch.clamp(_total(part[2].sum()) / dist.get_world_size(), min=1).item()
+    each = net(part[0]) - part[1]
+    return 2.0 * (each.square().sum(1) * part[2]).sum() / boxes + each.abs().mean()
+
+
+def gathered(net: nn.Module, part: Part, _: Any) -> Any:
+    boxes = [torch.zeros((), dtype=torch.float64) for _ in range(dist.get_world_size())]
+    dist.all_gather(boxes, part[2].sum())
+    return boxed(net(part[0]), *part[1:]) * (dist.get_world_size() / sum(boxes))
+
+
+def in_place(net: nn.Module, part: Part, _: Any) -> Any:
+    out = net(part[0])
+    moments = torch.stack([out.sum(0), out.square().sum(0)]) / BATCH
+    dist.all_reduce(moments)
+    return of_moments(*moments)
+
+
+def own_center(net: nn.Module, part: Part, kept: dict[str, Any]) -> Any:
+    x, out = part[0], net(part[0])
+    loss = (out - kept.get("center", 0.0)).square().sum(1).mean()
+    total = out.detach().sum(0)
+    dist.all_reduce(total)
+    kept["center"] = 0.5 * total / (len(x) * dist.get_world_size())
+    return loss
+
+
+def own_center_of_a_shape(net: nn.Module, part: Part, kept: dict[str, Any]) -> Any:
+    out = net(part[0])
+    loss = (out - kept.get("center", 0.0)).square().sum(1).mean()
+    total = out.detach().sum(0)
+    dist.all_reduce(total, op=dist.ReduceOp.SUM)
+    total.div_(out.shape[0] * dist.get_world_size())
+    kept["center"] = total
+    return loss
+
+
+def sum_of_entropies(net: nn.Module, part: Part, _: Any) -> Any:
+    return nn.functional.cross_entropy(net(part[0]), part[1].argmax(1), reduction="sum")
+
+
+def sum_of_rows(net: nn.Module, part: Part, _: Any) -> Any:
+    return -(net(part[0]) * part[1]).sum(1).sum()
+
+
+def sum_by_a_constant(net: nn.Module, part: Part, _: Any) -> Any:
+    return (net(part[0]) - part[1]).square().sum(1).sum() / BATCH
+
+
+def mean_by_its_samples(net: nn.Module, part: Part, _: Any) -> Any:
+    return 0.5 * nn.functional.cross_entropy(net(part[0]), part[1].argmax(1)) * len(part[0]) / BATCH
+
+
+def mean_by_an_annealed_number(net: nn.Module, part: Part, kept: dict[str, Any]) -> Any:
+    kept["step"] = kept.get("step", 0) + 1
+    return (net(part[0]) - part[1]).square().mean() * (kept["step"] / 10) + (
+        net(part[0]).square().mean() * 0.1
+    )
+
+
+def logs(net: nn.Module, part: Part, kept: dict[str, Any]) -> Any:
+    """Averaged and gathered metrics, a barrier, and the largest loss: none of them enters the loss."""
+    x, y, _boxes = part
+    out = net(x)
+    loss = (out - y).square().mean()
+    reduced = torch.stack([loss.detach(), (out.detach() > 0).double().mean()])
+    dist.all_reduce(reduced)
+    kept["averages"] = reduced / dist.get_world_size()
+    shown = loss.clone()  # with its graph
+    dist.all_reduce(shown)
+    kept["largest"] = _total(loss, dist.ReduceOp.MAX)
+    right = _total((out.argmax(1) == y.argmax(1)).sum().double()) / _total(torch.tensor(float(len(x))))
+    dist.barrier()
+    kept["right"] = right.item()
+    return loss
+
+
+def right_center(net: nn.Module, part: Part, kept: dict[str, Any]) -> Any:
+    out = net(part[0])
+    loss = (out - kept.get("center", 0.0)).square().sum(1).mean()
+    kept["center"] = 0.5 * _total(out.sum(0)) / _total(torch.tensor(float(len(out))))
+    return loss
+
+
+def differentiable(net: nn.Module, part: Part, _: Any) -> Any:
+    out = net(part[0])
+    return of_moments(*all_reduce(torch.stack([out.sum(0), out.square().sum(0)]) / BATCH))
+
+
+def penalised(net: nn.Module, part: Part, _: Any) -> Any:
+    penalty = sum(p.square().sum() for p in net.parameters())
+    return (net(part[0]) - part[1]).square().mean() + 1e-4 * penalty
+
+
+def divided(net: nn.Module, part: Part, _: Any) -> Any:
+    return (net(part[0]) - part[1]).square().sum(1).sum() / len(part[0])
+
+
+def counted(net: nn.Module, part: Part, _: Any) -> Any:
+    return boxed(net(part[0]), *part[1:]) / part[2].sum(), {"count": part[2].sum()}
+
+
+def globally(net: nn.Module, part: Part, _: Any) -> Any:
+    return normalised(net, part, _), {"reduction": "global"}
+
+
+def summed(net: nn.Module, part: Part, _: Any) -> Any:
+    return sum_of_entropies(net, part, _), {"reduction": "sum"}
+
+
+def normalised_summed(net: nn.Module, part: Part, _: Any) -> Any:
+    return normalised(net, part, _), {"reduction": "sum"}
+
+
+WRONG: dict[LossOf, str] = {
+    injected: "test_suspects.Inject adds a gradient that does not come from the loss",
+    **dict.fromkeys(
+        (normalised, normalised_summed, as_a_number, gathered),
+        "sums a number over the ranks, and the loss is divided by it",
     ),
-)
+    in_place: "sums a tensor of the loss over the ranks",
+    **dict.fromkeys(
+        (own_center, own_center_of_a_shape),
+        "is divided by this rank's own number of samples times the ranks",
+    ),
+    **dict.fromkeys((sum_of_entropies, sum_of_rows), "the loss is a sum, and counts as a mean over"),
+}
+RIGHT = (scaled, logs, right_center, differentiable, penalised, divided, counted, globally, summed)
+
+
+def told(
+    rank: int,
+    ranks: int,
+    loss_of: LossOf,
+    even: bool,
+    options: dict[str, Any],
+    changing: bool = False,
+    counted_too: bool = False,
+) -> list[tuple[str, str]]:
+    """The warnings of two epochs with this loss, each with the line that it names, without spaces."""
+    net = model()
+    ddp = DistributedDataParallel(net)
+    optimizer, kept = torch.optim.SGD(net.parameters(), lr=1e-3), dict[str, Any]()
+    limits = [(8, 8)] * ranks if even else LIMITS
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        loads = {"policy": Script(CHANGING)} if changing else {"limits": limits}
+        pace = Pace(ddp, BATCH, **loads, **options)
+        for _ in range(2):
+            for part in pace.loader(Pictures(), seed=5, drop_last=True):
+                found = loss_of(ddp, part, kept)
+                loss, how = found if isinstance(found, tuple) else (found, {})
+                with FlopCounterMode(display=False) if counted_too else nullcontext():
+                    pace.backward(loss, **how)
+                pace.step(optimizer)
+        pace.host.detach()
+    return [
+        (str(one.message), f"{one.filename.rpartition('/')[2]}:{one.lineno}")
+        for one in caught
+        if one.category is RuntimeWarning
+    ]
 
 
 @guarantee(
     "A loss that trains another model where loads differ causes one warning with file and line; correct "
     "losses cause none."
 )
-@pytest.mark.parametrize("name", WRONG)
-def test_a_loss_that_trains_another_model_is_warned_of_once(name: str) -> None:
-    lines, _ = inspect.getsourcelines(suspect_jobs)
-    for warned in run_ranks(3, told, name, False, {}):
-        assert [WRONG[name] in words for words, _ in warned] == [True], warned
+@pytest.mark.parametrize("loss_of", WRONG)
+def test_wrong_loss_warns_once(loss_of: LossOf) -> None:
+    lines = Path(__file__).read_text().splitlines()
+    for warned in run_ranks(3, told, loss_of, False, {}):
+        assert [WRONG[loss_of] in words for words, _ in warned] == [True], warned
         words, where = warned[0]
-        assert where.startswith("suspect_jobs.py:")
+        assert where.startswith("test_suspects.py:")
         if "over the ranks" in words:  # it names the collective, too
-            line = int(words.partition("suspect_jobs.py:")[2].split()[0])
+            line = int(words.partition("test_suspects.py:")[2].split()[0])
             assert "all_reduce(" in lines[line - 1] or "all_gather(" in lines[line - 1]
 
 
-@pytest.mark.parametrize("name", ["sum_by_a_constant", "mean_by_its_samples"])
-def test_a_loss_that_grows_with_its_samples_is_warned_of_once_loads_have_changed(name: str) -> None:
-    for warned in run_ranks(3, told, name, False, {}, True):
+@pytest.mark.parametrize("loss_of", [sum_by_a_constant, mean_by_its_samples])
+def test_loss_that_grows_with_its_samples_warns_once(loss_of: LossOf) -> None:
+    for warned in run_ranks(3, told, loss_of, False, {}, True):
         assert ["the loss grows with this rank's samples" in words for words, _ in warned] == [True], warned
 
 
-def test_a_loss_is_looked_at_within_a_counter_of_operations() -> None:
-    for warned in run_ranks(3, told, "mean_by_its_samples", False, {}, True, True):
+def test_wrong_loss_within_a_flop_counter_warns_once() -> None:
+    for warned in run_ranks(3, told, mean_by_its_samples, False, {}, True, True):
         assert ["the loss grows with this rank's samples" in words for words, _ in warned] == [True], warned
 
 
-@pytest.mark.parametrize("name", [*RIGHT, "mean_by_an_annealed_number"])
-def test_a_loss_that_trains_the_same_model_is_not_warned_of_while_loads_change(name: str) -> None:
-    assert run_ranks(3, told, name, False, {}, True) == [[], [], []]
+@pytest.mark.parametrize("loss_of", [*RIGHT, mean_by_an_annealed_number])
+def test_right_loss_of_changing_loads_does_not_warn(loss_of: LossOf) -> None:
+    assert run_ranks(3, told, loss_of, False, {}, True) == [[], [], []]
 
 
 @guarantee(
     "A loss that trains another model where loads differ causes one warning with file and line; correct "
     "losses cause none."
 )
-@pytest.mark.parametrize("name", RIGHT)
-def test_a_loss_that_trains_the_same_model_is_not_warned_of(name: str) -> None:
-    assert run_ranks(3, told, name, False, {}) == [[], [], []]
+@pytest.mark.parametrize("loss_of", RIGHT)
+def test_right_loss_does_not_warn(loss_of: LossOf) -> None:
+    assert run_ranks(3, told, loss_of, False, {}) == [[], [], []]
 
 
-@pytest.mark.parametrize("name", ["normalised", "in_place", "own_center"])
-def test_a_loss_whose_loads_are_equal_is_not_warned_of(name: str) -> None:
-    assert run_ranks(3, told, name, True, {}) == [[], [], []]
+@pytest.mark.parametrize("loss_of", [normalised, in_place, own_center])
+def test_wrong_loss_of_equal_loads_does_not_warn(loss_of: LossOf) -> None:
+    assert run_ranks(3, told, loss_of, True, {}) == [[], [], []]
 
 
-def test_an_injected_gradient_under_the_hook_is_not_warned_of() -> None:
-    assert run_ranks(3, told, "injected", False, {"weigh": "hook"}) == [[], [], []]
+def test_injected_gradient_under_the_hook_does_not_warn() -> None:
+    assert run_ranks(3, told, injected, False, {"weigh": "hook"}) == [[], [], []]
+
+
+def averaged(rank: int, ranks: int, loop: str, right: bool) -> tuple[str, list[Any]]:
+    """Update an average of the parameters in each micro-step, or after each step: the error message, the average."""
+    net = model()
+    ddp = DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    average = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    original = AveragedModel.update_parameters
+    pace = Pace(ddp, BATCH, limits=LIMITS, loop=loop, **({"micro_batch": 4} if loop != "whole" else {}))
+    said = ""
+    try:
+        for batch in pace.loader(Pictures(), seed=5):
+            if loop == "round":
+                pace.round(batch, lambda x, y, _: (ddp(x) - y).square().mean())
+            else:
+                pace.backward((ddp(batch[0]) - batch[1]).square().mean())
+            if pace.step(optimizer) or not right:
+                average.update_parameters(net)
+    except PacelineError as error:
+        said = str(error)
+    finally:
+        pace.host.detach()
+    assert AveragedModel.update_parameters is original
+    return said, [p.tolist() for p in average.module.parameters()]
 
 
 @guarantee(
@@ -96,7 +323,7 @@ def test_an_injected_gradient_under_the_hook_is_not_warned_of() -> None:
     "before the step."
 )
 @pytest.mark.parametrize("loop", ["pieces", "round"])
-def test_an_average_is_updated_after_steps_alone(loop: str) -> None:
+def test_average_updated_within_a_round_raises(loop: str) -> None:
     right: list[Any] = run_ranks(3, averaged, loop, True)
     assert [said for said, _ in right] == [""] * 3
     for _, average in right:
@@ -109,6 +336,6 @@ def test_an_average_is_updated_after_steps_alone(loop: str) -> None:
             )
 
 
-def test_an_average_of_whole_rounds_is_updated_in_each() -> None:
+def test_average_of_whole_rounds_is_updated_in_each() -> None:
     found = run_ranks(3, averaged, "whole", False)
     assert [said for said, _ in found] == [""] * 3

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import TensorDataset
 
 from paceline.errors import PacelineError
 from paceline.torch import Pace
-from support import trained_jobs
+from paceline.torch.callbacks import OnRound
+from paceline.torch.feed.pieces import Order
 from support.forks import as_torchrun, ended
 from support.guarantees import guarantee
-from support.ranks import run_ranks
-from support.torch_jobs import Samples, fresh, optimizer_of
+from support.ranks import errors_of, run_cases, run_ranks
+from support.small_net import TWO, Samples, difference, fresh, optimizer_of
 
 NAMES_LAYERS = guarantee(
     "A layer that is unfrozen or added in a run raises with its name; the ways that the message names "
@@ -28,91 +33,270 @@ NAMES_LAYERS = guarantee(
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("warm")]
 
 
-def check(told: dict[int, str]) -> None:
-    assert sorted(told) == [1, 2, 3]
-    for number, name in ((1, "second.bias"), (2, "added.weight"), (3, "added.weight")):
-        assert f"{name}, which was not trained when Pace was made" in told[number]
+LOSS = nn.CrossEntropyLoss()
+
+
+def raises(words: str) -> Any:
+    return pytest.raises(PacelineError, match=re.escape(words))
+
+
+def refused(pace: Pace, model: nn.Module, module: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Rounds in which something else is to be trained: what was frozen, what was added, what the optimizer of another
+    model moves; how many there were."""
+    since = "which was not trained when Pace was made"
+    for batch in pace.loader(Samples(16 * 5), seed=5):
+        pace.round(batch, lambda x, y, _: LOSS(model(x), y))
+        if pace.rounds == 1:
+            module.second.bias.requires_grad_(True)
+            with raises(f"second.bias, {since}"):
+                pace.step(optimizer)
+            module.second.bias.requires_grad_(False)
+        if pace.rounds == 2:
+            module.added = nn.Linear(3, 3).double()
+            optimizer.add_param_group({"params": list(module.added.parameters())})
+            with raises(f"added.weight, {since}"):
+                pace.step(optimizer)
+            optimizer.param_groups.pop()
+        if pace.rounds == 3:
+            other = torch.optim.SGD(module.added.parameters(), lr=0.1)
+            for parameter in module.added.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            with raises(f"added.weight, {since}"):
+                other.step()
+        pace.step(optimizer)
+    return pace.rounds
+
+
+def frozen() -> tuple[nn.Module, torch.optim.Optimizer]:
+    module = fresh(torch.float64)
+    module.second.bias.requires_grad_(False)
+    return module, optimizer_of(module)
+
+
+def trained_in_mid_run(rank: int, ranks: int) -> int:
+    module, optimizer = frozen()
+    ddp = DistributedDataParallel(module)
+    with Pace(ddp, 16, TWO, loop="round", limits=[(0, None)] * 2) as pace:
+        return refused(pace, ddp, module, optimizer)
 
 
 @NAMES_LAYERS
-def test_what_is_trained_from_the_middle_of_a_run_is_refused_before_it_is_stepped() -> None:
-    for told, rounds in run_ranks(2, trained_jobs.trained_in_mid_run):
-        check(told)
-        assert rounds == 5, "the loop goes on without it"
+def test_layer_trained_in_mid_run_raises_before_a_step() -> None:
+    assert run_ranks(2, trained_in_mid_run) == [5, 5], "the loop goes on without it"
 
 
 SCRIPT = """
 import torch
 from paceline.torch import ElasticPace
-from support.trained_jobs import frozen, refused
+from tests.torch.test_trained import frozen, refused
 
 torch.set_num_threads(1)
 module, optimizer = frozen()
 with ElasticPace(module, 16) as pace:
     pace.register(optimizer)
-    told = refused(pace, module, module, optimizer)
-    print(f"{told}\\n", end="", flush=True)
+    print(f"{refused(pace, module, module, optimizer)}\\n", end="", flush=True)
 """
 
 
 @NAMES_LAYERS
-def test_so_it_is_where_ranks_may_be_lost(tmp_path: Path) -> None:
+def test_layer_trained_in_mid_run_raises_in_an_elastic_run(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    command = [
-        sys.executable,
-        "-m",
-        "paceline.torch.launcher",
-        "--workers",
-        "2",
-        "--max-restarts",
-        "0",
-        str(script),
-    ]
+    launcher = [sys.executable, "-m", "paceline.torch.launcher", "--workers", "2", "--max-restarts", "0"]
     path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=600, env=dict(os.environ) | {"PYTHONPATH": path}
+        [*launcher, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env=os.environ | {"PYTHONPATH": path},
     )
     assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert len(lines) == 2
-    for line in lines:
-        check(ast.literal_eval(line))
+    assert done.stdout == "5\n5\n"
+
+
+def unfrozen(rank: int, ranks: int, anew: bool) -> float:
+    """The difference from one process where a layer is trained from round 3 on: with a learning rate of 0 until then,
+    or with DistributedDataParallel and Pace made ``anew``."""
+    module, data = fresh(torch.float64), Samples(16 * 6)
+    module.second.requires_grad_(not anew)
+    groups = [
+        {"params": list(module.first.parameters())},
+        {"params": list(module.second.parameters()), "lr": 0.0},
+    ]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    ddp = DistributedDataParallel(module)
+    pace = Pace(ddp, 16, TWO, limits=[(0, None)] * 2)
+    loader = pace.loader(data, shuffle=False)
+    while pace.host.progress.samples_done < 16 * 6:
+        for x, y, _ in loader:
+            pace.backward(LOSS(ddp(x), y))
+            pace.step(optimizer)
+            if pace.rounds == 3:
+                break
+        if pace.rounds != 3:
+            break
+        state = pace.state_dict()
+        optimizer.param_groups[1]["lr"] = 0.1
+        if anew:
+            pace.host.detach()
+            pace.host.release()
+            module.second.requires_grad_(True)
+            ddp = DistributedDataParallel(module)
+            pace = Pace(ddp, 16, TWO, limits=[(0, None)] * 2)
+            loader = pace.loader(data, shuffle=False)
+        pace.load_state_dict(state)
+    rounds = pace.rounds
+    pace.host.detach()
+    assert rounds == 6
+    one = fresh(torch.float64)
+    for number, chosen in enumerate(torch.arange(16 * 6).split(16)):
+        one.zero_grad()
+        LOSS(one(data.x[chosen]), data.y[chosen]).backward()
+        with torch.no_grad():
+            for name, parameter in one.named_parameters():
+                assert parameter.grad is not None
+                parameter -= 0.1 * parameter.grad * (number >= 3 or name.startswith("first"))
+    return difference(module.parameters(), one.parameters())
 
 
 @NAMES_LAYERS
-def test_the_ways_that_are_told_train_the_model_of_one_process() -> None:
-    for found in run_ranks(2, trained_jobs.unfrozen_in_the_ways_that_are_told):
-        assert max(found) < 1e-12
+def test_advised_ways_to_unfreeze_train_the_model_of_one_process() -> None:
+    for far in run_cases(2, unfrozen, {"rate": {"anew": False}, "anew": {"anew": True}}).values():
+        assert max(far) < 1e-12
+
+
+def in_two_groups(rank: int, ranks: int, everywhere: bool) -> None:
+    """Each half of the ranks has a DistributedDataParallel module of its own; or only the first half a Pace, too."""
+    halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    ddp = DistributedDataParallel(fresh(torch.float64), process_group=halves[rank // 2])
+    if everywhere or rank < 2:
+        Pace(ddp, 16)
 
 
 @guarantee("A DDP module whose group is smaller than the world raises.")
 @pytest.mark.parametrize("everywhere", [True, False])
-def test_a_group_that_is_smaller_than_the_world_is_refused(everywhere: bool) -> None:
-    sentences = run_ranks(4, trained_jobs.in_two_groups, everywhere)
+def test_group_smaller_than_the_world_raises(everywhere: bool) -> None:
+    sentences = errors_of(4, in_two_groups, everywhere)
     for sentence in sentences if everywhere else sentences[:2]:
         assert "in a group of 2 ranks, and 4 take part in the run" in sentence
 
 
+class Maker(nn.Module):
+    """Makes samples from noise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 6))
+
+    def forward(self, noise: torch.Tensor) -> torch.Tensor:
+        return self.layers(noise)
+
+
+class Judge(Maker):
+    """Tells them from real ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
+def maker_and_judge() -> tuple[nn.Module, nn.Module, TensorDataset, Any, Any]:
+    """Two models, real samples with the noise for as many others, and the optimizers of the judge and the maker."""
+    torch.manual_seed(11)
+    maker, judge = Maker().double(), Judge().double()
+    data = TensorDataset(torch.randn(90, 6, dtype=torch.float64), torch.randn(90, 4, dtype=torch.float64))
+    return maker, judge, data, *(torch.optim.Adam(each.parameters(), lr=0.01) for each in (judge, maker))
+
+
+def says(judge: nn.Module, samples: torch.Tensor, real: float) -> torch.Tensor:
+    out = judge(samples).squeeze(1)
+    return nn.functional.binary_cross_entropy_with_logits(out, torch.full_like(out, real))
+
+
+def two_models(rank: int, ranks: int, weigh: str, through: str) -> tuple[float, float]:
+    """A generative adversarial network as docs/porting.md has it: the differences of both models from one process.
+
+    through: the second backward pass goes through the first model's own module, or through its wrapper."""
+    maker, judge, data, first, second = maker_and_judge()
+    netg, netd = DistributedDataParallel(maker), DistributedDataParallel(judge)
+    with Pace(netd, 20, TWO, limits=[(0, None)] * 2, weigh=weigh) as pace:
+        for _ in range(2):
+            for real, noise in pace.loader(data, seed=5):
+                netd.zero_grad()
+                fake = netg(noise)
+                loss = says(netd, real, 1.0) + says(judge, fake.detach(), 0.0)
+                loss.backward() if weigh == "hook" else pace.backward(loss)
+                pace.step(first)
+                netg.zero_grad()
+                pace.weighted(says(judge if through == "module" else netd, fake, 1.0)).backward()
+                second.step()
+    one_maker, one_judge = alone()
+    return (
+        difference(maker.parameters(), one_maker.parameters()),
+        difference(judge.parameters(), one_judge.parameters()),
+    )
+
+
+def alone() -> tuple[nn.Module, nn.Module]:
+    """Both models, trained by one process in the ordinary way."""
+    maker, judge, data, first, second = maker_and_judge()
+    for epoch in range(2):
+        for chosen in torch.from_numpy(Order(90, 5).epoch(epoch)).split(20):
+            real, noise = data[chosen]
+            judge.zero_grad()
+            fake = maker(noise)
+            (says(judge, real, 1.0) + says(judge, fake.detach(), 0.0)).backward()
+            first.step()
+            maker.zero_grad()
+            says(judge, fake, 1.0).backward()
+            second.step()
+    return maker, judge
+
+
 @guarantee("Two models in one loop, as in a GAN, train as in one process; mistakes with them raise an error.")
 @pytest.mark.parametrize(("weigh", "through"), [("loss", "module"), ("loss", "wrapper"), ("hook", "module")])
-def test_two_models_are_those_of_one_process(weigh: str, through: str) -> None:
-    for found in run_ranks(2, trained_jobs.two_models, weigh, through):
+def test_two_models_equal_those_of_one_process(weigh: str, through: str) -> None:
+    for found in run_ranks(2, two_models, weigh, through):
         assert max(found) < 1e-12
 
 
+def mistakes_with_two(rank: int, ranks: int) -> None:
+    """The second model is handed to Pace, the first is not zeroed, or a count is given."""
+    maker, judge, data, first, second = maker_and_judge()
+    netg, netd = DistributedDataParallel(maker), DistributedDataParallel(judge)
+    with Pace(netd, 20, TWO, limits=[(0, None)] * 2) as pace:
+        with raises("outside of `for ... in pace.loader(...)`"):
+            pace.weighted(torch.ones(()))
+        for real, noise in pace.loader(data, seed=5):
+            fake = netg(noise)
+            loss = says(netd, real, 1.0) + says(judge, fake.detach(), 0.0)
+            if pace.rounds == 1:
+                with raises("another model has left gradients in this one"):
+                    pace.backward(loss)
+                break
+            pace.backward(loss)
+            pace.step(first)
+            with raises("after the step of round 0") as behind:
+                pace.backward(loss)
+            assert "pace.weighted(loss).backward()" in str(behind.value)
+            with raises(
+                "without any parameter of this Pace's model; step another model's optimizer yourself"
+            ):
+                pace.step(second)
+            with raises("count= is summed over the ranks for the model of this Pace alone"):
+                pace.weighted(says(judge, fake, 1.0), count=3)
+            pace.weighted(says(judge, fake, 1.0)).backward()
+            second.step()
+        assert pace.rounds == 1
+
+
 @guarantee("Two models in one loop, as in a GAN, train as in one process; mistakes with them raise an error.")
-def test_mistakes_with_two_models_are_told() -> None:
-    for outside, behind, other, count, left in run_ranks(2, trained_jobs.mistakes_with_two):
-        assert "outside of `for ... in pace.loader(...)`" in outside
-        assert "after the step of round 0" in behind
-        assert "pace.weighted(loss).backward()" in behind
-        assert "without any parameter of this Pace's model; step another model's optimizer yourself" in other
-        assert "count= is summed over the ranks for the model of this Pace alone" in count
-        assert "another model has left gradients in this one" in left
+def test_mistakes_with_two_models_raise() -> None:
+    run_ranks(2, mistakes_with_two)
 
 
-def test_a_second_model_needs_rounds_of_one_turn() -> None:
+def test_second_model_in_micro_steps_raises() -> None:
     model = fresh(torch.float64)
     optimizer = optimizer_of(model)
     with Pace(model, 16, "equal", loop="pieces", micro_batch=8) as pace:
@@ -123,31 +307,80 @@ def test_a_second_model_needs_rounds_of_one_turn() -> None:
                     pace.weighted(torch.ones(()))
 
 
+def losses(rank: int, ranks: int, counts: bool, loop: str) -> tuple[list[float], list[float]]:
+    """What ``loss_now`` says behind the steps of some rounds, and what the record says."""
+    ddp = DistributedDataParallel(fresh(torch.float64))
+    optimizer, now, later = optimizer_of(ddp), [], []
+    limit = {"micro_batch": 5} if loop == "pieces" else {}
+
+    def heard(result: Any) -> None:
+        later.append(result.loss)
+
+    with Pace(ddp, 16, TWO, loop=loop, limits=[(0, None)] * 2, callbacks=[OnRound(heard)], **limit) as pace:
+        for x, y, _ in pace.loader(Samples(83), seed=5):
+            loss = LOSS(ddp(x), y)
+            pace.backward(loss, count=len(x) if counts else None)
+            if pace.complete and pace.rounds % 2:
+                now.append(pace.loss_now())
+                pace.step(optimizer)
+            elif pace.step(optimizer):
+                now.append(pace.loss_now())
+            elif not now:
+                with raises("no round is complete"):
+                    pace.loss_now()
+        pace.host.flush()
+    return now, later
+
+
 @guarantee(
     "`pace.mean`, `pace.gather` and `pace.loss_now()` count each sample of a round once, also with an idle "
     "rank."
 )
 @pytest.mark.parametrize(("counts", "loop"), [(False, "whole"), (True, "pieces")])
-def test_the_loss_of_this_round_is_told_to_all_who_ask(counts: bool, loop: str) -> None:
-    for now, later, told in run_ranks(2, trained_jobs.losses, counts, loop):
+def test_loss_now_is_the_loss_of_the_round(counts: bool, loop: str) -> None:
+    for now, later in run_ranks(2, losses, counts, loop):
         assert now == pytest.approx(later, rel=1e-12)
         assert len(now) == 6
-        assert all("no round is complete" in sentence for sentence in told)
 
 
-def test_a_failure_with_a_single_sample_says_what_to_set() -> None:
-    for rank, (note,) in enumerate(run_ranks(2, trained_jobs.one_sample)):
+def one_sample(rank: int, ranks: int) -> list[str]:
+    """The notes of the error that a rank makes of a batch of one sample."""
+    ddp = DistributedDataParallel(nn.Linear(6, 1).double())
+    pace = Pace(ddp, 16, TWO, limits=[(1, None)] * 2)
+    try:
+        for x, _, _ in pace.loader(Samples(17, torch.float64), shuffle=False):
+            out = ddp(x).squeeze()
+            pace.backward(nn.functional.binary_cross_entropy_with_logits(out, torch.zeros(len(x)).double()))
+            pace.step(torch.optim.SGD(ddp.parameters(), lr=0.1))
+    except ValueError as error:
+        pace._loop._lookout.explain(error)
+        return error.__notes__
+    return []
+
+
+def test_failure_with_a_single_sample_names_the_option() -> None:
+    for rank, (note,) in enumerate(run_ranks(2, one_sample)):
         assert f"rank {rank} was given a single sample in round 1" in note
         assert "Pace(..., limits=[(2, None)] * 2)" in note
 
 
-@guarantee("A script that closes Pace ends without an error, with or without `destroy_process_group()`.")
-def test_a_script_may_destroy_the_group_that_it_has_made() -> None:
-    assert run_ranks(2, trained_jobs.destroyed_by_the_script) == [False, False]
+def destroyed_by_the_script(rank: int, ranks: int) -> bool:
+    """A script closes its Pace, and then destroys the process group that it has made."""
+    with Pace(DistributedDataParallel(fresh(torch.float64)), 16) as pace:
+        pass
+    pace.close()
+    dist.barrier()
+    dist.destroy_process_group()
+    return dist.is_initialized()
 
 
 @guarantee("A script that closes Pace ends without an error, with or without `destroy_process_group()`.")
-def test_such_a_script_ends_without_an_error(tmp_path: Path) -> None:
+def test_script_may_destroy_its_process_group() -> None:
+    assert run_ranks(2, destroyed_by_the_script) == [False, False]
+
+
+@guarantee("A script that closes Pace ends without an error, with or without `destroy_process_group()`.")
+def test_closed_script_ends_without_an_error(tmp_path: Path) -> None:
     """Two of them, each alone: one leaves its group, and one does not."""
     script = tmp_path / "script.py"
     script.write_text(f"""

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from paceline.torch import ElasticPace
-from support.elastic_jobs import BATCH, SAMPLES, Rows, network, optimizers
+from support.elastic_runs import BATCH, SAMPLES, Rows, network, optimizers
 
 
 def main(folder: Path, rounds: int) -> None:

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from support import elastic_jobs, local_jobs
-from support.elastic_jobs import FOR_EVER, SAMPLES, Told, faults, run
+from support import elastic_runs
+from support.elastic_local import counted, played, survive
 from support.elastic_phases import phased
+from support.elastic_runs import FOR_EVER, SAMPLES, Told, faults, run
 from support.often import times
 
 GUARANTEES = (
@@ -24,7 +25,7 @@ def check(told: Told, replay: bool = True) -> None:
     assert not told.of("crash"), told.of("crash")[0][1]["trace"]
     ends = [end for _, end in told.of("end")]
     assert ends, "nobody has come to the end"
-    intervals = local_jobs.counted(told)
+    intervals = counted(told)
     assert len(intervals) == ends[0]["rounds"]
     used: dict[int, list[int]] = {}
     for epoch, by in intervals:
@@ -34,15 +35,15 @@ def check(told: Told, replay: bool = True) -> None:
         assert epoch == max(used) or sorted(indices) == [*range(SAMPLES)], epoch
     assert all(end["state"] == ends[0]["state"] for end in ends)
     if replay:
-        parameters = elastic_jobs.network().state_dict()
+        parameters = elastic_runs.network().state_dict()
         found = torch.cat(
             [torch.tensor(ends[0]["state"][name], dtype=torch.float64).flatten() for name in parameters]
         )
-        assert (found - local_jobs.played(intervals)).abs().max() < 1e-12
+        assert (found - played(intervals)).abs().max() < 1e-12
 
 
 def survived(tmp_path: Path, plan: Any, ranks: int = 4, rounds: int = FOR_EVER, **options: Any) -> Told:
-    return run(tmp_path, ranks, rounds, plan, job=local_jobs.survive, restarts=1000, **options)
+    return run(tmp_path, ranks, rounds, plan, job=survive, restarts=1000, **options)
 
 
 def test_run_without_faults_has_parameters_of_a_replay(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from paceline.errors import PacelineError
 from paceline.torch import ElasticPace, join
 from paceline.torch.callbacks import Prometheus, Record
 from paceline.torch.elastic.supervisor import Supervisor
-from support.elastic_jobs import BATCH, FOR_EVER, Told, alone, exactly, faults, hit, run, stayed
 from support.elastic_phases import Plan, phased, write
+from support.elastic_runs import BATCH, FOR_EVER, Told, alone, exactly, faults, hit, run, stayed
 from support.guarantees import guarantee
 from support.often import times
 

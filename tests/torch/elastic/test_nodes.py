@@ -23,7 +23,7 @@ from paceline.torch.elastic.messages import Signer, Where
 from paceline.torch.elastic.nodes import GONE, NodeAgent
 from paceline.torch.elastic.nodes import OtherMachines as Known
 from paceline.torch.elastic.supervisor import _store
-from support.elastic_jobs import alone, network
+from support.elastic_runs import alone, network
 from support.forks import Program, below, free_port
 from support.guarantees import guarantee
 from support.stands import Stands

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections import UserDict, namedtuple
+from itertools import chain
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import default_collate
 
 from paceline.errors import PacelineError
 from paceline.torch import Pace
 from paceline.torch.passes import RowCheck
 from support.guarantees import guarantee
-from support.loader_jobs import collated
-from support.ranks import run_ranks
-from support.torch_jobs import Samples, fresh, optimizer_of
+from support.ranks import gathered, run_ranks
+from support.small_net import TWO, Samples, difference, fresh, optimizer_of, replayed
 
 Fields = namedtuple("Fields", ["x", "y"])
 
@@ -39,7 +41,7 @@ def rows(*shape: int) -> torch.Tensor:
         [rows(5, 9, 2), rows(5, 9)],
     ],
 )
-def test_a_batch_that_tells_for_certain_that_samples_are_missing(batch: Any) -> None:
+def test_batch_with_missing_rows_is_recognized(batch: Any) -> None:
     assert RowCheck().missing(batch, 16) in (0, 5, 15)
 
 
@@ -66,16 +68,54 @@ def test_a_batch_that_tells_for_certain_that_samples_are_missing(batch: Any) -> 
         "text",
     ],
 )
-def test_what_is_right_or_does_not_tell_is_left_alone(batch: Any) -> None:
+def test_complete_or_unclear_batch_is_accepted(batch: Any) -> None:
     assert RowCheck().missing(batch, 16) is None
 
 
-def test_merged_samples_are_merged_in_every_batch() -> None:
+def test_batches_of_merged_samples_are_accepted() -> None:
     check = RowCheck()
     for samples in (16, 10, 2):
         assert check.missing([rows(samples // 2, 3), rows(samples // 2)], samples) is None
     assert check.missing([rows(16, 3), rows(16)], 16) is None
     assert check.missing([rows(8, 3), rows(8)], 16) == 8, "a row stood for one sample before"
+
+
+def dropping(samples: list[Any]) -> Any:
+    """Leaves out the samples whose first feature is large."""
+    return default_collate([sample for sample in samples if sample[0][0] < 1.0] or samples[:1])
+
+
+def collated(rank: int, ranks: int, counts: bool, weigh: str, loop: str) -> tuple[float, str]:
+    """Batches of which some samples are left out: the difference from one process that leaves out the same, and the
+    sentence where that is refused."""
+    model, data = fresh(torch.float64), Samples(80)
+    ddp = DistributedDataParallel(model)
+    optimizer, loss_of = optimizer_of(ddp), nn.CrossEntropyLoss()
+    used: list[list[int]] = []
+    with Pace(ddp, 16, TWO, loop=loop, limits=[(2, None)] * 2, weigh=weigh) as pace:
+        try:
+            for batch in pace.loader(data, seed=5, collate_fn=dropping):
+                if loop == "round":
+                    pace.round(
+                        batch,
+                        lambda x, y, index: counted(loss_of(ddp(x), y), pace.counts, index, counts, used),
+                    )
+                elif weigh == "hook":
+                    loss_of(ddp(batch[0]), batch[1]).backward()
+                else:
+                    loss, count = counted(loss_of(ddp(batch[0]), batch[1]), pace.counts, batch[2], True, used)
+                    pace.backward(loss, count=count if counts else None)
+                pace.step(optimizer)
+        except PacelineError as error:
+            pace.host.abandon()
+            return 0.0, str(error)
+    rounds = [[*chain(*parts)] for parts in zip(*gathered(used), strict=True)]
+    return difference(model.parameters(), replayed(rounds, data)), ""
+
+
+def counted(loss: torch.Tensor, ran: bool, index: torch.Tensor, counts: bool, used: list[list[int]]) -> Any:
+    used.append(index.tolist() if ran else [])
+    return (loss, len(index)) if counts else loss
 
 
 @guarantee(
@@ -86,7 +126,7 @@ def test_merged_samples_are_merged_in_every_batch() -> None:
 @pytest.mark.parametrize(
     ("weigh", "loop"), [("loss", "whole"), ("loss", "pieces"), ("loss", "round"), ("hook", "pieces")]
 )
-def test_missing_samples_are_refused_and_exact_with_their_count(weigh: str, loop: str) -> None:
+def test_missing_samples_raise_and_are_exact_with_their_count(weigh: str, loop: str) -> None:
     for _, sentence in run_ranks(2, collated, False, weigh, loop):
         assert "planned samples, or pace.backward" in sentence
         assert "pace.backward(loss, count=...)" in sentence
@@ -95,7 +135,7 @@ def test_missing_samples_are_refused_and_exact_with_their_count(weigh: str, loop
             assert (sentence, difference < 1e-12) == ("", True)
 
 
-def test_a_sum_is_over_what_is_there() -> None:
+def test_sum_loss_is_over_the_samples_that_are_there() -> None:
     model = fresh(torch.float64)
     optimizer = optimizer_of(model)
     with Pace(model, 16) as pace:
@@ -134,7 +174,7 @@ def _default(samples: list[Any]) -> Any:
 
 
 @guarantee("A data set that has grown, or an assignment to `pace.global_batch`, raises.")
-def test_a_data_set_that_has_grown_is_refused_when_an_epoch_begins() -> None:
+def test_grown_data_set_raises_when_an_epoch_begins() -> None:
     model, data = fresh(torch.float64), Samples(32)
     with Pace(model, 16) as pace:
         loader = pace.loader(data)
@@ -145,7 +185,7 @@ def test_a_data_set_that_has_grown_is_refused_when_an_epoch_begins() -> None:
 
 @guarantee("A data set that has grown, or an assignment to `pace.global_batch`, raises.")
 @pytest.mark.parametrize("option", ["global_batch", "micro_batch", "policy", "stall"])
-def test_an_option_that_is_set_later_raises(option: str) -> None:
+def test_option_that_is_set_later_raises(option: str) -> None:
     with Pace(fresh(torch.float64), 16) as pace:
         with pytest.raises(
             PacelineError, match=f"{option} was set on a Pace, whose loaders and plans depend"

@@ -16,7 +16,7 @@ from paceline.torch import Pace, RoundResult
 from paceline.torch.callbacks import OnRound
 from paceline.torch.feed.pieces import Order
 from support.guarantees import guarantee
-from support.torch_jobs import Samples, fresh, optimizer_of, reference
+from support.small_net import Samples, fresh, optimizer_of, reference
 
 LOSS = nn.CrossEntropyLoss()
 

@@ -15,7 +15,7 @@ from paceline.hosts.accumulating import HostedPace
 from paceline.torch.feed.pieces import spread
 from paceline.torch.host import Host
 from paceline.torch.plan import Piece
-from support.torch_jobs import Samples, fresh, optimizer_of
+from support.small_net import Samples, fresh, optimizer_of
 
 
 @given(st.integers(0, 300), st.integers(1, 40), st.integers(1, 3))

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from itertools import chain
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from paceline.errors import PacelineError
 from paceline.torch import Pace
+from paceline.torch.callbacks import Callback
 from paceline.torch.feed.pieces import Order
+from paceline.torch.liveness.shutdown import end_with_parent
 from support.guarantees import guarantee
-from support.ranks import run_ranks
-from support.sampler_jobs import BATCH, COUNT, STEPS, compared, loads_after_slowing
-from support.torch_jobs import Samples, fresh, optimizer_of
+from support.ranks import run_cases, run_ranks
+from support.scripted import Script
+from support.small_net import Samples, difference, fresh, optimizer_of, reference
 
 CASES: dict[str, dict[str, Any]] = {
     "alone": {},
@@ -34,6 +39,92 @@ CASES: dict[str, dict[str, Any]] = {
 }
 LOSS = torch.nn.CrossEntropyLoss()
 
+TWO = Script(((5, 2), (1, 6), (3, 3), (1, 9), (7, 0), (0, 1)))
+COUNT, BATCH, STEPS = 83, 16, 14  # 6 rounds an epoch, the last one short; more than two epochs
+
+
+class Epochs(Callback):
+    """Notes the rounds and the ends of epochs."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def on_round(self, result: Any) -> None:
+        self.told.append(result.step)
+
+    def on_epoch(self, epoch: int) -> None:
+        self.told.append(f"epoch {epoch}")
+
+
+def loader_of(sampler: Any, data: Any, workers: int, **options: Any) -> DataLoader[Any]:
+    start = {"worker_init_fn": end_with_parent, "multiprocessing_context": "fork"} if workers else {}
+    return DataLoader(data, batch_sampler=sampler, num_workers=workers, **start, **options)
+
+
+def compared(
+    rank: int,
+    ranks: int,
+    workers: int = 0,
+    ahead: int = 0,
+    weigh: str = "loss",
+    own_step: bool = False,
+    policy: Any = TWO,
+    resumed: int = 0,
+    **loading: Any,
+) -> dict[str, Any]:
+    """The largest difference of a parameter from one process, the samples that this rank used in each round, the
+    epochs that ``pace.epoch`` gave after each loop, and what the callbacks were told.
+
+    own_step: the program steps its optimizer. resumed: a round after which a new Pace continues from the state."""
+    model, data, told = fresh(torch.float64), Samples(COUNT), Epochs()
+    ddp = DistributedDataParallel(model)
+    optimizer, loss_of = optimizer_of(ddp), nn.CrossEntropyLoss()
+    used: list[list[int]] = [[] for _ in range(STEPS)]
+    epochs, saved, limits = list[Any](), list[int](), [(0, None)] * 2
+
+    def made() -> tuple[Pace, Any]:
+        pace = Pace(ddp, BATCH, policy, limits=limits, weigh=weigh, callbacks=[told])
+        sampler = pace.batch_sampler(data, seed=5, ahead=ahead)
+        return pace, loader_of(sampler, data, workers, **loading)
+
+    pace, loader = made()
+    while pace.rounds < STEPS:
+        lasts = len(loader)
+        for number, (x, y, index) in enumerate(loader, 1):
+            if pace.counts:
+                used[pace.rounds] += index.tolist()
+            loss = loss_of(ddp(x), y)
+            loss.backward() if weigh == "hook" else pace.backward(loss)
+            if own_step:
+                optimizer.step()
+                optimizer.zero_grad()
+            else:
+                assert pace.step(optimizer)
+                if pace.rounds in (STEPS, resumed):
+                    break
+            if own_step and number == lasts and pace.epoch == 2:
+                break
+        else:
+            assert number == lasts
+        epochs.append(pace.epoch)
+        saved.append(pace.state_dict()["samples_done"] if not own_step or number == lasts else -1)
+        if pace.rounds == resumed:
+            state, resumed = pace.state_dict(), 0
+            pace.host.detach()
+            pace, loader = made()
+            pace.load_state_dict(state)
+        if own_step and pace.epoch > 1:
+            break
+    rounds = pace.rounds
+    pace.host.detach()
+    return {
+        "difference": difference(model.parameters(), reference(COUNT, BATCH, rounds, torch.float64)),
+        "used": used[:rounds],
+        "epochs": epochs,
+        "saved": saved,
+        "told": told.told,
+    }
+
 
 @pytest.mark.processes
 @guarantee(
@@ -41,10 +132,9 @@ LOSS = torch.nn.CrossEntropyLoss()
     "also with workers and after a resume."
 )
 def test_own_data_loaders_train_the_model_of_one_process() -> None:
-    found = run_ranks(2, compared, list(CASES.values()))
-    for number, (name, case) in enumerate(CASES.items()):
-        ours = [rank[number] for rank in found]
-        rounds = 12 if case.get("own_step") else STEPS
+    found = run_cases(2, compared, CASES)
+    for name, ours in found.items():
+        rounds = 12 if CASES[name].get("own_step") else STEPS
         assert len(ours[0]["used"]) == rounds, name
         for rank in ours:
             assert rank["difference"] < 1e-12, f"{name}: relative difference {rank['difference']:.1e}"
@@ -60,15 +150,33 @@ def test_own_data_loaders_train_the_model_of_one_process() -> None:
         for number_of_round in range(6):
             both = [*chain(*(rank["used"][number_of_round] for rank in ours))]
             assert both == first[number_of_round * BATCH :][:BATCH].tolist(), name
-    by_name = dict(zip(CASES, found[0], strict=True))
+    by_name = {name: first for name, (first, _) in found.items()}
     assert by_name["alone"]["epochs"] == by_name["two workers"]["epochs"] == [1, 2, 2]
     assert by_name["alone"]["saved"] == by_name["two workers"]["saved"] == [0, 0, 2 * BATCH]
     assert by_name["resumed between epochs, two workers"]["saved"][0] == 0
 
 
+def loads_after_slowing(rank: int, ranks: int, workers: int) -> list[list[int]]:
+    """Under level, the loads of each round in which rank 1 takes three times as long for each sample."""
+    ddp = DistributedDataParallel(fresh(torch.float32))
+    optimizer, told, data = optimizer_of(ddp), list[list[int]](), Samples(16 * 40, torch.float32)
+
+    class Loads(Callback):
+        def on_round(self, result: Any) -> None:
+            told.append(result.loads.tolist())
+
+    with Pace(ddp, 16, "level", callbacks=[Loads()]) as pace:
+        sampler = pace.batch_sampler(data, ahead=2 * workers)
+        for x, y, _ in loader_of(sampler, data, workers):
+            time.sleep((0.012 if rank else 0.004) * len(x))
+            pace.backward(nn.functional.cross_entropy(ddp(x), y))
+            pace.step(optimizer)
+    return told
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_slow_rank_gets_less(workers: int) -> None:
+def test_slow_rank_receives_less(workers: int) -> None:
     loads, _ = run_ranks(2, loads_after_slowing, workers)
     fast, slow = np.mean(loads[10:], axis=0)
     assert slow < 0.6 * fast
@@ -83,7 +191,7 @@ def trained(pace: Pace, loader: Any, model: Any, optimizer: Any) -> list[list[in
     return used
 
 
-def test_a_loop_that_is_left_goes_on_with_the_next_epoch() -> None:
+def test_left_loop_continues_with_the_next_epoch() -> None:
     model, data = fresh(torch.float64), Samples(20)
     optimizer = optimizer_of(model)
     with Pace(model, 8) as pace:
@@ -105,7 +213,7 @@ def test_a_loop_that_is_left_goes_on_with_the_next_epoch() -> None:
         assert [*chain(*trained(pace, loader, model, optimizer))] == Order(20, 5).epoch(8).tolist()
 
 
-def test_a_loader_of_the_pace_may_take_turns_with_it() -> None:
+def test_pace_loader_and_own_loader_take_turns() -> None:
     model, data = fresh(torch.float64), Samples(20)
     optimizer = optimizer_of(model)
     with Pace(model, 8) as pace:
@@ -115,7 +223,7 @@ def test_a_loader_of_the_pace_may_take_turns_with_it() -> None:
             assert [*chain(*trained(pace, loader, model, optimizer))] == Order(20, 5).epoch(number).tolist()
 
 
-def test_an_order_and_whole_rounds() -> None:
+def test_sampler_without_shuffle_draws_whole_rounds_in_order() -> None:
     model, data = fresh(torch.float64), Samples(20)
     with Pace(model, 8) as pace:
         sampler = pace.batch_sampler(data, shuffle=False, drop_last=True)
@@ -128,7 +236,7 @@ def test_an_order_and_whole_rounds() -> None:
     "A DataLoader that draws further ahead than `pace.batch_sampler(ahead=)` says, or out of order, raises with what "
     "to give."
 )
-def test_a_data_loader_that_draws_further_ahead_raises() -> None:
+def test_data_loader_that_draws_further_ahead_raises() -> None:
     data = Samples(64)
     with Pace(fresh(torch.float64), 8) as pace:
         for options, words in (
@@ -140,7 +248,7 @@ def test_a_data_loader_that_draws_further_ahead_raises() -> None:
                 next(iter(loader))
 
 
-def test_what_is_left_out_in_the_loop_raises() -> None:
+def test_loop_without_backward_or_step_raises() -> None:
     data, model = Samples(64), fresh(torch.float64)
     with Pace(model, 8) as pace:
         batches = iter(DataLoader(data, batch_sampler=pace.batch_sampler(data)))
@@ -165,12 +273,12 @@ def test_what_is_left_out_in_the_loop_raises() -> None:
         ({"quantum": 8}, {}, "which is no multiple of quantum=8"),
     ],
 )
-def test_what_cannot_be_drawn_raises(made: dict[str, Any], given: dict[str, Any], words: str) -> None:
+def test_unsupported_sampler_option_raises(made: dict[str, Any], given: dict[str, Any], words: str) -> None:
     with Pace(fresh(torch.float64), 16, **made) as pace, pytest.raises(PacelineError, match=words):
         pace.batch_sampler(Samples(20), **given)
 
 
-def test_a_stream_or_a_data_set_that_has_changed_raises() -> None:
+def test_stream_or_changed_data_set_raises() -> None:
     data = Samples(20)
     with Pace(fresh(torch.float64), 8) as pace:
         with pytest.raises(PacelineError, match="indexed items"):

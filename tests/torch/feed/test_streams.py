@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -14,13 +15,12 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, WorkerError
 from paceline.torch import Pace
 from paceline.torch.feed.streams import available
 from support.guarantees import guarantee
-from support.ranks import run_ranks
-from support.stream_jobs import Stream, fails_while_drawing, shares_unlike, streams
-from support.torch_jobs import UNEVEN, fresh
+from support.ranks import errors_of, gathered, run_cases, run_ranks
+from support.small_net import UNEVEN, Samples, difference, fresh, optimizer_of, replayed
 
 pytestmark = pytest.mark.processes
 
@@ -50,14 +50,102 @@ CASES: dict[str, dict[str, Any]] = {
     "shared, left within a round": {"shared": True, "leave": 3},
 }
 
+COUNT, BATCH = 300, 24
 
-def test_every_sample_once_and_the_model_of_one_process() -> None:
-    found = run_ranks(3, streams, list(CASES.values()))
-    for number, (name, case) in enumerate(CASES.items()):
+
+class Stream(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
+    """Some of the samples, one after the other; it can tell where it stands."""
+
+    def __init__(self, start: int, end: int) -> None:
+        self.data, self.start, self.end, self.at = Samples(COUNT), start, end, start
+        self.resumed = False
+
+    def __iter__(self) -> Iterator[Any]:
+        self.at, self.resumed = self.at if self.resumed else self.start, False
+        while self.at < self.end:
+            self.at += 1
+            yield self.data[self.at - 1]
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at, self.resumed = state["at"], True
+
+
+class InBatches:
+    """The same, in batches of unlike sizes."""
+
+    def __init__(self, start: int, end: int) -> None:
+        self.data, self.start, self.end = Samples(COUNT), start, end
+
+    def __iter__(self) -> Iterator[Any]:
+        at, size = self.start, 1
+        while at < self.end:
+            chosen = slice(at, min(at + size, self.end))
+            yield self.data.x[chosen], {"y": self.data.y[chosen]}, torch.arange(COUNT)[chosen]
+            at, size = at + size, size % 7 + 3
+
+
+def trained(
+    rank: int, ranks: int, ends: tuple[int, ...] = (100, 110, 150), batches: bool = False, workers: int = 0,
+    drop_last: bool = False, loop: str = "whole", stop: int | None = None, leave: int | None = None,
+    shared: bool = False, **options: Any,
+) -> tuple[float, list[int], list[int]]:  # fmt: skip
+    """The difference from one process, the samples used, and the sizes of the rounds."""
+    start, end = (0, ends[-1]) if shared else ((0, *ends)[rank], ends[rank])
+    kind = InBatches if batches else Stream
+    model = fresh(torch.float64)
+    ddp = DistributedDataParallel(model)
+    optimizer, loss_of = optimizer_of(model), nn.CrossEntropyLoss()
+    used: list[list[int]] = []
+
+    def function(x: torch.Tensor, y: Any, index: torch.Tensor) -> torch.Tensor:
+        if pace.host.first:
+            used.append([])
+        if pace.counts:
+            used[-1] += index.tolist()
+        return loss_of(ddp(x), y["y"] if batches else y)
+
+    def run(until: int | None, leave: int | None = None) -> None:
+        for micro_step, batch in enumerate(loader, 1):
+            if micro_step == leave:
+                return
+            if loop == "round":
+                pace.round(batch, function)
+            else:
+                pace.backward(function(*batch))
+            pace.step(optimizer)
+            if pace.rounds == until:
+                return
+
+    pace = Pace(ddp, BATCH, loop=loop, **options)
+    own, processes = kind(start, end), {"num_workers": workers} if workers else {}
+    loader = pace.stream(own, batches=batches, drop_last=drop_last, shared=shared, **processes)
+    if stop is not None:
+        run(stop)
+        kept, held = loader.state_dict(), pace.state_dict()
+        pace.host.detach()
+        pace = Pace(ddp, BATCH, loop=loop, **options)
+        loader = pace.stream(Stream(start, end), shared=shared)
+        pace.load_state_dict(held)
+        loader.load_state_dict(kept)
+    if leave is not None:
+        run(None, leave)
+    run(None)
+    pace.host.detach()
+    rounds = [[*chain(*parts)] for parts in zip(*gathered(used), strict=True)]
+    far = difference(model.parameters(), replayed(rounds, Samples(COUNT)))
+    return far, [*chain(*used)], [*map(len, rounds)]
+
+
+def test_streams_of_ranks_train_the_model_of_one_process() -> None:
+    for name, ranks in run_cases(3, trained, CASES).items():
+        case = CASES[name]
         count = case.get("ends", (0, 0, 150))[-1]
-        used = sorted(i for rank in found for i in rank[number][1])
-        sizes = found[0][number][2]
-        assert all(rank[number][0] < 1e-12 for rank in found), name
+        used = sorted(chain(*(own for _, own, _ in ranks)))
+        sizes = ranks[0][2]
+        assert all(far < 1e-12 for far, _, _ in ranks), name
         assert sizes[:-1] == [24] * (len(sizes) - 1), f"{name}: {sizes}"
         if case.get("drop_last"):
             assert set(sizes) == {24}
@@ -69,17 +157,24 @@ def test_every_sample_once_and_the_model_of_one_process() -> None:
 
 
 @guarantee("A stream that all ranks share is divided by the plan in every round, in the order of the stream.")
-def test_ranks_that_share_a_stream_take_their_slice_of_each_round() -> None:
-    case = {"shared": True, "policy": UNEVEN, "limits": ((1, None),) * 3}
-    parts = [used for ((_, used, _),) in run_ranks(3, streams, [case])]
+def test_shared_stream_is_sliced_by_the_plan() -> None:
+    case: dict[str, Any] = {"shared": True, "policy": UNEVEN, "limits": ((1, None),) * 3}
+    parts = [used for _, used, _ in run_ranks(3, partial(trained, **case))]
     for start in range(0, 150, 24):
         slices = [[index for index in used if start <= index < start + 24] for used in parts]
         assert [index for each in slices for index in each] == list(range(start, min(start + 24, 150)))
     assert len({*map(len, parts)}) > 1
 
 
-def test_ranks_that_share_a_stream_and_read_others_are_told() -> None:
-    for said in run_ranks(3, shares_unlike):
+def shares_unlike(rank: int, ranks: int) -> None:
+    """A shared stream that is longer on each rank."""
+    pace = Pace(DistributedDataParallel(fresh(torch.float64)), BATCH)
+    for _ in pace.stream(Stream(0, 20 + rank), shared=True):
+        pass
+
+
+def test_shared_stream_of_unequal_lengths_raises() -> None:
+    for said in errors_of(3, shares_unlike):
         assert "the ranks read 20, 21, 22 samples of a stream that they share" in said
 
 
@@ -89,7 +184,7 @@ def test_ranks_that_share_a_stream_and_read_others_are_told() -> None:
     st.integers(1, 4),
     st.integers(1, 2),
 )
-def test_no_rank_is_given_more_than_it_holds(held: list[int], most: int, quantum: int, floor: int) -> None:
+def test_rank_receives_at_most_what_it_holds(held: list[int], most: int, quantum: int, floor: int) -> None:
     can = available(np.array(held), np.full(len(held), most), quantum, floor)
     assert (can <= held).all()
     assert (can <= most).all()
@@ -99,7 +194,7 @@ def test_no_rank_is_given_more_than_it_holds(held: list[int], most: int, quantum
         assert (can == np.minimum(held, most)).all()
 
 
-def test_what_a_stream_is_asked() -> None:
+def test_unsupported_stream_options_raise() -> None:
     model = fresh(torch.float64)
     pace = Pace(model, 10, "equal")
     for call, words in (
@@ -117,7 +212,29 @@ def test_what_a_stream_is_asked() -> None:
     pace.host.detach()
 
 
-def test_a_stream_that_fails_is_named_on_the_ranks_that_wait_for_its_count() -> None:
+def fails_while_drawing(rank: int, ranks: int) -> str:
+    """The last rank's stream raises after 30 samples: what each rank is told."""
+
+    def stream() -> Iterator[Any]:
+        data = Samples(COUNT)
+        for at in range(100):
+            if rank == ranks - 1 and at == 30:
+                raise ValueError("a torn page")
+            yield data[at]
+
+    ddp = DistributedDataParallel(fresh(torch.float64))
+    optimizer = optimizer_of(ddp)
+    try:
+        with Pace(ddp, BATCH, "level") as pace:
+            for x, y, _ in pace.stream(stream()):
+                pace.backward(nn.functional.cross_entropy(ddp(x), y))
+                pace.step(optimizer)
+    except (ValueError, WorkerError) as error:
+        return str(error)
+    return "nothing"
+
+
+def test_failed_stream_is_named_on_the_other_ranks() -> None:
     *others, own = run_ranks(3, fails_while_drawing)
     assert own == "a torn page"
     assert all("rank 2 failed" in said and "a torn page" in said for said in others), others

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import random
+import time
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import PacelineError
-from paceline.torch import Pace
+from paceline.hosts.accumulating import HostedPace
+from paceline.torch import Pace, RoundResult
+from paceline.torch.callbacks import OnRound
+from paceline.torch.feed.pieces import Order
 from support.guarantees import guarantee
-from support.ranks import run_ranks
-from support.sharding import possible
-from support.token_jobs import collectives, counts_on_some, tokens
-from support.torch_jobs import UNEVEN, Samples, fresh
+from support.ranks import errors_of, run_cases, run_ranks
+from support.sentences import BATCH, COUNT, IGNORED, LENGTH, WORDS, loss_of, means_of_sentences, model
+from support.sharding import possible, sharded_over, whole
+from support.small_net import UNEVEN, Samples, difference, fresh
 
 pytestmark = pytest.mark.processes
 
@@ -63,29 +72,168 @@ CASES: dict[str, dict[str, Any]] = {
 CASES = possible(CASES)
 
 
+class Sentences(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    """Sentences of unlike lengths, padded; padding and the labels of whole sentences count for nothing.
+
+    rare: only every so manyth sentence has labels that count, so that most ranks of a round have none, and some
+    rounds have none at all; by default two of three have.
+    """
+
+    def __init__(self, rare: int = 0) -> None:
+        draw = torch.Generator().manual_seed(11)
+        self.words = torch.randint(WORDS, (COUNT, LENGTH), generator=draw)
+        self.labels = torch.randint(WORDS, (COUNT, LENGTH), generator=draw)
+        lengths = torch.randint(1, LENGTH + 1, (COUNT,), generator=draw)
+        self.labels[torch.arange(LENGTH)[None] >= lengths[:, None]] = IGNORED
+        self.labels[torch.arange(COUNT) % rare != 0 if rare else torch.arange(COUNT) % 3 == 0] = IGNORED
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.words[index], self.labels[index]
+
+
+def one_process(
+    clip: bool, rare: int = 0, by_sentence: bool = False
+) -> tuple[list[torch.Tensor], list[float]]:
+    """The parameters, and the losses of the rounds, of one process that takes whole batches of two epochs.
+
+    by_sentence: its loss is the mean over the sentences of each one's own mean, not the mean over all tokens."""
+    net, data = model(), Sentences(rare)
+    optimizer, losses = torch.optim.SGD(net.parameters(), lr=0.3, momentum=0.9), []
+    for epoch in range(2):
+        order = torch.from_numpy(Order(COUNT, 5).epoch(epoch))
+        for first in range(0, COUNT, BATCH):
+            chosen = order[first : first + BATCH]
+            optimizer.zero_grad()
+            out, labels = net(data.words[chosen]), data.labels[chosen]
+            if by_sentence:
+                loss = means_of_sentences(out, labels).mean()
+            elif labels.ne(IGNORED).any():
+                loss = loss_of(out, labels, "mean")
+            else:  # a mean over nothing: the round moves nothing but the momentum
+                loss = out.sum() * 0.0
+            loss.backward()
+            if clip:
+                nn.utils.clip_grad_norm_(net.parameters(), 0.02)
+            optimizer.step()
+            losses.append(loss.item())
+    return [p.detach() for p in net.parameters()], losses
+
+
+def trained(
+    rank: int,
+    ranks: int,
+    loop: str = "whole",
+    reduction: str = "mean",
+    clip: bool = False,
+    workers: int = 0,
+    rare: int = 0,
+    by_sentence: bool = False,
+    sharded: bool = False,
+    loading: dict[str, Any] | None = None,
+    **options: Any,
+) -> tuple[float, float]:
+    """The largest relative difference of the parameters and of the losses from one process."""
+    results: list[RoundResult] = []
+    net, stalls = model(), random.Random(rank)
+    ddp: nn.Module = sharded_over(net, ranks) if sharded else DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.3, momentum=0.9)
+    pace = HostedPace(ddp, BATCH, loop=loop, callbacks=[OnRound(results.append)], **options)
+    loader = pace.loader(Sentences(rare), seed=5, num_workers=workers, **(loading or {}))
+
+    def function(words: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        time.sleep(4e-4 * stalls.expovariate(1.0))
+        if by_sentence:
+            each = means_of_sentences(ddp(words), labels)
+            return each.mean() if reduction == "mean" else each.sum(), None
+        return loss_of(ddp(words), labels, reduction), labels.ne(IGNORED).sum()
+
+    for _ in range(2):
+        for batch in loader:
+            if loop == "round":
+                pace.round(batch, function, reduction)
+            else:
+                loss, count = function(*batch)
+                pace.backward(loss, reduction, count=count)
+            if clip:
+                nn.utils.clip_grad_norm_(net.parameters(), 0.02)
+            pace.step(optimizer)
+    pace.host.flush()
+    pace.host.detach()
+    expected, losses = one_process(clip, rare, by_sentence)
+    found = [whole(p) for p in net.parameters()]
+    return difference(found, expected), max(
+        abs(r.loss / right - 1)
+        for r, right in zip(results, losses, strict=True)
+        if right  # a round without a token has no mean
+    )
+
+
 @guarantee("With `count=`, means and sums over tokens are those of one process, also if a rank has no token.")
-def test_means_over_tokens_are_those_of_one_process() -> None:
-    found = run_ranks(3, tokens, list(CASES.values()))
-    for number, name in enumerate(CASES):
-        for parameters, losses in (rank[number] for rank in found):
+def test_token_means_train_the_model_of_one_process() -> None:
+    for name, ranks in run_cases(3, trained, CASES).items():
+        for parameters, losses in ranks:
             assert parameters < 1e-12, f"{name}: relative difference {parameters:.1e}"
             assert losses < 1e-12, f"{name}: losses differ by {losses:.1e}"
 
 
-def test_the_total_is_summed_beside_the_gradients() -> None:
+def collectives(rank: int, ranks: int) -> list[tuple[str, bool]]:
+    """The collectives that one round with counts calls for beside DDP's own, each with whether the caller goes on
+    at once, and the order in which they and the backward pass begin and end."""
+    net = model()
+    ddp = DistributedDataParallel(net)
+    optimizer, said = torch.optim.SGD(net.parameters(), lr=0.3), []
+    plain = {name: getattr(dist, name) for name in ("all_reduce", "all_gather", "broadcast", "barrier")}
+
+    def telling(name: str, *arguments: Any, **options: Any) -> Any:
+        said.append((name, bool(options.get("async_op"))))
+        return plain[name](*arguments, **options)
+
+    with Pace(ddp, BATCH, "equal") as pace:
+        for words, labels in pace.loader(Sentences(), seed=5):
+            if pace.rounds == 1:
+                for name in plain:
+                    setattr(dist, name, partial(telling, name))
+                net[0].register_forward_hook(lambda *_: said.append(("forward", True)))
+                net[2].weight.register_hook(lambda _: said.append(("backward", True)))
+            out = ddp(words)
+            pace.backward(loss_of(out, labels, "mean"), count=labels.ne(IGNORED).sum())
+            pace.step(optimizer)
+            if pace.rounds == 2:
+                break
+        for name, function in plain.items():
+            setattr(dist, name, function)
+    return said
+
+
+def test_total_count_is_summed_beside_the_gradients() -> None:
     for said in run_ranks(2, collectives):
         assert said == [("forward", True), ("backward", True)]
 
 
+def counts_on_some(rank: int, ranks: int) -> None:
+    """Rank 0 alone says over how many labels its loss is a mean."""
+    net = model()
+    ddp = DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.3)
+    pace = Pace(ddp, BATCH, "equal")
+    for words, labels in pace.loader(Sentences(), seed=5):
+        count = labels.ne(IGNORED).sum() if rank == 0 else None
+        pace.backward(loss_of(ddp(words), labels, "mean"), count=count)
+        pace.step(optimizer)
+
+
 @guarantee("`count=` on one rank only, or for some losses under `drop=`, raises before any rank steps.")
-def test_a_count_on_one_rank_only_is_told_on_all() -> None:
-    for sentence in run_ranks(3, counts_on_some):
+def test_count_on_one_rank_only_raises_on_all() -> None:
+    for sentence in errors_of(3, counts_on_some):
         assert sentence.startswith(
             "round 0: rank 0 gave a count with the loss, and rank 1, 2 did not; expected count="
         )
 
 
-def test_counts_that_are_none() -> None:
+def test_invalid_counts_raise() -> None:
     model = fresh(torch.float64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.torch import Pace
 from support.ranks import run_ranks
-from support.torch_jobs import Samples, fresh, optimizer_of
+from support.small_net import Samples, fresh, optimizer_of
 
 GUARANTEES = (
     'Losses over the samples of all ranks (`reduction="global"`, gathered keys) train the model of one '

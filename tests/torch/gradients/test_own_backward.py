@@ -8,7 +8,7 @@ from torch import nn
 
 from paceline.errors import PacelineError
 from paceline.torch import Pace
-from support.torch_jobs import Samples, fresh, optimizer_of
+from support.small_net import Samples, fresh, optimizer_of
 
 GUARANTEES = (
     "A loss that bypasses DDP or `pace.backward`, as with `model(x)`, `no_sync()` or `loss.backward()`, "

@@ -14,14 +14,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import PacelineError
 from paceline.torch import Pace
 from paceline.torch.batches import aligned
 from paceline.torch.gradients.same_bits import ExactSum
 from support.guarantees import guarantee
-from support.ranks import run_ranks
-from support.torch_jobs import with_as_many_threads
+from support.ranks import errors_of
+from support.small_net import fresh
 
 COMMAND = Path(__file__).parents[3] / "benchmarks" / "determinism.py"
 
@@ -38,7 +39,7 @@ def anywhere(values: torch.Tensor, start: int = 3) -> torch.Tensor:
     return memory[start:].view(values.shape)
 
 
-def test_what_begins_anywhere_is_copied_and_all_else_stays() -> None:
+def test_unaligned_tensors_alone_are_copied() -> None:
     well, odd = torch.randn(4, 5), anywhere(torch.randn(4, 5))
     assert odd.data_ptr() % 64
     found = aligned({"pair": Pair(odd, "name"), "list": [well, (odd.T, 7)]})
@@ -51,7 +52,7 @@ def test_what_begins_anywhere_is_copied_and_all_else_stays() -> None:
 
 
 @pytest.mark.parametrize("each", [0.49999 / 2**20, -0.49999 / 2**20, 3.7, -1e5])
-def test_any_number_of_pieces_is_summed_without_overflow(each: float) -> None:
+def test_exact_sum_of_many_pieces_does_not_overflow(each: float) -> None:
     parameter = nn.Parameter(torch.zeros(2, dtype=torch.float64))
     total = ExactSum([parameter])
     for _ in range(8192):
@@ -66,7 +67,7 @@ def test_any_number_of_pieces_is_summed_without_overflow(each: float) -> None:
 @guarantee("Under `deterministic=True`, sums over any pieces are exact, whichever ranks claim the work.")
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), pieces=st.integers(1, 300), ranks=st.integers(1, 5))
-def test_sums_are_exact_for_any_pieces_divided_in_any_way(seed: int, pieces: int, ranks: int) -> None:
+def test_exact_sum_does_not_depend_on_the_division(seed: int, pieces: int, ranks: int) -> None:
     """Against fractions: each piece counts as the nearest multiple of 2^-72, and nothing is rounded after that."""
     rng, parameter = np.random.default_rng(seed), nn.Parameter(torch.zeros(20, dtype=torch.float64))
     each = rng.normal(size=(pieces, 20)) * 2.0 ** rng.integers(-75, 20, (pieces, 20))
@@ -82,7 +83,7 @@ def test_sums_are_exact_for_any_pieces_divided_in_any_way(seed: int, pieces: int
 
 
 @guarantee("Under `deterministic=True`, sums over any pieces are exact, whichever ranks claim the work.")
-def test_a_round_of_more_than_8192_cells_has_the_gradient_that_fractions_have() -> None:
+def test_round_of_8200_cells_has_the_exact_gradient() -> None:
     """The derivative of a mean of products is the mean of what is multiplied."""
     samples = torch.randn(16_400, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     samples[:, 0] = 0.49999 / 2**20 * 8200  # what is left of each cell beside whole units adds up
@@ -103,7 +104,7 @@ def test_a_round_of_more_than_8192_cells_has_the_gradient_that_fractions_have() 
         assert abs(Fraction(value) - exact) < Fraction(1, 10**15)
 
 
-def test_a_sum_that_is_too_large_is_no_number() -> None:
+def test_too_large_exact_sum_is_nan() -> None:
     parameter = nn.Parameter(torch.zeros(1))
     total = ExactSum([parameter])
     for _ in range(5000):
@@ -116,7 +117,7 @@ def test_a_sum_that_is_too_large_is_no_number() -> None:
 
 @guarantee("Under `deterministic=True`, sums over any pieces are exact, whichever ranks claim the work.")
 @pytest.mark.parametrize("options", [{"deterministic": True}, {}])
-def test_batches_of_numpy_arrays_begin_where_sums_come_in_one_order(options: dict[str, Any]) -> None:
+def test_numpy_batches_are_aligned_if_deterministic(options: dict[str, Any]) -> None:
     def collate(samples: list[torch.Tensor]) -> torch.Tensor:
         return anywhere(torch.from_numpy(np.stack([sample.numpy() for sample in samples])))
 
@@ -135,7 +136,7 @@ def test_batches_of_numpy_arrays_begin_where_sums_come_in_one_order(options: dic
     "Under `deterministic=True`, dropout, unaligned parameters and ranks that compute differently are "
     "refused with their names."
 )
-def test_a_parameter_that_begins_anywhere_is_refused() -> None:
+def test_unaligned_parameter_raises() -> None:
     model = nn.Linear(6, 2)
     model.weight.data = anywhere(model.weight.data)
     with pytest.raises(PacelineError, match=r"weight of the model does not begin at a multiple of 64 bytes"):
@@ -156,11 +157,18 @@ def test_a_parameter_that_begins_anywhere_is_refused() -> None:
         (nn.TransformerEncoderLayer(6, 2, 8), r"1\.self_attn"),
     ],
 )
-def test_what_drops_out_at_random_is_refused(layer: nn.Module, name: str) -> None:
+def test_dropout_under_deterministic_raises(layer: nn.Module, name: str) -> None:
     with pytest.raises(PacelineError, match=f"{name} of the model drops out at random"):
         Pace(nn.Sequential(nn.Linear(6, 6), layer), 16, "factoring", loop="pieces", deterministic=True)
     Pace(
         nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.0)), 16, "factoring", loop="pieces", deterministic=True
+    ).close()
+
+
+def with_as_many_threads(rank: int, ranks: int, threads: list[int]) -> None:
+    torch.set_num_threads(threads[rank])
+    Pace(
+        DistributedDataParallel(fresh(torch.float64)), 16, "factoring", loop="pieces", deterministic=True
     ).close()
 
 
@@ -169,16 +177,16 @@ def test_what_drops_out_at_random_is_refused(layer: nn.Module, name: str) -> Non
     "Under `deterministic=True`, dropout, unaligned parameters and ranks that compute differently are "
     "refused with their names."
 )
-def test_ranks_that_compute_in_unlike_ways_are_refused() -> None:
-    sentences = run_ranks(2, with_as_many_threads, [1, 2])
+def test_ranks_with_different_threads_raise() -> None:
+    sentences = errors_of(2, with_as_many_threads, [1, 2])
     assert sentences[0] == sentences[1]
     assert "deterministic=True: rank 1 was given torch.get_num_threads()=2 and rank 0" in sentences[0]
-    assert run_ranks(2, with_as_many_threads, [2, 2]) == ["", ""]
+    assert errors_of(2, with_as_many_threads, [2, 2]) == ["", ""]
 
 
 @pytest.mark.processes
 @guarantee("Under `deterministic=True`, sums over any pieces are exact, whichever ranks claim the work.")
-def test_the_command_that_repeats_runs_finds_the_same_bits() -> None:
+def test_determinism_command_finds_the_same_bits() -> None:
     case = ["--case", "arrays at any address"]
     told = subprocess.run(
         [sys.executable, str(COMMAND), "--here", "--repetitions", "4", *case],

@@ -5,30 +5,33 @@ Loads are unlike, and where nothing else is said they are others in each round; 
 
 from __future__ import annotations
 
+import re
+import time
+import warnings
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks as hooks
+from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import (
+    PostLocalSGDState,
+    post_localSGD_hook,
+)
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.distributed.optim import PostLocalSGDOptimizer
+from torch.nn.parallel import DistributedDataParallel
 
+from paceline.errors import PacelineError
+from paceline.torch import LocalSGD, Merge, Pace
+from paceline.torch.callbacks import OnRound
 from paceline.torch.feed.pieces import Order
 from support.guarantees import guarantee
-from support.ranks import run_ranks
-from support.slow_jobs import (
-    BATCH,
-    COUNT,
-    SEED,
-    STEPS,
-    WARM,
-    base_optimizer,
-    loads_under,
-    own_data,
-    refusals,
-    slow_ways,
-    weights_of,
-)
-from support.torch_jobs import Samples, fresh
+from support.ranks import run_cases, run_ranks
+from support.scripted import Script
+from support.small_net import UNEVEN, Samples, fresh
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("slow links")]
 
@@ -51,12 +54,86 @@ CASES: dict[str, dict[str, Any]] = {
     "seldom, adam": {"hook": "local", "period": 4, "forced": True, "optimizer": "adam"},
 }
 
+COUNT, BATCH, SEED, WARM, STEPS = 83, 16, 5, 2, 18
+FORCED = [(2, 2), (3, 3), (11, 11)]  # "level" has no choice then
+
+
+def base_optimizer(kind: str, parameters: Any) -> torch.optim.Optimizer:
+    if kind == "adam":
+        return torch.optim.Adam(parameters, lr=0.01)
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9 if kind == "momentum" else 0.0)
+
+
+def register(ddp: DistributedDataParallel, hook: str, rank: int) -> None:
+    """Give the module this hook, as its user would."""
+    if hook == "fp16":
+        ddp.register_comm_hook(None, hooks.fp16_compress_hook)
+    elif hook == "bf16":
+        ddp.register_comm_hook(None, hooks.bf16_compress_hook)
+    elif hook == "power":
+        state = PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=WARM, random_seed=11)
+        ddp.register_comm_hook(state, powerSGD_hook)
+    elif hook == "local":
+        ddp.register_comm_hook(PostLocalSGDState(None, None, WARM, False), post_localSGD_hook)
+
+
+def slow_way(
+    rank: int,
+    ranks: int,
+    hook: str = "",
+    steps: int = STEPS,
+    dtype: str = "float64",
+    optimizer: str = "momentum",
+    period: int = 0,
+    forced: bool = False,
+    tokens: bool = False,
+    **options: Any,
+) -> dict[str, Any]:
+    """This rank's parameters after its steps, and the samples that it ran in each of them."""
+    kind = getattr(torch, dtype)
+    ddp = DistributedDataParallel(fresh(kind))
+    register(ddp, hook, rank)
+    used: list[list[int]] = [[] for _ in range(steps)]
+    steps_of: Any = base_optimizer(optimizer, ddp.parameters())
+    if period:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a period of 1 is of no use but for a test
+            steps_of = PostLocalSGDOptimizer(steps_of, PeriodicModelAverager(period, WARM))
+    loads: Any = (
+        {"limits": FORCED, "policy": "level"} if forced else {"policy": UNEVEN, "limits": [(0, None)] * 3}
+    )
+    loads |= {"loop": "whole" if forced else "pieces"} | options
+    pace = Pace(ddp, BATCH, **loads)
+    loader = pace.loader(Samples(COUNT, kind), seed=SEED, drop_last=forced)
+    while pace.rounds < steps:
+        for x, y, index in loader:
+            if pace.counts:
+                used[pace.rounds] += index.tolist()
+            weights = weights_of(index).to(kind) * (1.0 if pace.counts else 0.0)
+            losses = nn.functional.cross_entropy(ddp(x), y, reduction="none")
+            if tokens:
+                count = weights.sum()
+                pace.backward((losses * weights).sum() / count.clamp(min=1.0), count=count)
+            elif loads.get("weigh") == "hook":
+                losses.mean().backward()
+            else:
+                pace.backward(losses.mean())
+            pace.step(steps_of)
+            if pace.rounds == steps:
+                break
+    pace.host.detach()
+    return {"parameters": nn.utils.parameters_to_vector(ddp.parameters()).tolist(), "used": used}
+
+
+def weights_of(index: torch.Tensor) -> torch.Tensor:
+    """How many tokens a sample has."""
+    return 1 + index % 5
+
 
 @pytest.fixture(scope="module")
 def ran() -> dict[str, list[dict[str, Any]]]:
     """What each rank has in each case."""
-    ranks = run_ranks(3, slow_ways, list(CASES.values()))
-    return {name: [rank[at] for rank in ranks] for at, name in enumerate(CASES)}
+    return run_cases(3, slow_way, CASES)
 
 
 def rounds(short: bool) -> list[torch.Tensor]:
@@ -185,32 +262,69 @@ def test_local_steps_between_averages_take_gradients_weighted_by_their_samples(
     assert np.abs(got[0] - got[2]).max() > 1e-4, "ranks part between two averages"
 
 
+def loads_under(rank: int, ranks: int, hook: str, milliseconds: list[float], rounds: int) -> list[float]:
+    """The last round's loads of ranks that sleep for each sample."""
+    ddp = DistributedDataParallel(fresh(torch.float32))
+    register(ddp, hook, rank)
+    optimizer, last = torch.optim.SGD(ddp.parameters(), lr=0.1), list[list[float]]()
+    with Pace(
+        ddp, 60, "level", callbacks=[OnRound(lambda result: last.append(result.loads.tolist()))]
+    ) as pace:
+        for x, y, _ in pace.loader(Samples(60 * rounds, torch.float32), seed=SEED):
+            time.sleep(milliseconds[rank] * len(x) / 1e3)
+            pace.backward(nn.functional.cross_entropy(ddp(x), y))
+            pace.step(optimizer)
+    return last[-1]
+
+
 @pytest.mark.parametrize("hook", ["fp16", "power"])
-def test_waits_within_a_hook_are_not_taken_for_a_ranks_own_time(hook: str) -> None:
+def test_waits_within_a_hook_do_not_count_as_own_time(hook: str) -> None:
     loads = run_ranks(3, loads_under, hook, [2, 2, 8], 12)[0]
     assert sum(loads) == 60
     assert loads[2] < 10, "an equal load is 20, and its share by speed 6.7"
 
 
-@guarantee('`bf16_compress_hook` over gloo, and your own hook beside `weigh="hook"`, raise one error.')
-def test_what_cannot_be_had_is_said_in_a_sentence() -> None:
+def refusals(rank: int, ranks: int) -> None:
+    bf16, fp16 = (DistributedDataParallel(fresh(torch.float64)) for _ in range(2))
     needs = "BF16 all reduce communication hook required CUDA 11+ and NCCL 2.10+ or XPU and XCCL"
-    for told in run_ranks(2, refusals):
-        assert told["bf16 on gloo"] == f"TypeError: {needs}", "torch's own sentence"
-        assert told["two hooks"] == (
-            "PacelineError: weigh='hook' needs DistributedDataParallel's one communication hook, and the model has "
-            "fp16_compress_hook already; use weigh='loss', which needs none"
-        )
+    with pytest.raises(TypeError, match=f"^{re.escape(needs)}$"):  # torch's own sentence
+        register(bf16, "bf16", rank)
+    register(fp16, "fp16", rank)
+    words = (
+        "weigh='hook' needs DistributedDataParallel's one communication hook, and the model has "
+        "fp16_compress_hook already; use weigh='loss', which needs none"
+    )
+    with pytest.raises(PacelineError, match=f"^{re.escape(words)}$"):
+        Pace(fp16, BATCH, "level", weigh="hook")
 
 
-def test_where_each_rank_has_its_own_data_merges_lean_to_those_who_step_more() -> None:
+@guarantee('`bf16_compress_hook` over gloo, and your own hook beside `weigh="hook"`, raise one error.')
+def test_unsupported_comm_hook_raises() -> None:
+    run_ranks(2, refusals)
+
+
+def own_data(rank: int, ranks: int, by: str) -> float:
+    """Where a number ends that rank 0 pulls to 0 in 8 steps, and rank 1 to 1 in 2, if merges are weighed so."""
+    model = nn.Linear(1, 1, bias=False).double()
+    nn.init.constant_(model.weight, 0.5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    with LocalSGD(model, 2, Script(((4.0, 1.0),)), every=5, merge=Merge(by=by)) as pace:
+        for (x,) in pace.stream([(torch.ones(1, dtype=torch.float64),)] * 4000):
+            pace.backward((model(x) - float(rank)).square().mean() / 2)
+            pace.step(optimizer)
+            if pace.rounds == 100:  # 0.905^100 of the way is left
+                break
+    return float(model.weight)
+
+
+def test_merges_of_own_data_lean_to_ranks_with_more_steps() -> None:
     """A change grows with the steps that it took, and its weight comes on top: docs/local.md tells users so."""
     shares, steps = {"samples": (8, 2), "steps": (8, 2), "ranks": (1, 1)}, (8, 2)
     moved = [1 - 0.98**each for each in steps]  # towards a rank's own optimum, in an interval
-    for ends in run_ranks(2, own_data, list(shares)):
-        for end, weights in zip(ends, shares.values(), strict=True):
-            pulls = [weight * part for weight, part in zip(weights, moved, strict=True)]
-            assert end == pytest.approx(pulls[1] / sum(pulls), abs=1e-3)
-        # exact training of the same samples ends at 2 of 10
-        assert ends[2] == pytest.approx(0.2, abs=0.02)
-        assert max(ends[:2]) < 0.08
+    found = run_cases(2, own_data, {by: {"by": by} for by in shares})
+    for by, ends in found.items():
+        pulls = [weight * part for weight, part in zip(shares[by], moved, strict=True)]
+        assert ends == pytest.approx([pulls[1] / sum(pulls)] * 2, abs=1e-3)
+    # exact training of the same samples ends at 2 of 10
+    assert found["ranks"] == pytest.approx([0.2] * 2, abs=0.02)
+    assert max(found["samples"] + found["steps"]) < 0.08

@@ -150,7 +150,7 @@ WAYS = {
     "planned": Way({}, alone),
     "moves": Way({"policy": "factoring"}, alone),
     "costs": Way({"policy": "auto", "costs": COSTS}, lambda rounds: alone(rounds, tokens=True)),
-    "local": Way({"policy": "factoring"}, alone),  # see ``local_jobs.survive``
+    "local": Way({"policy": "factoring"}, alone),  # see ``elastic_local.survive``
     "bits": Way(
         {"policy": "factoring", "deterministic": True, "quantum": 4},
         lambda rounds: exactly(rounds, SAMPLES, 4),
