@@ -12,6 +12,7 @@ import time
 
 import torch
 import torch.distributed as dist
+from simulated import compute
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -39,7 +40,8 @@ def main() -> None:
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
     for step in range(steps):
         optimizer.zero_grad()
-        time.sleep((0.3 if slow else 0.01) * (kind != "another"))  # a busy machine adds tens of milliseconds
+        compute(30.0 if slow else 1.0)
+        time.sleep(0.01 * (kind != "another"))  # a training that is to be ended is not to take all of a core
         ddp(torch.randn(16, 8)).square().mean().backward()
         optimizer.step()
         if dist.get_rank() == 0 and (kind != "quiet" or step == 0):
