@@ -31,6 +31,7 @@ import threading
 import time
 import traceback
 import types
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.machinery import PathFinder
 from multiprocessing import forkserver, process, resource_tracker, util
@@ -43,14 +44,16 @@ sys.dont_write_bytecode = False  # in the server: each rank would compile the mo
 LOADED = (
     "pytest", "hypothesis",  # of test modules, whose functions run in forks
     "torch", "torch.distributed", "torch.distributed.run", "torch._dynamo", "numpy", "paceline.torch",
-    "paceline.torch.launcher", "paceline.cli", "paceline.train.launch", "support.elastic_runs",
+    "paceline.torch.launcher", "paceline.train.launch", "paceline.doctor.probe", "paceline.verify.inside",
+    *(f"paceline.cli.{each}" for each in ("train", "doctor", "verify", "whatif", "report", "simulate", "watch")),
+    "paceline.cli.serve", "rich.markdown", "typer", "support.elastic_runs",
 )  # fmt: skip
 # A server that has them all serves the tests of every host: each start of another one would load PyTorch once more.
 HOSTS = (
     "lightning", "accelerate", "transformers.trainer", "transformers.models.llama", "transformers.models.bert",
 )  # fmt: skip
 SECONDS = 900.0  # only a hang takes as long, however busy the machine is
-FROZEN = "paceline.train.forked"
+LAST = ("paceline.train.forked", "support.collapsed")  # what makes forks cheap
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 LENGTH = 1 << 17  # bytes of the longest request: arguments and an environment
 PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 15, 36  # of <sys/prctl.h>
@@ -67,7 +70,7 @@ def load(*modules: str) -> None:
             _Template.current.close()  # the server ends with the last of its forks
             _Template.current = None
         forkserver._forkserver._stop()  # type: ignore[attr-defined]
-        forkserver.set_forkserver_preload([*sorted(_loaded), FROZEN])
+        forkserver.set_forkserver_preload([*sorted(_loaded), *LAST])
 
 
 _loaded: set[str] = set()
@@ -346,6 +349,7 @@ def _serve(asked: socket.socket) -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in range(3):
         os.dup2(nothing, number)
+    _finalize_at_exit(False)
     while True:
         message, files, _, _ = socket.recv_fds(asked, LENGTH, 64)
         if not message:
@@ -396,6 +400,8 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
         _replace_popen(lambda: template)
         _replace_spawn(template)
     _like_new()
+    if request.get("whole"):
+        _finalize_at_exit(True)
     status = _run(request["words"])
     if request.get("whole"):
         ctypes.pythonapi.Py_Exit(status)
@@ -403,6 +409,12 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     os._exit(status)
+
+
+def _finalize_at_exit(wanted: bool) -> None:
+    """Whether the finalizers of what is loaded run at the end. PyTorch's remove each of its operators: 0.05 s."""
+    for each in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        each.atexit = wanted
 
 
 def _files(wanted: dict[int, int]) -> None:
