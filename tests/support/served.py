@@ -7,15 +7,30 @@ import json
 import os
 import signal
 import subprocess
+import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from support.signals import ignoring
+from support import forks
 
 TOKEN = "token-of-the-tests-0123"
+# Signals that the process of the tests ignores, whoever started it, are not ignored there.
+STARTER = """
+import resource, runpy, signal, sys
+ignored, files = eval(sys.argv[1])
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+    signal.signal(number, signal.SIG_IGN if number in ignored else usual)
+if files:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+del sys.argv[:2]
+sys.argv.insert(0, "paceline")
+runpy.run_module("paceline", run_name="__main__", alter_sys=True)
+"""
 
 
 class Answer(NamedTuple):
@@ -26,7 +41,7 @@ class Answer(NamedTuple):
 
 
 class Process:
-    """``paceline serve`` as a user starts it."""
+    """``paceline serve`` as a user starts it, in a fork. files: open ones that it is allowed at first."""
 
     def __init__(
         self,
@@ -34,9 +49,11 @@ class Process:
         *options: object,
         port: int = 0,
         ignored: Iterable[int] = (),
+        files: int = 0,
         **environment: str,
     ) -> None:
-        self.directory, self._options, self._ignored = directory, [*map(str, options)], ignored
+        self.directory, self._options = directory, [*map(str, options)]
+        self._begin = repr(([*map(int, ignored)], files))
         self._environment = os.environ | {"PACELINE_TOKEN": TOKEN, "OMP_NUM_THREADS": "1"} | environment
         self.port = port
         self.last = ""  # what it complained of, once it has ended
@@ -44,12 +61,12 @@ class Process:
 
     def start(self) -> None:
         """Start it (again, on the same port)."""
-        command = ["-m", "paceline", "serve", "--dir", str(self.directory), "--port", str(self.port)]
-        self.process = subprocess.Popen(
-            # Signals that this process ignores, whoever started it, are not ignored there.
-            ignoring(self._ignored, *command, *self._options),
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self._environment,
-        )  # fmt: skip
+        command = ["serve", "--dir", str(self.directory), "--port", str(self.port), *self._options]
+        with forks.warm():
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", STARTER, self._begin, *command],
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self._environment,
+            )  # fmt: skip
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line.startswith("paceline serves at "), line + (self.process.stderr.read() if not line else "")  # type: ignore[union-attr]
@@ -97,3 +114,14 @@ def process(directory: Path, *options: object, **more: Any) -> Iterator[Process]
     finally:
         if running.process.poll() is None:
             running.end(signal.SIGKILL)
+
+
+def until(condition: Any, seconds: float = 120.0) -> Any:
+    """Wait until something is true; its value."""
+    end = time.monotonic() + seconds
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.02)
