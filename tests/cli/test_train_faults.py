@@ -20,6 +20,7 @@ from support.commands import assert_refused, paceline
 from support.events import until
 from support.forks import Program, all_well, as_torchrun, below
 from support.guarantees import guarantee
+from support.trainings import rounds, session_of
 
 pytestmark = pytest.mark.processes
 
@@ -39,11 +40,6 @@ def train(arguments: list[str], place: Path, status: int = 0) -> tuple[str, str]
         said = paceline("train", *arguments)
     assert said.status == status, said.stderr
     return said.stdout, said.stderr
-
-
-def rounds(run_dir: Path) -> int:
-    record = run_dir / "rounds.jsonl"
-    return record.read_bytes().count(b"\n") if record.exists() else 0
 
 
 def wait_for_rounds(run_dir: Path, count: int, process: Program) -> None:
@@ -96,16 +92,6 @@ def test_resuming_gives_the_model_of_an_unbroken_run(tmp_path: Path) -> None:
     torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-6)  # single precision, sums in another order
     _, err = train(["--resume", "parts", "--steps", "14"], tmp_path, status=2)
     assert "nothing to resume" in err
-
-
-def session_of(process: Program) -> list[psutil.Process]:
-    """All processes that the command started, also those whose parent has ended; zombies left out."""
-    found = []
-    for each in psutil.process_iter(["status"]):
-        with contextlib.suppress(ProcessLookupError):
-            if os.getsid(each.pid) == process.pid and each.info["status"] != psutil.STATUS_ZOMBIE:
-                found.append(each)
-    return found
 
 
 @guarantee(

@@ -15,7 +15,9 @@ from paceline.errors import WorkerError
 from paceline.torch.liveness.detector import FailureDetector
 from paceline.train.launch import check_stopped
 from support.commands import assert_refused, paceline
+from support.events import until
 from support.forks import Program, below
+from support.trainings import workers_of
 
 pytestmark = pytest.mark.processes
 
@@ -33,13 +35,8 @@ def test_a_rank_0_that_is_stopped_while_it_starts_ends_the_run(tmp_path: Path) -
         ],
         tmp_path,
     )  # fmt: skip
-    workers: list[psutil.Process] = []
-    while len(workers) < 2:
-        assert process.poll() is None, process.communicate()[1]
-        there = [(each, each.ppid()) for each in below(process.pid)]
-        server = [each.pid for each, parent in there if parent == process.pid]
-        workers = sorted((each for each, parent in there if parent in server), key=lambda each: each.pid)
-        time.sleep(0.02)
+    until(lambda: len(workers_of(process)) >= 2, process)
+    workers = workers_of(process)
     workers[0].send_signal(signal.SIGSTOP)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from paceline.runs import read
 from support.events import until
-from support.forks import Program, below
+from support.forks import Program
 from support.guarantees import guarantee
+from support.trainings import rounds, session_of, workers_of
 
 pytestmark = pytest.mark.processes
 
@@ -49,29 +48,6 @@ def start(place: Path, *command: str) -> Program:
     return Program([*command, "--out", "run"], place)
 
 
-def rounds(place: Path) -> int:
-    record = place / "run" / "rounds.jsonl"
-    return record.read_bytes().count(b"\n") if record.exists() else 0
-
-
-def session_of(process: Program) -> list[psutil.Process]:
-    found = []
-    for each in psutil.process_iter(["status"]):
-        try:
-            if os.getsid(each.pid) == process.pid and each.info["status"] != psutil.STATUS_ZOMBIE:
-                found.append(each)
-        except ProcessLookupError:
-            pass
-    return found
-
-
-def workers_of(process: Program) -> list[psutil.Process]:
-    """The training processes below the command, by the time of their start: those that the server has forked."""
-    there = [(each, each.ppid()) for each in below(process.pid)]
-    servers = [each.pid for each, parent in there if parent == process.pid]
-    return sorted((each for each, parent in there if parent in servers), key=lambda each: each.create_time())
-
-
 @guarantee(
     "`paceline train` without options continues after killed and stopped workers and loaders, and leaves no "
     "process."
@@ -81,12 +57,12 @@ def test_run_continues_after_lost_workers_and_loaders(tmp_path: Path) -> None:
         tmp_path, "-m", "paceline", "train", "--workers", "3", "--slowdown-ms", "1,1,1", "--steps", "70",
         "--policy", "equal", "--loader-workers", "1", "--json", "figures.json",
     )  # fmt: skip
-    until(lambda: rounds(tmp_path) >= 5, process)
+    until(lambda: rounds(tmp_path / "run") >= 5, process)
     first, second, third = workers_of(process)
     first.send_signal(signal.SIGKILL)
-    until(lambda: rounds(tmp_path) >= 15, process)
+    until(lambda: rounds(tmp_path / "run") >= 15, process)
     second.children()[0].send_signal(signal.SIGKILL)  # one of its loader's, as where memory is short
-    until(lambda: rounds(tmp_path) >= 25, process)
+    until(lambda: rounds(tmp_path / "run") >= 25, process)
     third.send_signal(signal.SIGSTOP)
     out, err = process.communicate(timeout=SECONDS)
     assert (process.returncode, err) == (0, ""), (out, err)

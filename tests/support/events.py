@@ -26,7 +26,7 @@ def until(true: Callable[[], Any], process: Program | None = None) -> Any:
     while not (value := true()):
         assert time.monotonic() < end, f"not within {SECONDS:g} s"
         assert process is None or process.poll() is None, process.communicate()
-        time.sleep(0.005)
+        time.sleep(0.02 if process else 0.005)  # a look at another process may read files
     return value
 
 
