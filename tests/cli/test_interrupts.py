@@ -17,10 +17,18 @@ import pytest
 
 from paceline.cli import startup
 from support.guarantees import guarantee
-from support.signals import ignoring
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 
+# A program prepares the signals, not a function between fork and exec: after a plain fork, the threads of a Ray in
+# the process of the tests may wait for ever.
+PREPARE = """
+import os, signal, sys
+ignored = set(map(int, sys.argv[1].split(",") if sys.argv[1] else []))
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
 PROGRAM = """
 import sys, time
 from paceline.cli.startup import Ended, interruptible
@@ -40,9 +48,10 @@ except Ended as ended:
 
 
 def started(*ignored: int) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        ignoring(ignored, "-c", PROGRAM), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    """The program, of SIGINT, SIGTERM and SIGHUP these ignored."""
+    listed = ",".join(str(int(each)) for each in ignored)
+    command = [sys.executable, "-S", "-c", PREPARE, listed, sys.executable, "-c", PROGRAM]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n", process.communicate()[1]
     return process
