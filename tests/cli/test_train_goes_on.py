@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from paceline.runs import read
+from paceline.train import launch
 from support.events import until
 from support.forks import Program
 from support.guarantees import guarantee
@@ -46,6 +47,24 @@ else:
 
 def start(place: Path, *command: str) -> Program:
     return Program([*command, "--out", "run"], place)
+
+
+@pytest.mark.parametrize(
+    ("error", "killed"),
+    [
+        (RuntimeError("DataLoader worker (pid 5) is killed by signal: Killed."), True),
+        (RuntimeError("DataLoader worker (pid(s) 5) exited unexpectedly"), True),
+        (ConnectionResetError(104, "Connection reset by peer"), True),
+        (EOFError(), True),
+        (ConnectionResetError("Caught ConnectionResetError in DataLoader worker process 0."), False),
+        (RuntimeError("Caught RuntimeError in DataLoader worker process 0."), False),
+        (ValueError("a sample is damaged"), False),
+    ],
+)
+def test_a_killed_loader_is_a_loss_and_an_error_of_the_data_set_is_none(
+    error: Exception, killed: bool
+) -> None:
+    assert launch._loader_killed(error) is killed
 
 
 @guarantee(

@@ -240,15 +240,22 @@ def _work(
         status = 2
     except Exception as error:
         send({"type": "fault", "message": _words(error)})
-        # torch raises this in a worker if a process of its loader was killed, for example for lack of memory. Errors
-        # that such a process itself raises begin with other words.
-        if lasting and isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker (pid"):
+        if lasting and _loader_killed(error):
             os.kill(os.getpid(), signal.SIGKILL)  # a loss and not an error, so the others continue
         status = 1
     if status and not lasting:
         time.sleep(REASON_SECONDS)
     pipe.close()
     os._exit(status)  # threads of gloo may still wait for a lost rank
+
+
+def _loader_killed(error: Exception) -> bool:
+    """Whether a process of this worker's loader was killed, for example for lack of memory: torch says so, or, if it
+    was just handing over a batch, the connection to it ends. An error that such a process itself raises has the same
+    type here, and words that begin with "Caught"."""
+    said = str(error)
+    ends = isinstance(error, ConnectionError | EOFError) and not said.startswith("Caught ")
+    return ends or (isinstance(error, RuntimeError) and said.startswith("DataLoader worker (pid"))
 
 
 def _words(error: Exception) -> str:
