@@ -49,7 +49,7 @@ GIVEN: dict[str, Callable[[], dict[str, Any]]] = {
     "docs/tutorial.md": paced,
     "docs/service.md": beside_a_service,
 }
-ONE_RAY = ("docs/server.md",)  # whose blocks share a Ray: each would start one of its own
+ONE_RAY = ("docs/server.md", "docs/coded.md")  # whose blocks share a Ray: each would start one of its own
 TWO_RANKS = ("docs/doctor.md",)  # whose python takes two processes, as one script
 
 
