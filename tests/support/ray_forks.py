@@ -75,6 +75,8 @@ def _serve() -> socket.socket:
     import selectors
     import signal
 
+    import collapsed  # beside this file
+
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listening.bind(os.environ[PLACE])
     listening.listen(64)
@@ -95,6 +97,7 @@ def _serve() -> socket.socket:
             assert "ray" not in sys.modules
             gc.collect()
             gc.freeze()
+            collapsed.collapse()
             asked.send(b"+")
         elif os.fork() == 0:
             ready.close()
