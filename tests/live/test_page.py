@@ -293,7 +293,14 @@ def test_axe_finds_nothing_serious(recorder, watched, tab, width, scheme):
     assert browsers.barriers(page) == []
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(360, "light"), (360, "dark"), (1600, "light")])
+@pytest.mark.parametrize(
+    ("width", "scheme"),
+    [
+        pytest.param(360, "light", marks=pytest.mark.nightly),  # the others have this width, and this scheme
+        (360, "dark"),
+        (1600, "light"),
+    ],
+)
 def test_it_fits_and_keeps_to_the_readers_choice(recorder, watched, tab, width, scheme):
     go_on(recorder, 0, 60)
     page = tab(watched(recorder.run_dir).url, width=width, scheme=scheme)
