@@ -11,7 +11,7 @@ import pytest
 import paceline
 from paceline.runs import Recorder, read, report, trace
 from paceline.runs.findings import compare, findings
-from paceline.runs.summary import Change, changes, settled, slowness, straggler_share, summarize
+from paceline.runs.summary import ChangePoint, changes, settled, slowness, straggler_share, summarize
 from paceline.runs.words import listing, number, percent, plural, seconds, times
 from support.guarantees import guarantee
 
@@ -197,7 +197,7 @@ def test_changes_in_words(tmp_path, write):
     pace[40:, 2] *= 4
     pace[80:, 2] /= 4
     run = read(write(tmp_path / "run", np.full((120, 4), 16), pace))
-    assert changes(run) == [Change(40, 2, pytest.approx(4)), Change(80, 2, pytest.approx(1 / 4))]
+    assert changes(run) == [ChangePoint(40, 2, pytest.approx(4)), ChangePoint(80, 2, pytest.approx(1 / 4))]
     sentences = findings(run)
     assert sentences[0] == "From round 40 on, worker 2 was 4.0x slower per sample than before."
     assert sentences[1] == "From round 80 on, worker 2 was 4.0x faster per sample than before."

@@ -14,7 +14,7 @@ import pytest
 
 from paceline.errors import PacelineError
 from paceline.runs import read, sinks
-from paceline.runs.sinks import Prometheus
+from paceline.runs.sinks import PrometheusSink
 
 GUARANTEES = (
     "A tracker that fails causes one warning and the training continues; a missing package or a wrong "
@@ -197,4 +197,4 @@ def test_an_unknown_sink_is_refused(tmp_path):
     with pytest.raises(PacelineError, match=r"sink 'wand' is unknown; did you mean wandb\?"):
         sinks.create("wand", tmp_path, {})
     with pytest.raises(PacelineError, match="metrics port=70000: expected a whole number, 0 to 65,535"):
-        Prometheus(tmp_path, {}, port=70000)
+        PrometheusSink(tmp_path, {}, port=70000)

@@ -13,7 +13,7 @@ from paceline.data.traces import Trace
 from paceline.shares import whole_samples
 from paceline.simulate import Event, Link, Scenario, WorkerClass, from_trace, run
 from paceline.simulate.measures import idle_share, oracle_ratio, regret, regret_bound, seconds_at
-from paceline.simulate.scenario import Change
+from paceline.simulate.scenario import BandwidthChange
 from paceline.simulate.timing import Ar1, Constant, OnOff, Replay
 
 ROUNDS, WORKERS, BATCH = 25, 5, 120
@@ -109,7 +109,7 @@ def test_a_plan_takes_effect_the_given_rounds_later():
 
 
 def test_a_changing_link_joins_the_overhead():
-    link = Link(megabytes=2.0, mbps=16.0, changes=(Change(3, 8.0),))
+    link = Link(megabytes=2.0, mbps=16.0, changes=(BandwidthChange(3, 8.0),))
     scenario = Scenario(constant(0.1, link=link) + constant(0.1), global_batch=2, rounds=4)
     seconds = run(scenario, ["equal"]).policies["equal"].first_seconds
     assert seconds == pytest.approx(np.array([[1.1, 0.1], [1.1, 0.1], [2.1, 0.1], [2.1, 0.1]]))

@@ -10,7 +10,7 @@ from paceline.errors import PacelineError
 from paceline.paramserver.aggregate import Part, aggregate
 from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.samples import Draws, Epochs
-from paceline.simulate.server import Change, Member, RoundTrips, Server
+from paceline.simulate.server import Member, RoundTrips, Server, SpeedChange
 from paceline.simulate.timing import Constant, Exponential, Lognormal, Replay, Uniform
 
 
@@ -242,7 +242,7 @@ def test_round_trips_of_links_knees_and_noise():
 
 
 def test_a_slowdown_at_a_given_time():
-    trips = RoundTrips(4, Constant(1.0), changes=[Change(10.0, (0, 1), 5.0)])
+    trips = RoundTrips(4, Constant(1.0), changes=[SpeedChange(10.0, (0, 1), 5.0)])
     run, _ = server([0] * 4, trips=trips)
     times = [u.ended for u in run.run(seconds=26.0)]
     assert times == [*range(1, 11), 15.0, 20.0, 25.0]
@@ -274,7 +274,7 @@ def test_trace_shorter_than_the_run_raises():
 @pytest.mark.parametrize("backup", ["blind", "blind:times=workers"])
 def test_the_number_waited_for_follows_a_slowdown_of_half_the_workers(backup):
     """Fig. 9: from n to n / 2 when half of the workers become five times slower (DBW, baseline B-DBW)."""
-    trips = RoundTrips(8, Constant(1.0), changes=[Change(30.0, (0, 1, 2, 3), 5.0)])
+    trips = RoundTrips(8, Constant(1.0), changes=[SpeedChange(30.0, (0, 1, 2, 3), 5.0)])
     run, _ = server([0] * 8, backup=backup, trips=trips)
     ks = {u.ended: u.quorum for u in run.run(seconds=120.0)}
     assert all(k == 8 for now, k in ks.items() if now <= 30)

@@ -158,7 +158,7 @@ def test_a_file_that_is_not_there(tmp_path):
 
 def test_every_field_and_model_is_documented():
     page = (ROOT / "docs" / "simulate.md").read_text()
-    names = ("Scenario", "WorkerClass", "Link", "Change", "Event", "Samples")
+    names = ("Scenario", "WorkerClass", "Link", "BandwidthChange", "Event", "Samples")
     for kind in (*(getattr(scenario, name) for name in names), *MODELS.values()):
         for field in dataclasses.fields(kind):
             entry = rf"^ *(\w+, )*{field.name}(, \w+)*: "  # of the docstring, which the page's link leads to

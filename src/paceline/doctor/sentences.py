@@ -10,7 +10,7 @@ from paceline.doctor.phases import Loop, Phase, Slow, Spent
 from paceline.rounds import Array
 from paceline.runs import Run
 from paceline.runs.run import waits
-from paceline.runs.summary import WINDOW, Change, changes, median, seconds_per_sample, straggler_share
+from paceline.runs.summary import WINDOW, ChangePoint, changes, median, seconds_per_sample, straggler_share
 from paceline.runs.words import listing, percent, plural, seconds, times
 
 LITTLE = 0.03  # of the ranks' time; less waiting than that is not worth a change
@@ -234,7 +234,7 @@ def _slow(run: Run, slow: Sequence[Slow]) -> str:
     return f"{subject} {ratios} the fastest rank's time per sample, {since}."
 
 
-def _matters(run: Run, change: Change) -> bool:
+def _matters(run: Run, change: ChangePoint) -> bool:
     """Whether the rank was the slowest of all on the slower side of its change."""
     start = change.round if change.ratio > 1 else change.round - WINDOW
     own = median(seconds_per_sample(run)[max(start, 0) : start + WINDOW])

@@ -26,7 +26,7 @@ from paceline.paramserver.engine import Update
 from paceline.paramserver.samples import Draws
 from paceline.runs.words import percent
 from paceline.simulate.plots import figure
-from paceline.simulate.server import Change, RoundTrips, Server
+from paceline.simulate.server import RoundTrips, Server, SpeedChange
 from paceline.simulate.timing import Exponential, TimingModel
 
 WORKERS = 16
@@ -104,7 +104,7 @@ def play(
     shards: int = 1,
     updates: int = 3000,
     seconds: float | None = None,
-    changes: Sequence[Change] = (),
+    changes: Sequence[SpeedChange] = (),
     seconds_per_sample: TimingModel | None = None,
 ) -> tuple[list[Update], Server]:
     """One run until the mean loss of the last updates is below the target, or a limit is reached (DBW, setting)."""

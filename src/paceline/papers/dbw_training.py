@@ -28,7 +28,7 @@ from paceline.paramserver import rates
 from paceline.paramserver.engine import Update
 from paceline.runs.words import percent
 from paceline.simulate.plots import figure
-from paceline.simulate.server import Change
+from paceline.simulate.server import SpeedChange
 from paceline.simulate.timing import Constant, Lognormal, TimingModel
 
 if TYPE_CHECKING:
@@ -280,7 +280,7 @@ def fig8(quick: bool) -> Found:
 def fig9(quick: bool) -> Found:
     """Half of the workers become five times slower at 160 s (DBW, Fig. 9)."""
     at, seconds = (20.0, 40.0) if quick else (160.0, 300.0)
-    change = [Change(at, tuple(range(WORKERS // 2)), 5.0)]
+    change = [SpeedChange(at, tuple(range(WORKERS // 2)), 5.0)]
     setting: dict[str, Any] = {"target": None, "seconds": seconds, "changes": change, "model": network(quick)}
     remembering = ("dbw:memory=0.9", "dbw:worth=noise,memory=0.9")  # forget old times within about 10 updates
     runs, ends = {}, []

@@ -32,7 +32,7 @@ OWN = ("ratio", "tracking")  # not in the paper
 SHAPES = {"lenet5": (1, 28, 28), "resnet18": (3, 32, 32), "vgg16": (3, 32, 32)}
 
 
-class Line(NamedTuple):
+class KneeLine(NamedTuple):
     """The line seconds = slope max(batch, knee) + intercept; knee is 0 if a plain line fits as well."""
 
     slope: float
@@ -41,12 +41,12 @@ class Line(NamedTuple):
     r2: float
 
 
-def fit_line(batch: Array, seconds: Array) -> Line:
+def fit_line(batch: Array, seconds: Array) -> KneeLine:
     """A plain line by least squares on relative errors; r2 is of the seconds."""
     return _with_knee(batch, seconds, 0.0)[0]
 
 
-def fit_knee(batch: Array, seconds: Array) -> Line:
+def fit_knee(batch: Array, seconds: Array) -> KneeLine:
     """The line that is flat below a knee x^s: the best of 200 places between the second and the last but one batch.
 
     So the flat part has two or more points. The plain line is kept unless a knee halves the squared error.
@@ -59,14 +59,16 @@ def fit_knee(batch: Array, seconds: Array) -> Line:
     return best if less < 0.5 * wrong else plain
 
 
-def _with_knee(batch: Array, seconds: Array, knee: float) -> tuple[Line, float]:
+def _with_knee(batch: Array, seconds: Array, knee: float) -> tuple[KneeLine, float]:
     """The best line with this knee, and its sum of squared relative errors."""
     x = np.maximum(batch, knee)
     design = np.stack([x, np.ones_like(x)], axis=1) / seconds[:, None]
     (slope, intercept), *_ = np.linalg.lstsq(design, np.ones_like(seconds), rcond=None)
     fitted = slope * x + intercept
     r2 = 1 - ((seconds - fitted) ** 2).sum() / ((seconds - seconds.mean()) ** 2).sum()
-    return Line(float(slope), float(intercept), knee, float(r2)), float(((fitted / seconds - 1) ** 2).sum())
+    return KneeLine(float(slope), float(intercept), knee, float(r2)), float(
+        ((fitted / seconds - 1) ** 2).sum()
+    )
 
 
 def measure(model: str, batches: list[int], repeats: int, device: str) -> dict[int, float]:
@@ -196,7 +198,7 @@ def _arrays(points: dict[int, float]) -> tuple[Array, Array]:
 
 
 def _drawn(
-    column: str, measured: dict[str, dict[int, float]], lines: dict[str, Line]
+    column: str, measured: dict[str, dict[int, float]], lines: dict[str, KneeLine]
 ) -> tuple[Any, list[dict[str, Any]]]:
     """The picture and the table of the measurements, with the fitted lines."""
     picture, rows = figure(len(measured)), []

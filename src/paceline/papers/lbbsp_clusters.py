@@ -24,7 +24,7 @@ from paceline.runs.words import times
 from paceline.simulate import Link, Scenario, WorkerClass, from_trace, run
 from paceline.simulate.measures import estimate, idle_share
 from paceline.simulate.plots import figure
-from paceline.simulate.scenario import Change
+from paceline.simulate.scenario import BandwidthChange
 from paceline.simulate.server import RoundTrips, Server
 from paceline.simulate.timing import Ar1, Exponential, Lognormal, OnOff
 
@@ -268,7 +268,7 @@ FIXED = 157 * 2.0e-3 - 8 * MEGABYTES / ABUNDANT
 def cluster_c(rounds: int, period: int) -> Scenario:
     """Eight GPUs; the bandwidth of the first one's link alternates every ``period`` rounds (LB-BSP, setting)."""
     bands = [DEFICIENT if i % 2 else ABUNDANT for i in range(-(-rounds // period))]
-    changes = tuple(Change(1 + i * period, mbps) for i, mbps in enumerate(bands) if i)
+    changes = tuple(BandwidthChange(1 + i * period, mbps) for i, mbps in enumerate(bands) if i)
     first, *others = (
         WorkerClass(
             Ar1(slope, 0.9, 0.01),

@@ -18,7 +18,7 @@ from paceline.paramserver.engine import Update
 from paceline.paramserver.samples import Epochs
 from paceline.runs.words import percent
 from paceline.simulate.plots import figure
-from paceline.simulate.server import Change, Member, RoundTrips, Server
+from paceline.simulate.server import Member, RoundTrips, Server, SpeedChange
 from paceline.simulate.timing import Constant, Lognormal
 
 NODES = 5  # as in the paper's example, with m = 3
@@ -45,7 +45,7 @@ def faults(quick: bool) -> Found:
         pool = Epochs(len(data.x_train), epochs, seed=0)
         learns = Images(data, "mlp")
         trips = RoundTrips(
-            NODES, Constant(0.05), Lognormal(0.02, 0.1), seed=1, changes=[Change(10.0, (1,), 4.0)]
+            NODES, Constant(0.05), Lognormal(0.02, 0.1), seed=1, changes=[SpeedChange(10.0, (1,), 4.0)]
         )
         server = Server(
             learns,

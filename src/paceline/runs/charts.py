@@ -20,11 +20,11 @@ ROWS = 64  # most workers with a row each
 BARS = 16  # most workers with a bar each
 
 
-def thinned(window: Window, name: str, colour: str, x: Array, series: Thin) -> draw.Line:
+def thinned(window: Window, name: str, colour: str, x: Array, series: Thin) -> draw.Curve:
     """A curve through the buckets that have a value, with a band around it if a bucket holds several rounds."""
     known, many = ~np.isnan(series.mean), len(x) < window.end - window.start
     band = (series.low[known], series.high[known]) if many else ()
-    return draw.Line(name, colour, x[known], series.mean[known], *band)
+    return draw.Curve(name, colour, x[known], series.mean[known], *band)
 
 
 def round_seconds(window: Window) -> str:
@@ -39,7 +39,7 @@ def round_seconds(window: Window) -> str:
         "Time per round",
         f"Seconds of each round{average}; dashed: the same samples split by the workers' speeds"
         f"{_lost(window)}{cut}{_without(window)}.",
-        [real, draw.Line("split by speed (the bound)", "good", x[known], window.ideal[known], dashed=True)],
+        [real, draw.Curve("split by speed (the bound)", "good", x[known], window.ideal[known], dashed=True)],
         round_axis(window.span),
         time_axis("time of a round", end),
         seconds,
@@ -72,10 +72,10 @@ def _each(window: Window, title: str, says: str, values: Array, y_axis: Axis, te
     values: shape (buckets, n). text: formats one value.
     """
     x, rows = window.middles, window.rows(BANDS)
-    series = [draw.Line(window.label(i), f"c{i % BANDS}", x, values[:, i]) for i in rows]
+    series = [draw.Curve(window.label(i), f"c{i % BANDS}", x, values[:, i]) for i in rows]
     if window.workers > len(rows):
         band = np.fmin.reduce(values, axis=1), np.fmax.reduce(values, axis=1)
-        series.append(draw.Line("median of all", "good", x, median(values.T), *band, dashed=True))
+        series.append(draw.Curve("median of all", "good", x, median(values.T), *band, dashed=True))
         says += f" ({len(rows)} of the {window.workers:,} workers, by speed; band: least to most of all)"
     x_axis = round_axis(window.span)
     return draw.curves(title, f"{says}.", series, x_axis, y_axis, text, _round_tip(window.edges))
@@ -110,7 +110,7 @@ def rounds(named: Sequence[tuple[str, Window]]) -> str:
     series = []
     for i, (name, window) in enumerate(named):
         known = ~np.isnan(window.seconds.mean)
-        series.append(draw.Line(name, f"r{i % BANDS}", window.middles[known], window.seconds.mean[known]))
+        series.append(draw.Curve(name, f"r{i % BANDS}", window.middles[known], window.seconds.mean[known]))
     spans = [window.span for _, window in named]
     short = any(window.short for _, window in named)
     return draw.curves(
@@ -137,7 +137,7 @@ def gates(window: Window) -> list[str]:
         return []
     x, server = window.middles, window.server
 
-    def two(title: str, says: str, unit: str, least: float, one: draw.Line, other: draw.Line) -> str:
+    def two(title: str, says: str, unit: str, least: float, one: draw.Curve, other: draw.Curve) -> str:
         y_axis = amount_axis(f"{unit} (number)", max(least, 1.1 * top(one.y, other.y)))
         tip = _round_tip(window.edges)
         return draw.curves(title, says, [one, other], round_axis(window.span), y_axis, number, tip)
@@ -148,16 +148,16 @@ def gates(window: Window) -> list[str]:
             "k: the number of gradients that an update waited for; dashed: the number of workers present.",
             "gradients and workers",
             0.0,
-            draw.Line("k", "busy", x, server["quorum"]),
-            draw.Line("workers present", "good", x, server["present"], dashed=True),
+            draw.Curve("k", "busy", x, server["quorum"]),
+            draw.Curve("workers present", "good", x, server["present"], dashed=True),
         ),
         two(
             "Staleness and waste",
             "Average age of the used gradients, in updates; dashed: unused gradients per update.",
             "updates and gradients",
             1.0,
-            draw.Line("staleness", "c1", x, server["staleness"]),
-            draw.Line("unused gradients", "bad", x, server["dropped"], dashed=True),
+            draw.Curve("staleness", "c1", x, server["staleness"]),
+            draw.Curve("unused gradients", "bad", x, server["dropped"], dashed=True),
         ),
     ]
 

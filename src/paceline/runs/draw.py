@@ -149,7 +149,7 @@ TABLE = 12  # most rows of a curve's table
 LABEL = 18  # most characters of a row's name beside a chart
 
 
-class Line(NamedTuple):
+class Curve(NamedTuple):
     """One curve. x, y: shape (points,), NaN for a gap. low, high: the same for a band around it."""
 
     name: str
@@ -193,7 +193,7 @@ def legend(entries: Sequence[tuple[str, str]]) -> str:
 def curves(
     title: str,
     says: str,
-    series: Sequence[Line],
+    series: Sequence[Curve],
     x_axis: Axis,
     y_axis: Axis,
     text: Text,
@@ -225,7 +225,7 @@ def curves(
     return figure(title, says, plot, shown, table=_reached(series, x_axis, text, tip))
 
 
-def _reached(series: Sequence[Line], x_axis: Axis, text: Text, tip: Text) -> str:
+def _reached(series: Sequence[Curve], x_axis: Axis, text: Text, tip: Text) -> str:
     """A table of each curve's value at up to ``TABLE`` places; "–" before its beginning and after its end."""
     columns = [
         (f"{line.name}{what}", line.x, values)
@@ -244,7 +244,7 @@ def _reached(series: Sequence[Line], x_axis: Axis, text: Text, tip: Text) -> str
     return table((x_axis.title, *(name for name, _, _ in columns)), rows)
 
 
-def strip(line: Line, x_axis: Axis, y_end: float) -> str:
+def strip(line: Curve, x_axis: Axis, y_end: float) -> str:
     """One curve over the whole width, of little height and without a scale."""
     x = 1000 * x_axis.at(np.concatenate(([x_axis.start], line.x, [x_axis.end])))
     y = down(np.pad(line.y, 1, mode="edge"), y_end)

@@ -100,7 +100,7 @@ def package(module: str, name: str, wanted: str) -> Any:
 
 
 @dataclass
-class MLflow(Sink):
+class MLflowSink(Sink):
     """A run in an experiment of MLflow.
 
     experiment: its name. uri: of the tracking server, or of a folder or database such as ``sqlite:///mlflow.db``;
@@ -142,7 +142,7 @@ METRICS = (  # kind, name after "paceline_", meaning; metrics of a worker have i
 
 
 @dataclass
-class Prometheus(Sink):
+class PrometheusSink(Sink):
     """Serves metrics to Prometheus while the run continues.
 
     port: 0 takes any free port. host: the address to listen on; with 0.0.0.0, other machines can reach it.
@@ -196,7 +196,7 @@ class Prometheus(Sink):
 
 
 @dataclass
-class TensorBoard(Sink):
+class TensorBoardSink(Sink):
     """Event files of TensorBoard.
 
     folder: where they go; by default ``tensorboard`` in the run's directory.
@@ -219,7 +219,7 @@ class TensorBoard(Sink):
 
 
 @dataclass
-class Trackio(Sink):
+class TrackioSink(Sink):
     """A run in a project of Trackio, which stores it on this machine (in TRACKIO_DIR).
 
     project: its name; ``trackio show --project NAME`` opens it.
@@ -242,7 +242,7 @@ class Trackio(Sink):
 
 
 @dataclass
-class WeightsAndBiases(Trackio):
+class WandbSink(TrackioSink):
     """A run in a project of Weights & Biases.
 
     project: its name there. mode: "online", "offline" (files below the run's directory, which ``wandb sync`` sends
@@ -266,11 +266,11 @@ class WeightsAndBiases(Trackio):
 
 
 SINKS: dict[str, type[Sink]] = {
-    "mlflow": MLflow,
-    "prometheus": Prometheus,
-    "tensorboard": TensorBoard,
-    "trackio": Trackio,
-    "wandb": WeightsAndBiases,
+    "mlflow": MLflowSink,
+    "prometheus": PrometheusSink,
+    "tensorboard": TensorBoardSink,
+    "trackio": TrackioSink,
+    "wandb": WandbSink,
 }
 
 

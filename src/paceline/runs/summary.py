@@ -200,7 +200,7 @@ LASTING = 1.25  # the least ratio that counts as a change
 LATE = 1.1  # a straggler is marked if it takes more than this multiple of the median
 
 
-class Change(NamedTuple):
+class ChangePoint(NamedTuple):
     """From ``round`` on, ``worker`` takes ``ratio`` times as many seconds per sample as before."""
 
     round: int
@@ -245,7 +245,7 @@ def straggler_share(run: Run) -> Array:
     return np.bincount(who[who >= 0], minlength=run.workers) / max(len(who), 1)
 
 
-def changes(run: Run) -> list[Change]:
+def changes(run: Run) -> list[ChangePoint]:
     """Lasting changes of speed, in order: the medians of the rounds before and after differ by more than noise."""
     series = np.log(carried(seconds_per_sample(run)))
     rounds = len(series)
@@ -274,7 +274,7 @@ def changes(run: Run) -> list[Change]:
             before, after = series[max(edge - 2 * WINDOW, 0) : edge], series[edge : edge + 2 * WINDOW]
             # A cluster of a few spikes does not shift the medians of windows twice as long.
             if abs(np.median(after[:, worker]) - np.median(before[:, worker])) >= least[worker] / 2:
-                found.append(Change(edge, worker, float(np.exp(jump[at, worker]))))
+                found.append(ChangePoint(edge, worker, float(np.exp(jump[at, worker]))))
             size[max(at - WINDOW, 0) : at + WINDOW + 1] = 0
     return sorted(found)
 

@@ -41,7 +41,7 @@ LEAVE, DIE, FREEZE, JOIN = KINDS = ("leave", "die", "freeze", "join")
 
 
 @dataclass(frozen=True)
-class Change(Checked):
+class BandwidthChange(Checked):
     """A change of a link's bandwidth.
 
     round: the first round with it, counted from 1. mbps: megabits per second.
@@ -63,7 +63,7 @@ class Link(Checked):
 
     megabytes: Annotated[float, 0, SIZES, f"0 to {SIZES:g}"]
     mbps: Size
-    changes: tuple[Change, ...] = ()
+    changes: tuple[BandwidthChange, ...] = ()
 
     def seconds(self, index: int) -> float:
         """Seconds of the transfer in one round.

@@ -26,7 +26,7 @@ from paceline.rounds import Array, Indices, Vector
 from paceline.simulate.timing import Constant, TimingModel
 
 
-class Change(NamedTuple):
+class SpeedChange(NamedTuple):
     """A change of speed: from ``at`` seconds on, these workers' round trips take ``factor`` times as long."""
 
     at: float
@@ -51,7 +51,7 @@ class RoundTrips:
         overhead: TimingModel,
         seconds_per_sample: TimingModel | None = None,
         seed: int = 0,
-        changes: Sequence[Change] = (),
+        changes: Sequence[SpeedChange] = (),
         noise: Array | float = 0.0,
         knee: Array | float = 0.0,
         transfer: Callable[[int], Array] | None = None,

@@ -199,7 +199,7 @@ class Wandb(Tracker):
     """
 
     def __init__(self, project: str = "paceline", mode: str = "") -> None:
-        super().__init__(sinks.WeightsAndBiases, project=project, mode=mode)
+        super().__init__(sinks.WandbSink, project=project, mode=mode)
 
 
 class MLflow(Tracker):
@@ -212,7 +212,7 @@ class MLflow(Tracker):
     """
 
     def __init__(self, experiment: str = "paceline", uri: str = "") -> None:
-        super().__init__(sinks.MLflow, experiment=experiment, uri=uri)
+        super().__init__(sinks.MLflowSink, experiment=experiment, uri=uri)
 
 
 class Trackio(Tracker):
@@ -223,7 +223,7 @@ class Trackio(Tracker):
     """
 
     def __init__(self, project: str = "paceline") -> None:
-        super().__init__(sinks.Trackio, project=project)
+        super().__init__(sinks.TrackioSink, project=project)
 
 
 class TensorBoard(Tracker):
@@ -235,7 +235,7 @@ class TensorBoard(Tracker):
 
     def __init__(self, folder: str | Path = "") -> None:
         text = str(folder) if isinstance(folder, Path) else folder
-        super().__init__(sinks.TensorBoard, folder=text)
+        super().__init__(sinks.TensorBoardSink, folder=text)
 
 
 class Prometheus(Tracker):
@@ -247,7 +247,7 @@ class Prometheus(Tracker):
     """
 
     def __init__(self, port: int, host: str = "127.0.0.1") -> None:
-        super().__init__(sinks.Prometheus, port=port, host=host)
+        super().__init__(sinks.PrometheusSink, port=port, host=host)
 
 
 class OnRound(Callback):
