@@ -15,7 +15,7 @@ pytest.importorskip("fastapi")
 from paceline import Cluster, PacelineError, client, policies
 from paceline.balancer import Balancer
 from paceline.samples import CostLearner, SampleCosts
-from paceline.serve.events import Dealt, Settle, logged, read
+from paceline.serve.events import RoundDeal, Settle, logged, read
 from support.events import until
 from support.served import TOKEN, process
 
@@ -163,5 +163,5 @@ def _third(service: object) -> str:
 
 
 def test_the_log_holds_what_a_round_was_dealt_by() -> None:
-    event = Settle(1.0, 0, [2, 1], Dealt([3.0, 1.0, 2.0], [0, 1, 2], [[2], [1]]))
+    event = Settle(1.0, 0, [2, 1], RoundDeal([3.0, 1.0, 2.0], [0, 1, 2], [[2], [1]]))
     assert read(json.loads(json.dumps(logged(event)))) == event

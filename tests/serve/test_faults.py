@@ -349,7 +349,7 @@ def test_a_fault_of_the_service_sets_one_job_aside(
         waiting = asyncio.create_task(call.next("a", wait=60.0))
         await asyncio.sleep(0.01)
         with monkeypatch.context() as patched:
-            patched.setattr("paceline.serve.places.OpenRound.report", lambda *_: 1 / 0)
+            patched.setattr("paceline.serve.places.PendingRound.report", lambda *_: 1 / 0)
             refused(await call.report("b", GOOD), 409, "job 'j' is set aside: its call 5 failed (division")
         refused(await asyncio.wait_for(waiting, 8.0), 409, "job 'j' is set aside")
         aside = (await call.ask("GET", "/jobs"))[1]["set_aside"]

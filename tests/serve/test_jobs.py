@@ -17,16 +17,16 @@ from paceline.rounds import RoundResult
 from paceline.serve import events
 from paceline.serve.events import (
     Conflict,
-    Drop,
+    Departure,
+    DropEvent,
     Effect,
     Gone,
-    Join,
-    Leave,
-    Left,
+    JoinEvent,
+    LeaveEvent,
     NotFound,
     Ready,
     Report,
-    Reported,
+    ReportEvent,
     Settle,
 )
 from paceline.serve.jobs import Job
@@ -45,19 +45,19 @@ def started(**changes: Any) -> Job:
 
 def join(job: Job, now: float, name: str, secret: str, place: int | None = None) -> list[Effect]:
     """As the service does: the place is chosen first."""
-    return job.handle(Join(now, name, secret, job.members.place(name, secret, place)))
+    return job.handle(JoinEvent(now, name, secret, job.members.place(name, secret, place)))
 
 
 def reports(job: Job, now: float, name: str, done: Report) -> list[Effect]:
-    return job.handle(Reported(now, name, done))
+    return job.handle(ReportEvent(now, name, done))
 
 
 def leave(job: Job, now: float, name: str) -> list[Effect]:
-    return job.handle(Leave(now, name))
+    return job.handle(LeaveEvent(now, name))
 
 
 def drop(job: Job, now: float, name: str) -> list[Effect]:
-    return job.handle(Drop(now, name))
+    return job.handle(DropEvent(now, name))
 
 
 def ask(job: Job, now: float, name: str) -> tuple[Part | None, list[Effect]]:
@@ -80,10 +80,10 @@ def run(job: Job, now: float, seconds_per_sample: dict[str, float]) -> list[int]
 
 def test_the_log_of_a_round() -> None:
     job = Job(Settings.of(batch=12, workers=2, policy="equal"))
-    assert join(job, 0.0, "a", digest("a")) == [Join(0.0, "a", digest("a"), 0)]
+    assert join(job, 0.0, "a", digest("a")) == [JoinEvent(0.0, "a", digest("a"), 0)]
     assert ask(job, 0.5, "a") == (None, [])
     assert job.waiting_for() == "1 more worker must join"
-    assert join(job, 1.0, "b", digest("b")) == [Join(1.0, "b", digest("b"), 1), Ready(1.0, 0)]
+    assert join(job, 1.0, "b", digest("b")) == [JoinEvent(1.0, "b", digest("b"), 1), Ready(1.0, 0)]
     part, effects = ask(job, 2.0, "b")
     assert effects == [Settle(2.0, 0, [6, 6])]
     assert part == Part(0, 6, 6, 12, 2, 0.5, 1.0)
@@ -121,7 +121,7 @@ def test_the_silent_are_dropped_and_their_share_is_given_to_the_others() -> None
     reports(job, 10.5, "c", Report(3, 4, 0.4))
     assert drop_silent(job, 11.0) == []
     dropped, closed, _ = drop_silent(job, 11.25)
-    assert dropped == Left(
+    assert dropped == Departure(
         11.25, "b", "was dropped in round 3 after 1.2 s of silence; the other workers take its share"
     )
     assert (closed.ended, closed.step) == (11.25, 3)
@@ -163,7 +163,11 @@ def test_pause_between_rounds_drops_no_worker() -> None:
     assert drop_silent(job, 1000.0) == []
     ask(job, 1000.0, "a")
     assert drop_silent(job, 1001.0) == []
-    assert [effect.name for effect in drop_silent(job, 1001.5) if isinstance(effect, Left)] == ["a", "b", "c"]
+    assert [effect.name for effect in drop_silent(job, 1001.5) if isinstance(effect, Departure)] == [
+        "a",
+        "b",
+        "c",
+    ]
 
 
 def test_the_newest_plan_at_once() -> None:
@@ -250,8 +254,8 @@ def test_events_are_read_as_they_were_logged() -> None:
         ["resume", 5.0],
     ]
     found = [events.read(call) for call in calls]
-    assert found[0] == Join(0.5, "a", digest("a"), 1)
-    assert found[1] == Reported(2.0, "a", Report(0, 4, 1.0, 0.25))
+    assert found[0] == JoinEvent(0.5, "a", digest("a"), 1)
+    assert found[1] == ReportEvent(2.0, "a", Report(0, 4, 1.0, 0.25))
     assert [json.loads(json.dumps(events.logged(event))) for event in found] == calls
 
 
@@ -261,7 +265,10 @@ def test_a_worker_takes_another_place_with_its_secret() -> None:
     for name in "bc":
         reports(job, 1.0, name, Report(0, 4, 1.0))
     left, closed, joined, _ = join(job, 2.0, "a", digest("a"), 3)
-    assert (left, joined) == (Left(2.0, "a", "has taken another place"), Join(2.0, "a", digest("a"), 3))
+    assert (left, joined) == (
+        Departure(2.0, "a", "has taken another place"),
+        JoinEvent(2.0, "a", digest("a"), 3),
+    )
     assert isinstance(closed, RoundResult)
     assert sum(ask(job, 3.0, "a")[1][0].loads) == 12
 
@@ -270,18 +277,22 @@ def test_a_repeated_join_changes_nothing() -> None:
     job = started()
     part, _ = ask(job, 1.0, "b")
     before = json.dumps(job.state_dict())
-    assert join(job, 2.0, "b", digest("b")) == [Join(2.0, "b", digest("b"), 1)]
+    assert join(job, 2.0, "b", digest("b")) == [JoinEvent(2.0, "b", digest("b"), 1)]
     assert json.dumps(job.state_dict()) == before
     assert ask(job, 3.0, "b") == (part, []), "its part of the round stands"
-    assert [effect.name for effect in drop_silent(job, 302.0) if isinstance(effect, Left)] == ["a", "b", "c"]
+    assert [effect.name for effect in drop_silent(job, 302.0) if isinstance(effect, Departure)] == [
+        "a",
+        "b",
+        "c",
+    ]
 
 
 def test_a_free_place_goes_to_whom_had_it_then_to_new_ones() -> None:
     job = started(start=1)
     leave(job, 1.0, "b")
     leave(job, 2.0, "a")
-    assert join(job, 3.0, "x", digest("x")) == [Join(3.0, "x", digest("x"), 1)], "b is gone longest"
-    assert join(job, 3.0, "a", digest("a")) == [Join(3.0, "a", digest("a"), 0)]
+    assert join(job, 3.0, "x", digest("x")) == [JoinEvent(3.0, "x", digest("x"), 1)], "b is gone longest"
+    assert join(job, 3.0, "a", digest("a")) == [JoinEvent(3.0, "a", digest("a"), 0)]
     with pytest.raises(NotFound):
         ask(job, 4.0, "b")
 
@@ -418,7 +429,7 @@ def test_any_sequence(calls: Any, policy: str, ahead: int, limited: bool, start:
         part, event, waiting = None, None, who_wait()
         try:
             if name == "join":
-                event = Join(*arguments, job.members.place(*arguments[1:]))
+                event = JoinEvent(*arguments, job.members.place(*arguments[1:]))
             elif name != "ask":
                 event = events.NAMES[name](*arguments)
             elif isinstance(answer := job.next(*arguments), Settle):
@@ -432,7 +443,7 @@ def test_any_sequence(calls: Any, policy: str, ahead: int, limited: bool, start:
             return None
         if event is not None:
             log.append(json.dumps(events.logged(event)))
-        if not any(isinstance(each, Ready | Settle | Left) for each in effects):
+        if not any(isinstance(each, Ready | Settle | Departure) for each in effects):
             assert waiting <= who_wait(), "nobody is told to look again"
         present = {each.place for each in job.members.by_name.values() if each.present}
         for effect in effects:

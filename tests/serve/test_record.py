@@ -10,14 +10,14 @@ pytest.importorskip("fastapi")
 from paceline import runs
 from paceline.files import part_of
 from paceline.rounds import RoundResult
-from paceline.serve.catalog import Record
+from paceline.serve.catalog import JobRecord
 from paceline.serve.models import Settings
 
 NAMES = ["gpu-a", None]
 
 
 def write(run_dir: Path, rounds: range, first: int) -> None:
-    record = Record(run_dir, "j", Settings.of(batch=12, workers=2, policy="equal"))
+    record = JobRecord(run_dir, "j", Settings.of(batch=12, workers=2, policy="equal"))
     record.open(first, rounds.stop)
     for number in rounds:
         six = np.array([6.0, 6.0])

@@ -29,7 +29,7 @@ from paceline.serve import events
 from paceline.serve.events import Conflict, NotFound, SetAside
 from paceline.serve.jobs import Job
 from paceline.serve.models import JobState, Settings, WorkerState
-from paceline.serve.store import Kept, Store
+from paceline.serve.store import Store, StoredJob
 
 MOST_JOBS = 100
 # Bucket edges, in seconds, of the histograms of answers and rounds.
@@ -47,9 +47,9 @@ class JobRuntime:
     stored job cannot continue.
     """
 
-    def __init__(self, kept: Kept) -> None:
+    def __init__(self, kept: StoredJob) -> None:
         self.name = kept.name
-        self.record: Record | None = None
+        self.record: JobRecord | None = None
         self.news = asyncio.Event()  # wakes requests that wait for a plan
         self.complaint = ""  # the last complaint about the job in the service's log
         self.behind = self.go_back(kept)  # rounds that closed in the calls
@@ -58,7 +58,7 @@ class JobRuntime:
         # Histogram of the seconds of rounds since the service started, and the sum of these seconds.
         self.spans, self.spent = np.zeros(len(SPANS) + 1, np.int64), 0.0
 
-    def go_back(self, kept: Kept) -> list[RoundResult]:
+    def go_back(self, kept: StoredJob) -> list[RoundResult]:
         """Restore the job as it is stored; returns the rounds that closed in its logged calls."""
         if kept.wrong:
             raise PacelineError(kept.wrong)
@@ -121,7 +121,7 @@ class JobRuntime:
         self.news = asyncio.Event()
 
 
-class Record:
+class JobRecord:
     """The rounds of a job as a run directory, which ``paceline report`` and the live page read; one thread at a time
     appends to it. A failure ends the record, not the job: see ``error``."""
 
@@ -271,7 +271,7 @@ class Catalog:
         """Start or continue a job's record."""
         if self._runs is None:
             return
-        runtime.record = Record(self._runs / runtime.name, runtime.name, runtime.job.settings)
+        runtime.record = JobRecord(self._runs / runtime.name, runtime.name, runtime.job.settings)
         runtime.record.open(runtime.first, runtime.job.settled)
         for closed in runtime.behind:
             runtime.record.write(closed, runtime.job.members.names())

@@ -7,7 +7,7 @@ consequences of an event. A refusal is one sentence, and changes nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 from paceline.errors import PacelineError
 from paceline.rounds import RoundResult
@@ -26,8 +26,8 @@ class Report(NamedTuple):
     memory: float | None = None
 
 
-class Join(NamedTuple):
-    """A worker takes a place that ``Members.place`` returned. secret: the digest of its secret."""
+class JoinEvent(NamedTuple):
+    """A worker takes a place that ``JobWorkers.place`` returned. secret: the digest of its secret."""
 
     now: float
     name: str
@@ -35,21 +35,21 @@ class Join(NamedTuple):
     place: int
 
 
-class Leave(NamedTuple):
+class LeaveEvent(NamedTuple):
     """A worker leaves; the others do not wait for it."""
 
     now: float
     name: str
 
 
-class Drop(NamedTuple):
+class DropEvent(NamedTuple):
     """A worker that has been silent for too long is removed; from the next plan on the others run its part."""
 
     now: float
     name: str
 
 
-class Dealt(NamedTuple):
+class RoundDeal(NamedTuple):
     """The deal of a round whose samples cost differently.
 
     lengths: the samples' lengths. order: indices into them, one worker's after another's. sizes: samples of each
@@ -68,10 +68,10 @@ class Settle(NamedTuple):
     now: float
     round: int
     loads: list[int]
-    dealt: Dealt | None = None
+    dealt: RoundDeal | None = None
 
 
-class Reported(NamedTuple):
+class ReportEvent(NamedTuple):
     """A worker has finished its part. Repeating the same report changes nothing."""
 
     now: float
@@ -85,13 +85,22 @@ class Resume(NamedTuple):
     now: float
 
 
-Event = Join | Leave | Drop | Settle | Reported | Resume
-NAMES: dict[str, type[Any]] = {kind.__name__.lower(): kind for kind in get_args(Event)}
+Event = JoinEvent | LeaveEvent | DropEvent | Settle | ReportEvent | Resume
+# Stored logs have these names, so that they never change.
+NAMES: dict[str, type[Any]] = {
+    "join": JoinEvent,
+    "leave": LeaveEvent,
+    "drop": DropEvent,
+    "settle": Settle,
+    "reported": ReportEvent,
+    "resume": Resume,
+}
+_NAME_OF = {kind: name for name, kind in NAMES.items()}
 
 
 def logged(event: Event) -> list[Any]:
     """The event as it is stored in the log."""
-    return [type(event).__name__.lower(), *event]
+    return [_NAME_OF[type(event)], *event]
 
 
 def read(call: Sequence[Any]) -> Event:
@@ -99,11 +108,11 @@ def read(call: Sequence[Any]) -> Event:
     name, *fields = call
     event: Event = NAMES[name](*fields)
     if isinstance(event, Settle) and event.dealt is not None:
-        return event._replace(dealt=Dealt(*event.dealt))
-    return event._replace(report=Report(*event.report)) if isinstance(event, Reported) else event
+        return event._replace(dealt=RoundDeal(*event.dealt))
+    return event._replace(report=Report(*event.report)) if isinstance(event, ReportEvent) else event
 
 
-class Left(NamedTuple):
+class Departure(NamedTuple):
     """A worker is no longer present. why: a clause after its name, such as "has left" or "was dropped"."""
 
     now: float
@@ -124,7 +133,8 @@ class Unlearned(NamedTuple):
     error: Exception
 
 
-Effect = Join | Left | Settle | Ready | RoundResult | Unlearned  # Join and Settle confirm these events
+# A JoinEvent or a Settle among the effects confirms that event.
+Effect = JoinEvent | Departure | Settle | Ready | RoundResult | Unlearned
 
 
 class NotFound(PacelineError):

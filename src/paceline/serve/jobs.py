@@ -25,7 +25,7 @@ from paceline.samples import SampleCosts
 from paceline.serve import events
 from paceline.serve.events import Conflict, Effect, Report
 from paceline.serve.models import Lengths, Settings, Waiting
-from paceline.serve.places import MEMBERS, ROUNDS, Member, Members, OpenRound
+from paceline.serve.places import MEMBERS, ROUNDS, JobWorker, JobWorkers, PendingRound
 
 _log = logging.getLogger(__name__)
 QUICKEST = 1e-9  # least seconds that a report with samples may have
@@ -37,14 +37,14 @@ class Job:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.members = Members(settings.workers)
+        self.members = JobWorkers(settings.workers)
         self.balancer = settings.balancer()
         self.settled = 0  # number of settled rounds, and so the number of the next round
         self.closed = 0
         self.samples = 0  # reported in all rounds
         self.reports = 0
         self.drops = 0
-        self.open: dict[int, OpenRound] = {}  # settled rounds that are not closed, in their order
+        self.open: dict[int, PendingRound] = {}  # settled rounds that are not closed, in their order
         self._recent: deque[float] = deque(maxlen=RECENT)  # longest turnarounds of recent rounds
         self._unit: list[float] | None = None  # lengths of the first round, which are the unit of costs
         self._mark: float | None = None  # when the last round closed; None if no worker was present since
@@ -57,21 +57,21 @@ class Job:
         """
         before = self.ready
         match event:
-            case events.Join():
+            case events.JoinEvent():
                 effects = self._join(event)
-            case events.Leave(now, name):
+            case events.LeaveEvent(now, name):
                 effects = self._leave(now, self.members.here(name), "has left")
-            case events.Drop(now, name):
+            case events.DropEvent(now, name):
                 effects = self._drop(now, name)
             case events.Settle():
                 effects = self._settle(event)
-            case events.Reported(now, name, report):
+            case events.ReportEvent(now, name, report):
                 effects = self._report(now, name, report)
             case events.Resume(now):
                 effects = self._resume(now)
         return effects if before or not self.ready else [*effects, events.Ready(event.now, self.settled)]
 
-    def _join(self, event: events.Join) -> list[Effect]:
+    def _join(self, event: events.JoinEvent) -> list[Effect]:
         """Add the worker to all rounds settled from now on; if it has this place already, it keeps its part."""
         now, name, secret, place = event
         self.members.place(name, secret, place)
@@ -137,7 +137,7 @@ class Job:
             found = balancer.deal(self.settled, np.array(lengths), self.members.mask)
         except PacelineError as error:
             return Waiting(waiting=f"the workers present cannot hold the batch: {error}")
-        dealt = events.Dealt(lengths, found.order.tolist(), [sizes.tolist() for sizes in found.sizes])
+        dealt = events.RoundDeal(lengths, found.order.tolist(), [sizes.tolist() for sizes in found.sizes])
         return events.Settle(now, self.settled, found.loads.tolist(), dealt)
 
     @property
@@ -186,7 +186,7 @@ class Job:
             self._unit = dealt.lengths
             self.balancer.learn(self.settings.learner(self._unit), round)
         awaited = set(np.flatnonzero(mask).tolist())
-        self.open[round] = OpenRound(
+        self.open[round] = PendingRound(
             number=round, opened=now, loads=loads, present=len(awaited), awaited=awaited, dealt=dealt
         )
         self.settled += 1
@@ -194,7 +194,7 @@ class Job:
             self._mark = now
         return [event]
 
-    def check(self, name: str, report: Report) -> OpenRound | None:
+    def check(self, name: str, report: Report) -> PendingRound | None:
         """The round that is reported; None if the worker has sent the same report already. Raises PacelineError for a
         report that is refused."""
         member = self.members.here(name)
@@ -288,20 +288,20 @@ class Job:
         if self._unit is not None:
             self.balancer.learn(self.settings.learner(self._unit), self.settled)
         self.balancer.load_state_dict(state["balancer"], self.settled)
-        self.members = Members(self.settings.workers, MEMBERS.validate_python(state["members"]))
+        self.members = JobWorkers(self.settings.workers, MEMBERS.validate_python(state["members"]))
         self.open = {each.number: each for each in ROUNDS.validate_python(state["open"])}
         self._recent = deque(state["recent"], maxlen=RECENT)
         self._mark, self._planned = state["mark"], (None, "")
 
-    def _current(self, member: Member) -> OpenRound | None:
+    def _current(self, member: JobWorker) -> PendingRound | None:
         """The first round that waits for the worker."""
         return next((each for each in self.open.values() if member.place in each.awaited), None)
 
-    def _leave(self, now: float, member: Member, why: str) -> list[Effect]:
+    def _leave(self, now: float, member: JobWorker, why: str) -> list[Effect]:
         self.members.leave(member, now, why)
         for each in self.open.values():
             each.awaited.discard(member.place)
-        effects = [events.Left(now, member.name, why), *self._close(now)]
+        effects = [events.Departure(now, member.name, why), *self._close(now)]
         if not self.members.count:
             self._mark = None
         return effects
@@ -316,7 +316,7 @@ class Job:
             effects += self._learn(now, self.open.pop(next(iter(self.open))))
         return effects
 
-    def _learn(self, now: float, round: OpenRound) -> list[Effect]:
+    def _learn(self, now: float, round: PendingRound) -> list[Effect]:
         """Report a completed round to the balancer."""
         effects: list[Effect] = []
         loads, seconds = round.reported("samples"), round.reported("seconds")

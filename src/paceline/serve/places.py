@@ -18,11 +18,11 @@ from paceline.client import Part
 from paceline.errors import PacelineError
 from paceline.rounds import Array
 from paceline.samples.cost import batch_parts
-from paceline.serve.events import Conflict, Dealt, Forbidden, Gone, NotFound, Report
+from paceline.serve.events import Conflict, Forbidden, Gone, NotFound, Report, RoundDeal
 
 
 @dataclass(kw_only=True)
-class Member:
+class JobWorker:
     """One worker. secret: its secret's digest. heard: when it last joined or reported. gone: why it is absent."""
 
     name: str
@@ -38,12 +38,12 @@ class Member:
         return not self.gone
 
 
-class Members:
+class JobWorkers:
     """All workers that hold or held a place; for each place at most one name is remembered."""
 
-    def __init__(self, places: int, kept: Sequence[Member] = ()) -> None:
-        self.by_name: dict[str, Member] = {}
-        self.holders: list[Member | None] = [None] * places
+    def __init__(self, places: int, kept: Sequence[JobWorker] = ()) -> None:
+        self.by_name: dict[str, JobWorker] = {}
+        self.holders: list[JobWorker | None] = [None] * places
         self.mask: NDArray[np.bool_] = np.zeros(places, bool)  # places whose worker is present
         for member in kept:
             self.by_name[member.name] = self.holders[member.place] = member
@@ -54,7 +54,7 @@ class Members:
         """The name of the worker that holds, or held last, each place."""
         return [None if holder is None else holder.name for holder in self.holders]
 
-    def known(self, name: str, secret: str) -> Member:
+    def known(self, name: str, secret: str) -> JobWorker:
         """The worker of this name, present or not. Raises Forbidden if the secret is not its own."""
         member = self.by_name.get(name)
         if member is None:
@@ -63,7 +63,7 @@ class Members:
             raise Forbidden(f"this is not the secret of worker {name!r}: use the one that its join returned")
         return member
 
-    def here(self, name: str) -> Member:
+    def here(self, name: str) -> JobWorker:
         """The worker of this name. Raises NotFound or Gone if it is not present."""
         member = self.by_name.get(name)
         if member is None:
@@ -80,12 +80,12 @@ class Members:
         mine = self.by_name.get(name)
         if mine is not None:
             self.holders[mine.place] = None
-        member = Member(name=name, place=place, secret=secret, heard=now)
+        member = JobWorker(name=name, place=place, secret=secret, heard=now)
         self.by_name[name] = self.holders[place] = member
         self.mask[place] = True
         self.count += 1
 
-    def leave(self, member: Member, now: float, sentence: str) -> None:
+    def leave(self, member: JobWorker, now: float, sentence: str) -> None:
         """Mark the worker as gone; its name and place are kept until another worker needs them."""
         member.gone, member.since = sentence, now
         self.mask[member.place] = False
@@ -122,7 +122,7 @@ class Members:
 
 
 @dataclass(kw_only=True)
-class OpenRound:
+class PendingRound:
     """A round's plan, the workers that it still waits for, and their reports.
 
     loads: samples by place. present: number of workers with a part. awaited: places that still have to report.
@@ -136,7 +136,7 @@ class OpenRound:
     present: int
     awaited: Annotated[set[int], PlainSerializer(sorted)]
     longest: float = 0.0
-    dealt: Dealt | None = None
+    dealt: RoundDeal | None = None
     reports: dict[int, Report] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -195,4 +195,4 @@ class OpenRound:
 
 
 # For the stored state: ``dump_python`` returns plain values for JSON, which ``validate_python`` reads again.
-MEMBERS, ROUNDS = TypeAdapter(list[Member]), TypeAdapter(list[OpenRound])
+MEMBERS, ROUNDS = TypeAdapter(list[JobWorker]), TypeAdapter(list[PendingRound])

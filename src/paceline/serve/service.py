@@ -26,7 +26,7 @@ from paceline.serve import events
 from paceline.serve import store as stored
 from paceline.serve.catalog import SPANS, Catalog, JobRuntime
 from paceline.serve.models import Lengths, Settings, Waiting
-from paceline.serve.store import Kept, Store
+from paceline.serve.store import Store, StoredJob
 
 STATE, RUNS = "service.sqlite", "runs"
 TICK = 0.2  # seconds between two checks of the deadlines
@@ -143,11 +143,11 @@ class Service:
         return effects
 
     def _observe(self, runtime: JobRuntime, effect: events.Effect) -> None:
-        if isinstance(effect, events.Left | events.Settle | events.Ready):
+        if isinstance(effect, events.Departure | events.Settle | events.Ready):
             runtime.wake()
-        if isinstance(effect, events.Join):
+        if isinstance(effect, events.JoinEvent):
             _log.info("job %r: worker %r joined in place %d", runtime.name, effect.name, effect.place)
-        elif isinstance(effect, events.Left):
+        elif isinstance(effect, events.Departure):
             _log.info("job %r: worker %r %s", runtime.name, effect.name, effect.why)
         elif isinstance(effect, RoundResult):
             runtime.lately.append(effect)
@@ -184,7 +184,7 @@ class Service:
             present = self.catalog.present(name, settings)
             if present is not None:
                 return present, False
-            runtime = JobRuntime(Kept(name, settings.model_dump()))
+            runtime = JobRuntime(StoredJob(name, settings.model_dump()))
             made = stored.created(name, settings.model_dump(), runtime.rules)
             await self.change(made, act=lambda: self.catalog.running.update({name: runtime}))
             await self.store.aside(lambda: self.catalog.open_record(runtime))
@@ -203,7 +203,7 @@ class Service:
         digest = tokens.digest(chosen)
         async with self._found(job) as runtime:
             found = runtime.job.members.place(name, digest, place)
-            await self.enter(runtime, events.Join(self.now(), name, digest, found))
+            await self.enter(runtime, events.JoinEvent(self.now(), name, digest, found))
         return found, chosen
 
     async def report(self, job: str, name: str, secret: str, report: events.Report) -> None:
@@ -213,13 +213,13 @@ class Service:
             if runtime.job.check(name, report) is None:
                 await runtime.on_disk()
             else:
-                await self.enter(runtime, events.Reported(self.now(), name, report))
+                await self.enter(runtime, events.ReportEvent(self.now(), name, report))
 
     async def leave(self, job: str, name: str, secret: str) -> None:
         """Let a worker leave."""
         async with self._found(job) as runtime:
             runtime.job.members.known(name, secret)
-            await self.enter(runtime, events.Leave(self.now(), name))
+            await self.enter(runtime, events.LeaveEvent(self.now(), name))
 
     async def next(
         self, job: str, name: str, secret: str, wait: float, lengths: Lengths | None = None
@@ -256,7 +256,7 @@ class Service:
                     continue  # deleted meanwhile: its name may be another job's by now
                 try:
                     now = self.now()
-                    silent = [events.Drop(now, each) for each in runtime.job.silent(now)]
+                    silent = [events.DropEvent(now, each) for each in runtime.job.silent(now)]
                     await asyncio.gather(*[self.enter(runtime, drop) for drop in silent])
                 except Exception as error:
                     what = f"the deadlines of job {runtime.name!r} cannot be checked"

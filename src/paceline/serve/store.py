@@ -47,7 +47,7 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
-class Kept(NamedTuple):
+class StoredJob(NamedTuple):
     """A job as it was stored: its settings, the rules that wrote it, its state after call ``through`` (None: the
     initial state), and the calls since. wrong: why this cannot be used; "" if it can.
     """
@@ -87,7 +87,7 @@ class Store:
         self._drain: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="paceline-store")
 
-    def read(self, name: str | None = None) -> list[Kept]:
+    def read(self, name: str | None = None) -> list[StoredJob]:
         """All jobs, including damaged ones, or the one of this name; call it while nothing is being written."""
         try:
             rows = self._db.execute("select * from jobs order by name").fetchall()
@@ -171,13 +171,13 @@ class Store:
 
     def _kept(
         self, name: str, settings: str, rules: str, state: str | None, through: int, digest: int
-    ) -> Kept:
+    ) -> StoredJob:
         """One job as it was stored; ``wrong`` says if it cannot be used."""
         rows = self._db.execute(
             "select number, call, digest from calls where job = ? and number > ? order by number",
             (name, through),
         ).fetchall()
-        kept = Kept(name, None, str(rules))
+        kept = StoredJob(name, None, str(rules))
         if digest != _digest(name, settings, rules, state, through):
             return kept._replace(wrong="its settings or its state are damaged")
         for expected, (number, call, its_digest) in enumerate(rows, through + 1):
@@ -187,7 +187,7 @@ class Store:
                 return kept._replace(wrong=f"call {number} of its log is damaged")
         try:
             calls = [json.loads(call) for _, call, _ in rows]
-            return Kept(name, json.loads(settings), rules, state and json.loads(state), through, calls)
+            return StoredJob(name, json.loads(settings), rules, state and json.loads(state), through, calls)
         except (ValueError, TypeError) as error:
             return kept._replace(wrong=f"its settings, its state or its log cannot be read ({error})")
 
