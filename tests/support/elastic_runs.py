@@ -25,7 +25,7 @@ from torch import nn
 from paceline.torch import ElasticPace, Pace
 from paceline.torch.callbacks import Callback
 from paceline.torch.elastic import recovery
-from paceline.torch.elastic.link import Link
+from paceline.torch.elastic.link import LauncherLink
 from paceline.torch.elastic.messages import Where
 from paceline.torch.elastic.recovery import Rendezvous
 from paceline.torch.elastic.supervisor import Loss, Supervisor
@@ -210,7 +210,7 @@ def _train(where: Where, out: Path, rounds: int, options: dict[str, Any], say: C
     from support.elastic_phases import Orders
 
     orders, opened = Orders(out, where.ident, say), itertools.count()
-    real = Link.connect
+    real = LauncherLink.connect
     received: list[Any] = []  # by this rank, whether it has use for it or not
     useful: list[Any] = []
     ahead: list[
@@ -229,7 +229,7 @@ def _train(where: Where, out: Path, rounds: int, options: dict[str, Any], say: C
         return met
 
     recovery.send, Rendezvous.enter = sent, entered  # type: ignore[method-assign]
-    Link.connect = lambda link: (next(opened), real(link))[1]  # type: ignore[method-assign]
+    LauncherLink.connect = lambda link: (next(opened), real(link))[1]  # type: ignore[method-assign]
     if options.get("phases"):
         orders.watch()
         orders.at("start")

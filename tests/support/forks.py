@@ -77,7 +77,7 @@ _loaded: set[str] = set()
 
 
 class Fork:
-    """A function in a fork of the server: a ``Worker`` of ``paceline.torch.elastic``."""
+    """A function in a fork of the server: a ``WorkerProcess`` of ``paceline.torch.elastic``."""
 
     def __init__(self, function: Callable[..., object], *arguments: Any, daemon: bool = True) -> None:
         os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -23,7 +23,7 @@ from paceline.torch.callbacks import OnRound
 from paceline.torch.feed.pieces import Order
 from paceline.torch.gradients.weighing import Counts
 from paceline.torch.plan import Piece, RoundPlan
-from paceline.torch.round import Round
+from paceline.torch.round import RoundState
 from support.gauge import Fake
 from support.guarantees import guarantee
 from support.ranks import run_ranks
@@ -62,7 +62,7 @@ def parts(
         take_back=lambda: None,
         droppable=True,
     )
-    round = Round()
+    round = RoundState()
     terms: Any = SimpleNamespace(quantum=1, floor=floor, fixed_micro_steps=None)
     limit = memory_limits.MemoryLimit(round, passes, terms, lambda batch, first, last: last - first)
 
@@ -128,7 +128,7 @@ def test_last_pass_takes_no_more_than_one_that_went_through(
             last = not more
 
         passes.part = part
-        round = Round()
+        round = RoundState()
         terms: Any = SimpleNamespace(quantum=1, floor=1, fixed_micro_steps=None)
         limit = memory_limits.MemoryLimit(round, passes, terms, lambda batch, first, end: batch[first:end])
 

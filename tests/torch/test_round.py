@@ -36,7 +36,7 @@ from paceline.torch.round import (
     REFUSED,
     STEP,
     WEIGHED,
-    Round,
+    RoundState,
 )
 from support.often import times
 
@@ -50,44 +50,44 @@ def piece(samples: int = 4, first: bool = True, last: bool = True, step: int = 7
     return Piece(RoundPlan(step, np.array([samples]), samples), samples, first, last)
 
 
-def slots(round: Round) -> dict[str, Any]:
-    found = {name: getattr(round, name) for name in Round.__slots__}
+def slots(round: RoundState) -> dict[str, Any]:
+    found = {name: getattr(round, name) for name in RoundState.__slots__}
     return found | {"taken": list(round.taken)}
 
 
-def drawn(**options: Any) -> Round:
-    round = Round(**options)
+def drawn(**options: Any) -> RoundState:
+    round = RoundState(**options)
     round.drawn(piece())
     return round
 
 
-def weighed(**options: Any) -> Round:
+def weighed(**options: Any) -> RoundState:
     round = drawn(**options)
     assert round.weighed()
     return round
 
 
-def ended(**options: Any) -> Round:
+def ended(**options: Any) -> RoundState:
     round = weighed(**options)
     round.ended()
     return round
 
 
-def over() -> Round:
+def over() -> RoundState:
     round = ended()
     round.stepped()
     return round
 
 
-def between_pieces() -> Round:
-    round = Round()
+def between_pieces() -> RoundState:
+    round = RoundState()
     round.drawn(piece(last=False))
     round.weighed()
     assert round.ended()[0] is KEEP
     return round
 
 
-def undivided() -> Round:
+def undivided() -> RoundState:
     """Under the hook, a last pass whose gradient is still to be divided by a count."""
     round = drawn()
     round.began()
@@ -96,8 +96,8 @@ def undivided() -> Round:
     return round
 
 
-def missing_rows() -> Round:
-    round = Round()
+def missing_rows() -> RoundState:
+    round = RoundState()
     round.drawn(piece(), rows=3)
     return round
 
@@ -105,7 +105,7 @@ def missing_rows() -> Round:
 @pytest.mark.parametrize(
     ("round", "event", "rule_"),
     [
-        (Round(), lambda r: r.passes(), "backward outside"),
+        (RoundState(), lambda r: r.passes(), "backward outside"),
         (over(), lambda r: r.passes(), "backward after"),
         (ended(), lambda r: r.passes(), "backward twice"),
         (between_pieces(), lambda r: r.passes(), "backward twice"),
@@ -119,14 +119,14 @@ def missing_rows() -> Round:
         (drawn(), lambda r: r.steps(False, lambda: False), "step within"),
         (between_pieces(), lambda r: r.steps(False, lambda: True), "step within"),
         (drawn(own=ALONE), lambda r: r.steps_alone(), "own step early"),
-        (Round(own=ALONE), lambda r: r.steps_alone(), "own step twice"),
+        (RoundState(own=ALONE), lambda r: r.steps_alone(), "own step twice"),
         (missing_rows(), lambda r: r.began(), "rows"),
         (drawn(), lambda r: r.stepped_piece(), "loss_now"),
         (drawn(), lambda r: r.checkpoint(), "checkpoint"),
     ],
 )
 def test_an_event_that_the_phase_does_not_allow_raises_and_changes_nothing(
-    round: Round, event: Any, rule_: str
+    round: RoundState, event: Any, rule_: str
 ) -> None:
     before = slots(round)
     words = REFUSED[rule_].partition("{")[0] or REFUSED[rule_].partition("}")[2].partition("{")[0]
@@ -160,7 +160,7 @@ def test_a_round_that_was_left_leaves_nothing_behind() -> None:
     assert round.left_behind.done
     assert round.left() is not None
     round.forget()
-    for name, value in slots(Round()).items():
+    for name, value in slots(RoundState()).items():
         assert name in {"ran", "ready", "rows", "asked"} or getattr(round, name) == value, name
 
 
@@ -178,7 +178,7 @@ def test_a_round_that_was_left_leaves_nothing_behind() -> None:
 def test_a_backward_pass_ends_with_an_instruction(
     options: dict[str, Any], last: bool, instruction: str, phase: int
 ) -> None:
-    round = Round(**options)
+    round = RoundState(**options)
     round.drawn(piece(last=last))
     round.weighed()
     assert round.ended()[0] is instruction
@@ -211,16 +211,16 @@ def test_a_commit_that_fails_leaves_the_round_open() -> None:
     assert round.stepped().step == 7
 
 
-def hooked(last: bool = True) -> Round:
+def hooked(last: bool = True) -> RoundState:
     """Under the hook, a pass of a piece that has begun."""
-    round = Round()
+    round = RoundState()
     round.drawn(piece(last=last))
     round.began()
     return round
 
 
 def test_questions_between_rounds_have_no_piece() -> None:
-    for round in (Round(), over()):
+    for round in (RoundState(), over()):
         for question in (lambda r: r.running, lambda r: r.entire, lambda r: r.ended(), lambda r: r.stepped()):
             with pytest.raises(PacelineError, match="no round is running"):
                 question(round)
@@ -234,7 +234,7 @@ def test_questions_between_rounds_have_no_piece() -> None:
         assert (round.goes_on(), round.gradients_ready()) == ("", None)
         assert not round.weighed()
         round.checkpoint()
-    assert (Round().newest, Round().samples(True)) == (None, None)
+    assert (RoundState().newest, RoundState().samples(True)) == (None, None)
     assert (over().newest, over().samples(True), over().samples(False)) == (piece(), 4, 4)
     assert over().stepped_piece() == piece()
 
@@ -269,7 +269,7 @@ def test_only_the_last_pass_of_a_round_sends_and_only_once_it_is_weighed_or_prep
 
 
 def test_samples_of_a_rank_are_known_with_its_round() -> None:
-    round = Round()
+    round = RoundState()
     round.drawn(piece(4, last=False))
     assert (round.samples(True), round.samples(False)) == (4, None)
     round.weighed()
@@ -292,13 +292,13 @@ def test_samples_of_a_rank_are_known_with_its_round() -> None:
 def test_loop_that_asks_learns_whether_its_samples_count() -> None:
     round = drawn()
     assert (round.asked, round.asks(), round.asked) == (False, True, True)
-    empty = Round()
+    empty = RoundState()
     empty.drawn(piece(0), asked=True)
     assert (empty.asked, empty.asks()) == (True, False)
 
 
 def test_cut_pass_has_the_ends_of_its_micro_step() -> None:
-    round = Round()
+    round = RoundState()
     round.drawn(piece(5, first=True, last=True), rows=3)
     one = round.cut(2, first=True, more=True)
     assert (one.samples, one.first, one.last, round.more) == (2, True, False, True)
@@ -366,7 +366,7 @@ def test_loop_that_goes_on_after_nothing_ran_or_nothing_divided_raises() -> None
 def test_step_before_a_round_is_complete_says_what_was_wrong(
     last: bool, ready: bool, phase: int, foreign: bool, refused: str
 ) -> None:
-    round = Round()
+    round = RoundState()
     round.drawn(piece(last=last))
     round.ready, round.phase = ready, phase
     with pytest.raises(PacelineError, match=refused):
@@ -374,7 +374,7 @@ def test_step_before_a_round_is_complete_says_what_was_wrong(
 
 
 def test_steps_between_rounds_and_after_complete_ones_are_allowed() -> None:
-    for round in (Round(), over(), ended()):
+    for round in (RoundState(), over(), ended()):
         round.steps(False, lambda: pytest.fail("asked"))
 
 
@@ -401,7 +401,7 @@ def test_own_step_follows_each_pass_of_local_steps() -> None:
 def test_mean_loss_is_that_of_a_round_that_is_complete_on_all_ranks() -> None:
     committed = ended(own=COMMIT)
     committed.committed(True)
-    for round in (Round(), weighed(), committed, between_pieces()):
+    for round in (RoundState(), weighed(), committed, between_pieces()):
         with pytest.raises(PacelineError, match="while no round is complete"):
             round.stepped_piece()
 
@@ -414,7 +414,7 @@ def test_commit_completes_the_round_or_leaves_its_gradients_to_come() -> None:
     assert failed.committed(False) == piece(last=False)
     assert (failed.phase, failed.ready, failed.entire) == (RAN, False, piece(last=False))
     with pytest.raises(PacelineError, match="no round is running"):
-        Round().committed(True)
+        RoundState().committed(True)
 
 
 def test_message_names_rows_and_planned_samples() -> None:
@@ -428,7 +428,7 @@ class Ranks(RuleBasedStateMachine):
 
     @initialize(ranks=st.integers(1, 4), micro_batch=st.none() | st.integers(1, 5), fills=st.booleans())
     def begin(self, ranks: int, micro_batch: int | None, fills: bool) -> None:
-        self.ranks = [Round() for _ in range(ranks)]
+        self.ranks = [RoundState() for _ in range(ranks)]
         self.terms: Any = SimpleNamespace(
             floor=1, merge=None, micro_batch=micro_batch, quantum=1, micro_steps=lambda loads: None
         )
@@ -498,7 +498,7 @@ class Ranks(RuleBasedStateMachine):
                 round.cut(rest, False, False)
             self.run(round, round.cut(rest, False, False), following.start + parts[0].samples)
 
-    def run(self, round: Round, part: Piece, start: int) -> None:
+    def run(self, round: RoundState, part: Piece, start: int) -> None:
         round.passes()
         assert round.running is part
         assert round.weighed()
@@ -543,7 +543,7 @@ class Members(RuleBasedStateMachine):
 
     @initialize(ranks=st.integers(2, 5))
     def begin(self, ranks: int) -> None:
-        self.rounds = {place: Round(own=COMMIT) for place in range(ranks)}
+        self.rounds = {place: RoundState(own=COMMIT) for place in range(ranks)}
         self.states = {place: Running() for place in range(ranks)}
         self.todo: dict[int, deque[Piece]] = {}
         self.first, self.step, self.size = 0, 0, 0

@@ -17,7 +17,7 @@ from paceline.errors import PacelineError
 from paceline.torch import Pace, meter
 from paceline.torch.callbacks import Callback, OnRound, StopOnNan
 from paceline.torch.feed.pieces import Order
-from paceline.torch.open_rounds import Blind, Finite
+from paceline.torch.open_rounds import Finite, LoadResponseCheck
 from support.guarantees import guarantee
 from support.ranks import errors_of, run_ranks
 from support.small_net import Samples, fresh, optimizer_of, replayed
@@ -227,7 +227,7 @@ def test_seconds_that_do_not_follow_loads_warn_once() -> None:
     rng, speeds = np.random.default_rng(0), np.array([1.0, 1.0, 4.0])
 
     def told(rounds: Any) -> list[str]:
-        blind = Blind()
+        blind = LoadResponseCheck()
         with warnings.catch_warnings(record=True) as heard:
             warnings.simplefilter("always")
             for loads, seconds in rounds:

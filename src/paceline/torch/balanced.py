@@ -32,7 +32,7 @@ from paceline.torch.options import NAMES, Options
 from paceline.torch.terms import agree
 
 
-class Closing(Protocol):
+class Closable(Protocol):
     """A loader, or a sampler."""
 
     def close(self) -> None:
@@ -57,7 +57,7 @@ class Balanced:
         self._ranks = ranks()
         self._terms = agree(model, given, self._ranks.reducer.lockstep)
         self._callbacks = list[callback.Callback]()
-        self._loaders: list[Closing] = []
+        self._loaders: list[Closable] = []
         self._loop = Loop(model, self._ranks, self._terms, given.callbacks)
         # For frameworks that run the loop.
         self.host = Hosting(self._loop, self._ranks.reducer, self._terms, self._detach)

@@ -21,7 +21,7 @@ from paceline.torch.members import Members
 from paceline.torch.meter import Meter
 from paceline.torch.plan import Piece, Source
 from paceline.torch.progress import Progress
-from paceline.torch.round import Round
+from paceline.torch.round import RoundState
 from paceline.torch.steps import OptimizerWatch, RoundEnd, forget_unscaled, learning_rate
 
 
@@ -45,7 +45,7 @@ class LocalSteps:
     def __init__(
         self,
         model: torch.nn.Module,
-        round: Round,
+        round: RoundState,
         gradients: LocalWeighing,
         meter: Meter,
         members: Members,

@@ -32,7 +32,7 @@ from paceline.torch.open_rounds import OpenRounds
 from paceline.torch.passes import LOST, Passes, weighing_of
 from paceline.torch.plan import Claim, Piece, Source
 from paceline.torch.progress import Progress
-from paceline.torch.round import ALONE, COMMIT, COMPLETE, DUE, END, NEXT, LeftWithin, Round
+from paceline.torch.round import ALONE, COMMIT, COMPLETE, DUE, END, NEXT, LeftWithin, RoundState
 from paceline.torch.steps import RoundEnd, RoundSteps, refuse_averages
 from paceline.torch.suspects import GatherSizes
 from paceline.torch.terms import Terms
@@ -65,7 +65,7 @@ class Loop:
         alone = terms.merge is not None
         # A round may begin before all ranks have reported the one before.
         self.behind = terms.merge is not None and terms.merge.delay > 0
-        self.round = Round(
+        self.round = RoundState(
             ALONE if alone else COMMIT if self.changes else None,
             "loss.backward()" if terms.weigh == "hook" else "pace.backward(loss)",
         )

@@ -27,7 +27,7 @@ from paceline.rounds import Array
 from paceline.torch import peers
 from paceline.torch.passes import Passes
 from paceline.torch.plan import Piece
-from paceline.torch.round import LeftWithin, Round
+from paceline.torch.round import LeftWithin, RoundState
 from paceline.torch.terms import Terms
 
 MARGIN = 0.06  # portion left free of the memory that a rank may take in addition to its use at the beginning
@@ -224,7 +224,7 @@ class MemoryLimit:
     """
 
     def __init__(
-        self, round: Round, passes: Passes, terms: Terms, cut: Callable[[Any, int, int], Any]
+        self, round: RoundState, passes: Passes, terms: Terms, cut: Callable[[Any, int, int], Any]
     ) -> None:
         self._rank, self._passes, self._terms, self._cut = peers.rank(), passes, terms, cut
         self._round = round

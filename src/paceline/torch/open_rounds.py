@@ -74,7 +74,7 @@ class OpenRounds:
         self.links_due = False  # sums take long: each rank's link is to be measured, once
         self.links: Array | None = None  # seconds of each link, (n,), to be recorded with the next round
         self.loss = math.nan  # of the newest settled round
-        self._finite, self._blind = Finite(callbacks), Blind()
+        self._finite, self._blind = Finite(callbacks), LoadResponseCheck()
         self._settling = SETTLING_ROUNDS  # rounds left of the beginning
         # Ranks for each processor, which decide at the same time.
         self._crowd = max(1.0, peers.ranks() / (os.cpu_count() or 1))
@@ -246,7 +246,7 @@ class Finite:
             )
 
 
-class Blind:
+class LoadResponseCheck:
     """Checks whether a rank's seconds follow its load. If its load changes by a quarter, and still all ranks take the
     same seconds and rounds get no shorter, then the times give nothing to balance by; warns once, on rank 0.
     """

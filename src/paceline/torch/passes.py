@@ -25,7 +25,7 @@ from paceline.torch.gradients.weighing import (
 from paceline.torch.hooks_of_torch import at_end_of_pass, call_in_pass, running_pass
 from paceline.torch.meter import Meter
 from paceline.torch.plan import Piece
-from paceline.torch.round import ALONE, COMMIT, STEP, Round
+from paceline.torch.round import ALONE, COMMIT, STEP, RoundState
 from paceline.torch.suspects import LossWatch
 from paceline.torch.terms import Terms
 
@@ -48,7 +48,7 @@ class Passes:
         reducer: Reducer,
         terms: Terms,
         gradients: Weighing,
-        round: Round,
+        round: RoundState,
         meter: Meter,
         halfway: Callable[[Piece], None],
         commit: Callable[[Piece], bool],
@@ -96,7 +96,7 @@ class Passes:
         return isinstance(batch, int) or rows == {piece.samples}
 
     def part(self, samples: int, first: bool, more: bool) -> None:
-        """The next pass runs this many of the running micro-step's samples, see ``Round.cut``."""
+        """The next pass runs this many of the running micro-step's samples, see ``RoundState.cut``."""
         self.gradients.begin(self._round.cut(samples, first, more))
 
     @property

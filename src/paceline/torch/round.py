@@ -1,7 +1,7 @@
 """The course of a round on one rank, as a state: events in, instructions out.
 
-The engine reports each event by calling a method of ``Round``, and does what the method returns. Nothing here runs a
-model, reads a clock, sends or waits. Which event may follow which is the order of the phases:
+The engine reports each event by calling a method of ``RoundState``, and does what the method returns. Nothing here
+runs a model, reads a clock, sends or waits. Which event may follow which is the order of the phases:
 
     BETWEEN  -> drawn     -> DRAWN      a batch is with the training loop
     DRAWN    -> weighed   -> WEIGHED    its loss has its weight, so its backward pass runs
@@ -82,7 +82,7 @@ class LeftWithin(NamedTuple):
     done: bool
 
 
-class Round:
+class RoundState:
     """A rank's running round, or the state between two. Only its methods change it.
 
     own: what follows each backward pass instead of KEEP and STEP: COMMIT if rows travel with the gradients, whose

@@ -25,7 +25,7 @@ from paceline.torch.members import Members
 from paceline.torch.meter import Meter
 from paceline.torch.plan import Source
 from paceline.torch.progress import Progress
-from paceline.torch.round import COMPLETE, Round
+from paceline.torch.round import COMPLETE, RoundState
 
 STEP = math.sqrt(2.0)  # between the weights of two options in a digest, modulo 1
 PARAMETERS = "params", "param_names"  # of a group, which are no options
@@ -198,7 +198,7 @@ class RoundEnd:
         stepped: A round's step was taken, by the loop or its host.
     """
 
-    def __init__(self, round: Round, gradients: Weighing, meter: Meter, progress: Progress) -> None:
+    def __init__(self, round: RoundState, gradients: Weighing, meter: Meter, progress: Progress) -> None:
         self._round, self._gradients, self._meter, self._progress = round, gradients, meter, progress
         self.stepped = False
 
@@ -222,7 +222,7 @@ class RoundSteps:
     def __init__(
         self,
         model: torch.nn.Module,
-        round: Round,
+        round: RoundState,
         gradients: Weighing,
         meter: Meter,
         members: Members,

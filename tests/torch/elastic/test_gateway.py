@@ -27,8 +27,8 @@ from paceline.torch.elastic import gateway, group, messages
 from paceline.torch.elastic.gateway import Forwarder, Relay, both_ways
 from paceline.torch.elastic.group import ConnectionPool
 from paceline.torch.elastic.handover import Handover
-from paceline.torch.elastic.link import Link
-from paceline.torch.elastic.messages import MembershipEpoch, Signer, Where, Worker
+from paceline.torch.elastic.link import LauncherLink
+from paceline.torch.elastic.messages import MembershipEpoch, Signer, Where, WorkerId
 from paceline.torch.elastic.nodes import BYE_SECONDS, COUNT, FIRST, REPORT, NodeAgent, OtherMachines
 from paceline.torch.elastic.supervisor import Supervisor, _store
 from support.guarantees import guarantee
@@ -130,7 +130,7 @@ def test_what_a_stranger_writes_into_the_store_is_refused(tmp_path: Path) -> Non
 
     keeper = Supervisor(2, start)
     try:
-        link, other = (Link(worker.where) for worker in started)
+        link, other = (LauncherLink(worker.where) for worker in started)
         stranger = dist.TCPStore("127.0.0.1", keeper.store.port, None, False, timedelta(seconds=20))
         bomb = base64.b64encode(messages.pack(Runs(tmp_path / "run"))).decode()
         stranger.set("said/0/1", bomb)
@@ -145,7 +145,7 @@ def test_what_a_stranger_writes_into_the_store_is_refused(tmp_path: Path) -> Non
         with pytest.raises(WorkerError, match=r"said/2/1 .* was not written by it"):
             link.gather("word")
 
-        both = MembershipEpoch(0, (Worker(0, 0), Worker(1, 1)), True)
+        both = MembershipEpoch(0, (WorkerId(0, 0), WorkerId(1, 1)), True)
         stranger.set("word/0/1", '{"has": true, "done": 99}')
         stranger.add("arrived/0", 1)
         with pytest.raises(WorkerError, match="word/0/1 in the run's store, which belongs to worker 1"):
@@ -377,7 +377,7 @@ def test_a_stranger_at_the_door_is_turned_away(
         (mine,), (theirs,) = here, there
         assert mine.where.secret == theirs.where.secret == keeper._signer.secret
         assert theirs.where.port not in (port, mine.where.port)  # its own machine's
-        links = [Link(worker.where) for worker in (mine, theirs)]
+        links = [LauncherLink(worker.where) for worker in (mine, theirs)]
         words = dict[int, Any]()
 
         def gather(at: int) -> None:

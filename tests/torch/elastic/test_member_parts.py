@@ -15,8 +15,8 @@ from paceline.samples import CostModel, SampleCosts
 from paceline.torch.elastic import buckets, commit, group, recovery
 from paceline.torch.elastic.buckets import Buckets
 from paceline.torch.elastic.handover import Handover
-from paceline.torch.elastic.link import Link
-from paceline.torch.elastic.messages import MembershipEpoch, Worker
+from paceline.torch.elastic.link import LauncherLink
+from paceline.torch.elastic.messages import MembershipEpoch, WorkerId
 from paceline.torch.elastic.recovery import Rendezvous, Running
 from paceline.torch.rows import layout
 from support.guarantees import guarantee
@@ -154,7 +154,7 @@ def test_members_that_cannot_reach_one_another_raise(monkeypatch: pytest.MonkeyP
         ident = place = tries = 0
 
         def next(self, number: int) -> MembershipEpoch:
-            return MembershipEpoch(number + 1, (Worker(0, 0), Worker(1, 1)), True)
+            return MembershipEpoch(number + 1, (WorkerId(0, 0), WorkerId(1, 1)), True)
 
         def meet(self, epoch: MembershipEpoch, word: dict[str, Any]) -> dict[int, dict[str, Any]]:
             return {ident: {"has": True, "done": 3, "fits": 8} for ident in (0, 1)}
@@ -186,12 +186,12 @@ def test_joiner_hands_on_the_record_of_the_last_round() -> None:
 
 def test_one_of_all_that_leave_after_the_last_round_is_first() -> None:
     """Else nobody would judge the model, and all would wait for whoever does."""
-    both = (Worker(0, 0), Worker(1, 1))
+    both = (WorkerId(0, 0), WorkerId(1, 1))
 
-    def firsts(newest: tuple[Worker, ...]) -> list[bool]:
+    def firsts(newest: tuple[WorkerId, ...]) -> list[bool]:
         found = []
         for worker in both:
-            link = Link.__new__(Link)
+            link = LauncherLink.__new__(LauncherLink)
             link.ident, link._epoch = worker.ident, MembershipEpoch(2, both, False)
             link.known = MembershipEpoch(3, newest, False)
             found.append(link.first)
@@ -199,5 +199,5 @@ def test_one_of_all_that_leave_after_the_last_round_is_first() -> None:
 
     assert firsts(both) == [True, False]
     assert firsts(both[1:]) == [False, True]  # the first is lost
-    assert firsts((Worker(2, 0), both[1])) == [False, True]  # and another has come, which has no model yet
+    assert firsts((WorkerId(2, 0), both[1])) == [False, True]  # and another has come, which has no model yet
     assert firsts(()) == [True, False]

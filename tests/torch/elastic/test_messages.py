@@ -22,7 +22,7 @@ from paceline.torch.elastic.messages import (
     Signer,
     Unread,
     Where,
-    Worker,
+    WorkerId,
     settings,
 )
 
@@ -49,7 +49,7 @@ def test_worker_without_a_launchers_settings_raises(
 
 
 def test_membership_epoch_comes_back_from_json() -> None:
-    epoch = MembershipEpoch(3, (Worker(0, 0), Worker(7, 2)), True)
+    epoch = MembershipEpoch(3, (WorkerId(0, 0), WorkerId(7, 2)), True)
     assert MembershipEpoch.of(json.loads(json.dumps(epoch))) == epoch
     assert epoch.places == (0, 2)
     assert epoch.members[1].ident == 7

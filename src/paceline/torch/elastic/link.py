@@ -41,7 +41,7 @@ class Left(SystemExit):
     """Ends the program of a rank that has left on purpose, in good order."""
 
 
-class Link:
+class LauncherLink:
     """The connection of one worker, which gives heartbeats and watches for membership epochs, each in a thread. No
     method waits for a lost rank.
 
@@ -286,15 +286,15 @@ class Link:
         return self.signer.verified(key, raw, f"worker {place}")
 
 
-_link: Link | None = None
+_link: LauncherLink | None = None
 
 
-def company() -> Link:
+def company() -> LauncherLink:
     """The connection of this process to its launcher, whose workers are the ranks from now on.
 
     Raises PacelineError if no launcher of Paceline has started it."""
     global _link
     if _link is None:
-        _link = Link(settings())
+        _link = LauncherLink(settings())
         peers.keep_company(_link)
     return _link

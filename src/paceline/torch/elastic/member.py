@@ -23,7 +23,7 @@ from paceline.torch.elastic import commit
 from paceline.torch.elastic.buckets import Buckets, ExactBuckets
 from paceline.torch.elastic.commit import CommitRecord
 from paceline.torch.elastic.handover import Handover
-from paceline.torch.elastic.link import Link, company
+from paceline.torch.elastic.link import LauncherLink, company
 from paceline.torch.elastic.recovery import FRESH, MissingSamples, Rendezvous, Running
 from paceline.torch.exchange import Lost, Rows
 from paceline.torch.gradients.reducers import Reducer
@@ -62,7 +62,7 @@ class LauncherCounter:
     keeper = "the launcher"
     quick = False
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: LauncherLink) -> None:
         self._link = link
         self._key = self._before = ""
 

@@ -26,7 +26,7 @@ from paceline.errors import PacelineError, WorkerError
 WHERE = "PACELINE_WHERE"  # the environment variable with a ``Where``
 
 
-class Worker(NamedTuple):
+class WorkerId(NamedTuple):
     """A process that may take part. ident: unique among all processes of the run; place: its index in all arrays,
     which the process that replaces it takes over."""
 
@@ -39,7 +39,7 @@ class MembershipEpoch(NamedTuple):
     epoch before; otherwise the change waits for the end of a round."""
 
     number: int
-    members: tuple[Worker, ...]
+    members: tuple[WorkerId, ...]
     hard: bool
 
     @property
@@ -50,7 +50,7 @@ class MembershipEpoch(NamedTuple):
     def of(cls, words: Any) -> MembershipEpoch:
         """The membership epoch that was serialized to these words by JSON."""
         number, members, hard = words
-        return cls(number, tuple(Worker(*member) for member in members), hard)
+        return cls(number, tuple(WorkerId(*member) for member in members), hard)
 
 
 class Where(NamedTuple):

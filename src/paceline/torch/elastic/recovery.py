@@ -30,7 +30,7 @@ from paceline.samples.deal import at_least
 from paceline.torch.elastic import group as transport
 from paceline.torch.elastic.group import Group
 from paceline.torch.elastic.handover import Handover, send
-from paceline.torch.elastic.link import Link
+from paceline.torch.elastic.link import LauncherLink
 from paceline.torch.elastic.messages import MembershipEpoch
 
 _log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class Rendezvous:
     given: packs the state to hand over.
     """
 
-    def __init__(self, link: Link, given: Handover) -> None:
+    def __init__(self, link: LauncherLink, given: Handover) -> None:
         self._link, self._given = link, given
         self.epoch: MembershipEpoch | None = None  # in which this rank takes part
         self._group: Group | None = None

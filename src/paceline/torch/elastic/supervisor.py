@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from paceline import tokens
 from paceline.torch.elastic.gateway import LOOPBACK, Gateway, socket_at
-from paceline.torch.elastic.messages import BEAT, COMES, ENDING, HAS, MembershipEpoch, Signer, Where, Worker
+from paceline.torch.elastic.messages import BEAT, COMES, ENDING, HAS, MembershipEpoch, Signer, Where, WorkerId
 from paceline.torch.elastic.nodes import GONE, OtherMachines, WorkerProcess, patience
 from paceline.torch.liveness.detector import TIMES, FailureDetector, Starved
 
@@ -70,7 +70,7 @@ class Supervisor:
         self.workers: dict[int, WorkerProcess] = {}  # that live
         self.placed: dict[int, int] = {}  # the place of each worker that was started
         self._notified: set[int] = set()  # workers that live, and others whose end was not seen
-        self.members: list[Worker] = []
+        self.members: list[WorkerId] = []
         self.newest = -1  # number of the newest membership epoch
         self._hard = -1  # number of the newest hard one
         self._bell = -1  # the value of the store's counter of requests at the last look
@@ -210,7 +210,7 @@ class Supervisor:
             if len(self.workers) == self._places and all(
                 self._asked("join", ident) for ident in self.workers
             ):
-                first = [Worker(ident, self.placed[ident]) for ident in self.workers]
+                first = [WorkerId(ident, self.placed[ident]) for ident in self.workers]
                 self.members = sorted(first, key=lambda member: member.place)
                 self._publish(hard=True)
             return
@@ -235,12 +235,12 @@ class Supervisor:
         leaving = {member.ident for member in self.members if self._asked("leave", member.ident)}
         held = {member.place for member in self.members if member.ident not in leaving}
         others = self.workers.keys() - {member.ident for member in self.members}
-        new: list[Worker] = []
+        new: list[WorkerId] = []
         for ident in sorted(others):
             goes = self._asked("leave", ident) or self._asked("ending", ident)
             if self._asked("join", ident) and not goes and self.placed[ident] not in held:
                 held.add(self.placed[ident])  # another worker for the same place waits until it is free
-                new.append(Worker(ident, self.placed[ident]))
+                new.append(WorkerId(ident, self.placed[ident]))
         if self.store.add(f"entered/{self.newest}", 0) < len(self.members):
             return  # ``_waiting`` stays: look again
         self._waiting = len(new) < len(others)
