@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.verify.command import in_turn, plans, recorded
-from paceline.verify.compare import Run
+from paceline.verify.compare import RunLog
 from paceline.verify.record import PLAN
 from paceline.verify.verdict import Verdict, judged
 from support import forks
@@ -31,7 +31,7 @@ def verified(
     with tempfile.TemporaryDirectory() as place:
         every = plans(Path(place), steps, loads, batch_norm)
 
-        def run(number: int) -> Run:
+        def run(number: int) -> RunLog:
             told = [each | {PLAN: json.dumps(every[number])} for each in forks.as_torchrun(ranks)]
             forks.all_well(told, [__file__, program, *arguments])
             return recorded(every[number])

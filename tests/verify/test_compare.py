@@ -10,7 +10,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from paceline.verify.compare import Run, difference, far, loss_kind, settled, tolerance
+from paceline.verify.compare import RunLog, difference, far, loss_kind, settled, tolerance
 from paceline.verify.record import sketch
 from paceline.verify.verdict import judged, to_json
 
@@ -29,16 +29,16 @@ def step(number: int = 0, **changed: Any) -> dict[str, Any]:
     return line | changed
 
 
-def run(name: str, *ranks: list[dict[str, Any]], loads: tuple[int, ...] = (4, 4)) -> Run:
+def run(name: str, *ranks: list[dict[str, Any]], loads: tuple[int, ...] = (4, 4)) -> RunLog:
     pace = {"kind": "pace", "loads": list(loads)}
-    return Run(name, {rank: [pace, *lines] for rank, lines in enumerate(ranks)})
+    return RunLog(name, {rank: [pace, *lines] for rank, lines in enumerate(ranks)})
 
 
 EQUAL = run("equal", [step(), step(1)], [step(), step(1)])
 AGAIN = run("equal again", [step(), step(1)], [step(), step(1)])
 
 
-def uneven(**changed: Any) -> Run:
+def uneven(**changed: Any) -> RunLog:
     """The second step is changed on both ranks."""
     return run("uneven", [step(), step(1, **changed)], [step(), step(1, **changed)], loads=(2, 6))
 
@@ -163,7 +163,7 @@ def test_draws_that_grow_with_the_samples_without_rows_leave_the_verdict_open() 
     draw = {"kind": "draw", "name": "bernoulli_", "file": "a.py", "line": 3, "elements": 40}
     ours = run("equal", [draw, step(), step(1)], [draw, step(), step(1)])
 
-    def other(**changed: Any) -> Run:
+    def other(**changed: Any) -> RunLog:
         lines = [draw | changed, step(), step(1, gradients=gradients)]
         return run("uneven", lines, lines, loads=(2, 6))
 
@@ -209,7 +209,7 @@ def test_the_estimate_of_a_difference_is_within_a_factor_of_three() -> None:
 
 @given(st.lists(st.floats(0.1, 10), min_size=8, max_size=8))
 def test_the_kind_of_a_loss_follows_from_its_values(values: list[float]) -> None:
-    def losses(loads: tuple[int, ...], loss: Any) -> Run:
+    def losses(loads: tuple[int, ...], loss: Any) -> RunLog:
         parts, at = [], 0
         for load in loads:
             parts.append([step(losses=[[load, loss(values[at : at + load]), "mean", None]])])
@@ -233,7 +233,7 @@ def test_the_kind_of_a_loss_follows_from_its_values(values: list[float]) -> None
 def test_a_loss_that_is_the_same_for_all_samples_at_first_is_a_mean() -> None:
     """As with a loss of .5 for each sample before the first step."""
 
-    def losses(loads: tuple[int, ...], later: tuple[float, ...]) -> Run:
+    def losses(loads: tuple[int, ...], later: tuple[float, ...]) -> RunLog:
         ranks = [
             [step(number, losses=[[load, value, "mean", None]]) for number, value in enumerate((0.5, after))]
             for load, after in zip(loads, later, strict=True)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from paceline.verify.draws import Collated, Draws, Seeded
+from paceline.verify.draws import Collated, RowwiseDraws, Seeded
 
 X = torch.arange(96.0).view(12, 8) / 96
 Draw = Callable[[torch.Tensor], torch.Tensor]
@@ -46,7 +46,7 @@ BY_SAMPLE: dict[str, Draw] = {
 def whole(function: Draw, *cuts: int) -> torch.Tensor:
     """The results for all samples, which are run in parts of so many."""
     found, first = [], 0
-    with Draws(lambda *_: None, {}) as draws:
+    with RowwiseDraws(lambda *_: None, {}) as draws:
         for many in cuts:
             draws.begin(7, range(first, first + many), True)
             found.append(function(X[first : first + many]))
@@ -64,7 +64,7 @@ def test_draws_belong_to_samples_for_any_parts(name: str) -> None:
 
 def test_a_draw_without_a_row_for_each_sample_is_alike_and_reported() -> None:
     found: list[tuple[object, ...]] = []
-    with Draws(lambda *one: found.append(one), {}) as draws:
+    with RowwiseDraws(lambda *one: found.append(one), {}) as draws:
         drawn = []
         for rows in (range(4), range(4, 11)):
             draws.begin(7, rows, True)
@@ -79,7 +79,7 @@ def test_a_pass_that_is_repeated_for_a_checkpoint_drops_the_same() -> None:
 
     def gradient(again: bool) -> torch.Tensor:
         net.zero_grad()
-        with Draws(lambda *_: None, {}) as draws:
+        with RowwiseDraws(lambda *_: None, {}) as draws:
             draws.begin(1, range(12), True)
             out = checkpoint(net, X, use_reentrant=False) if again else net(X)
             out.pow(2).sum().backward()
@@ -104,7 +104,7 @@ class Noisy(torch.utils.data.Dataset):
 
 
 def test_sample_is_the_same_in_any_order_and_generators_continue() -> None:
-    with Draws(lambda *_: None, {}) as draws:
+    with RowwiseDraws(lambda *_: None, {}) as draws:
         data = Seeded(Noisy(), draws)
         torch.manual_seed(3)
         random.seed(3)
@@ -123,7 +123,7 @@ def test_a_collate_function_draws_by_sample() -> None:
         return batch * torch.bernoulli(torch.full(batch.shape, 0.5))
 
     def batches(*cuts: int) -> torch.Tensor:
-        with Draws(lambda *_: None, {}) as draws:
+        with RowwiseDraws(lambda *_: None, {}) as draws:
             data = Seeded(torch.utils.data.TensorDataset(X + 1), draws)
             collate = Collated(lambda samples: masked([x for (x,) in samples]), data, draws)
             order = iter(range(12))

@@ -14,7 +14,7 @@ from typing import Any
 
 from paceline.attach.command import check_command, entering, started
 from paceline.errors import PacelineError
-from paceline.verify.compare import Run, settled, site
+from paceline.verify.compare import RunLog, settled, site
 from paceline.verify.inside import FIRST, WRONG
 from paceline.verify.loads import EQUAL, IDLE, ONE, UNEVEN
 from paceline.verify.record import PLAN, read
@@ -51,7 +51,7 @@ def run_all(
     loads: list[list[int]] | None,
     batch_norm: bool,
     progress: Callable[[int, int, str], None],
-) -> list[Run]:
+) -> list[RunLog]:
     """The records of all runs, the first two with equal loads. loads: of the other runs; by default uneven ones, and
     those of an idle rank. progress: called with steps done, their number, and a note.
 
@@ -61,7 +61,7 @@ def run_all(
     with tempfile.TemporaryDirectory(prefix="paceline-verify-") as place:
         every = plans(Path(place), steps, loads, batch_norm)
 
-        def run(number: int) -> Run:
+        def run(number: int) -> RunLog:
             plan = every[number]
             words = f"run {number + 1} of {len(every)}: {plan['name']}"
             ahead = number * steps
@@ -69,13 +69,13 @@ def run_all(
                 return _run(command, plan, lambda done: progress(ahead + done, len(every) * steps, words))
             except PacelineError as error:
                 if plan["name"] == ONE and _MEMORY.search(str(error)):
-                    return Run(ONE, {})  # a round need not fit into one rank
+                    return RunLog(ONE, {})  # a round need not fit into one rank
                 raise
 
         return in_turn(every, run)
 
 
-def in_turn(every: list[dict[str, Any]], run: Callable[[int], Run]) -> list[Run]:
+def in_turn(every: list[dict[str, Any]], run: Callable[[int], RunLog]) -> list[RunLog]:
     """All runs, and once more those whose random draws had several dimensions that could hold the samples, if other
     runs have shown which one it is."""
     runs = [run(number) for number in range(len(every))]
@@ -97,13 +97,13 @@ def plans(place: Path, steps: int, loads: list[list[int]] | None, batch_norm: bo
     return [shared | {"name": name, "loads": each} for name, each in named.items()]
 
 
-def recorded(plan: dict[str, Any]) -> Run:
+def recorded(plan: dict[str, Any]) -> RunLog:
     """What the ranks wrote down. Raises PacelineError if that is nothing to compare."""
     place = Path(plan["place"])
     if (place / WRONG).exists():
         raise PacelineError((place / WRONG).read_text(encoding="utf-8"))
     files = sorted((place / plan["name"]).glob("*.jsonl"))
-    run = Run(plan["name"], {int(path.stem): read(path) for path in files})
+    run = RunLog(plan["name"], {int(path.stem): read(path) for path in files})
     if not run.steps and plan["name"] == UNPORTED:
         raise PacelineError("--against: the program made no step of a torch.optim optimizer on this machine")
     if not run.ranks:
@@ -117,7 +117,7 @@ def recorded(plan: dict[str, Any]) -> Run:
     return run
 
 
-def _run(command: Sequence[str], plan: dict[str, Any], progress: Callable[[int], None]) -> Run:
+def _run(command: Sequence[str], plan: dict[str, Any], progress: Callable[[int], None]) -> RunLog:
     """The record of one run. Raises PacelineError if the program fails, or leaves no record."""
     place, name = Path(plan["place"]), plan["name"]
     (folder := place / name).mkdir()
@@ -143,7 +143,7 @@ def _run(command: Sequence[str], plan: dict[str, Any], progress: Callable[[int],
     return recorded(plan)
 
 
-def run_unported(command: Sequence[str], steps: int) -> Run:
+def run_unported(command: Sequence[str], steps: int) -> RunLog:
     """The record of the program as it was before the port: the options of each optimizer step.
 
     Raises PacelineError if it cannot be run, or makes no step.

@@ -20,7 +20,7 @@ Key = tuple[int, int]  # the number of an optimizer, and of its step
 
 
 @dataclass(frozen=True)
-class Run:
+class RunLog:
     """The records of one run. ranks: the lines of each rank, by rank."""
 
     name: str
@@ -90,7 +90,7 @@ def site(line: Line) -> str:
     return f"{line['name']} {line['file']}:{line['line']}"
 
 
-def settled(runs: list[Run]) -> dict[str, int]:
+def settled(runs: list[RunLog]) -> dict[str, int]:
     """Of each place of the program that draws random numbers for samples, the dimension of the samples, if it is the
     same whenever a tensor's shape says it."""
     found: dict[str, set[int]] = {}
@@ -100,7 +100,7 @@ def settled(runs: list[Run]) -> dict[str, int]:
     return {place: min(at) for place, at in found.items() if len(at) == 1}
 
 
-def unowned(runs: list[Run]) -> list[Line]:
+def unowned(runs: list[RunLog]) -> list[Line]:
     """A line of each place of the program whose random draws belong to no sample, and yet grow with the samples, such
     as dropout on the nodes of graphs: what is drawn for a sample then follows from the loads."""
     sizes: dict[str, set[int]] = {}
@@ -112,20 +112,20 @@ def unowned(runs: list[Run]) -> list[Line]:
     return [lines[place] for place, found in sizes.items() if len(found) > 1]
 
 
-def still(runs: list[Run]) -> bool:
+def still(runs: list[RunLog]) -> bool:
     """Whether every gradient is zero or absent, at every step of every run."""
     return not any(
         any(sketch) for run in runs for line in run.lines("step") for sketch in line["gradients"].values()
     )
 
 
-def tolerance(runs: list[Run]) -> float:
+def tolerance(runs: list[RunLog]) -> float:
     """The largest relative difference that rounding explains, by the coarsest floating type in any step."""
     eps = max((line["eps"] for run in runs for line in run.lines("step")), default=0.0)
     return next(allowed for limit, allowed in ROUNDING if eps <= limit)
 
 
-def difference(first: Run, other: Run) -> Difference:
+def difference(first: RunLog, other: RunLog) -> Difference:
     """What differs between the first run and another one."""
     both = [key for key in first.steps if key in other.steps]
     gradients, absent, states, apart = [], [], [], []
@@ -210,7 +210,7 @@ def _between_ranks(lines: Mapping[int, Line], step: int) -> Distance:
     return _worst(pairs, step, own=True)
 
 
-def schedule(first: Run, unported: Run) -> list[str]:
+def schedule(first: RunLog, unported: RunLog) -> list[str]:
     """Sentences on what the ported program does with its optimizers' options, and the unported one does not."""
     both = [key for key in first.steps if key in unported.steps]
     found = _options(unported, first, both, "in the unported program")
@@ -220,7 +220,7 @@ def schedule(first: Run, unported: Run) -> list[str]:
     return found
 
 
-def epoch_steps(run: Run) -> int | None:
+def epoch_steps(run: RunLog) -> int | None:
     """Optimizer steps of an epoch of rank 0, as the length of its loader says; None if it says nothing."""
     lines = [line for line in run.ranks[min(run.ranks)] if line["kind"] == "epoch"]
     if not lines:
@@ -228,7 +228,7 @@ def epoch_steps(run: Run) -> int | None:
     return math.ceil(lines[-1]["batches"] / statistics.median_low(line["between"] for line in lines))
 
 
-def _options(first: Run, other: Run, both: list[Key], where: str = "with equal loads") -> list[str]:
+def _options(first: RunLog, other: RunLog, both: list[Key], where: str = "with equal loads") -> list[str]:
     """Sentences on options of parameter groups that differ from those of the first run, on rank 0."""
     found: dict[str, str] = {}
     for key in both:
@@ -239,7 +239,7 @@ def _options(first: Run, other: Run, both: list[Key], where: str = "with equal l
     return list(found.values())
 
 
-def _metrics(first: Run, other: Run, both: list[Key]) -> list[str]:
+def _metrics(first: RunLog, other: RunLog, both: list[Key]) -> list[str]:
     """Sentences on metrics over all ranks that differ from those of the first run, on rank 0."""
     found: dict[str, str] = {}
     for key in both:
@@ -252,7 +252,7 @@ def _metrics(first: Run, other: Run, both: list[Key]) -> list[str]:
     return list(found.values())
 
 
-def _unlike(run: Run) -> list[str]:
+def _unlike(run: RunLog) -> list[str]:
     """Sentences on options of parameter groups that differ between ranks."""
     found: dict[str, str] = {}
     for (number, _), lines in run.steps.items():
@@ -276,7 +276,7 @@ def _unequal(line: Line, expected: Line) -> dict[str, tuple[float, float]]:
     }
 
 
-def _counts(first: Run, other: Run) -> list[str]:
+def _counts(first: RunLog, other: RunLog) -> list[str]:
     """Sentences on optimizers that take other numbers of steps."""
     numbers = []
     for run in (first, other):
@@ -291,7 +291,7 @@ def _counts(first: Run, other: Run) -> list[str]:
     ]
 
 
-def loss_kind(first: Run, other: Run) -> str:
+def loss_kind(first: RunLog, other: RunLog) -> str:
     """How a rank's loss follows from its samples at the first step, where all parameters are the same: it is a "mean"
     or a "sum" over them, the same on all ranks ("whole"), or something else ("other"); "" if that is unknown."""
     if not first.steps or not other.steps:

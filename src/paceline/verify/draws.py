@@ -1,9 +1,9 @@
 """Random numbers that belong to a sample, whichever rank runs it.
 
-``Draws`` sees each operation of torch in the training's thread. A random draw with a row for each sample of the
-micro-step is made row by row, each seeded by (the step, the draw, the sample). Any other draw is seeded by (the step,
-the draw), so that all ranks draw alike. The number of the draw is kept in torch's own generator, of which every draw
-takes one number: so a forward pass that activation checkpointing repeats draws the same again.
+``RowwiseDraws`` sees each operation of torch in the training's thread. A random draw with a row for each sample of
+the micro-step is made row by row, each seeded by (the step, the draw, the sample). Any other draw is seeded by (the
+step, the draw), so that all ranks draw alike. The number of the draw is kept in torch's own generator, of which every
+draw takes one number: so a forward pass that activation checkpointing repeats draws the same again.
 
 ``Seeded`` is a data set whose samples draw what their number says, in the training's process or a loader's.
 """
@@ -35,7 +35,7 @@ def seeded(*numbers: int) -> int:
     return hash(numbers) % (2**31 - 1)
 
 
-class Draws(TorchDispatchMode):
+class RowwiseDraws(TorchDispatchMode):
     """Makes random draws row by row, and reports collectives and draws that belong to no sample to ``found``.
 
     known: of places (``compare.site``), the dimension that holds the samples, where a shape alone does not say it.
@@ -52,7 +52,7 @@ class Draws(TorchDispatchMode):
         self._within = False  # a sample is being made
 
     def __reduce__(self) -> Any:  # a loader's process that is not a fork
-        return Draws, (_unheard, self._known)
+        return RowwiseDraws, (_unheard, self._known)
 
     def begin(self, step: int, rows: Sequence[int], counts: bool) -> None:
         """A micro-step begins, which runs these samples."""
@@ -207,7 +207,7 @@ def seed_all(seed: int) -> None:
 class Seeded(torch.utils.data.Dataset):
     """A data set whose samples draw random numbers by their own number."""
 
-    def __init__(self, data: Any, draws: Draws) -> None:
+    def __init__(self, data: Any, draws: RowwiseDraws) -> None:
         self._data, self._draws = data, draws
         self._own = list(generators(data))
         self.fetched: list[int] = []  # samples since the last batch was made
@@ -233,7 +233,7 @@ class Seeded(torch.utils.data.Dataset):
 class Collated:
     """A collate function whose random draws are made by sample."""
 
-    def __init__(self, collate: Callable[[list[Any]], Any], data: Seeded, draws: Draws) -> None:
+    def __init__(self, collate: Callable[[list[Any]], Any], data: Seeded, draws: RowwiseDraws) -> None:
         self._collate, self._data, self._draws = collate, data, draws
 
     def __call__(self, samples: list[Any]) -> Any:

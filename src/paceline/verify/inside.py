@@ -31,7 +31,7 @@ from paceline.torch.host import Hosting
 from paceline.torch.options import LOCAL, Options, has_batch_norm
 from paceline.torch.pace import Pace
 from paceline.verify import record
-from paceline.verify.draws import Collated, Draws, Seeded
+from paceline.verify.draws import Collated, RowwiseDraws, Seeded
 from paceline.verify.loads import divided
 from paceline.verify.streams import Replayed
 from paceline.verify.suspects import injecting
@@ -60,7 +60,7 @@ class Inside:
         self._folder.mkdir(exist_ok=True)
         self._rank, self._ranks = 0, 1
         self._record: Any = None  # a ``record.Writer``, once the rank is known
-        self._draws = Draws(self._found, plan["known"])
+        self._draws = RowwiseDraws(self._found, plan["known"])
         self._draws.__enter__()
         self._paces: list[Any] = []
         self._samplers: dict[int, Any] = {}  # the Pace of each sampler, by the sampler's identity

@@ -12,7 +12,7 @@ from rich.console import Console
 from paceline.verify.compare import (
     Difference,
     Distance,
-    Run,
+    RunLog,
     difference,
     epoch_steps,
     schedule,
@@ -45,7 +45,7 @@ class Verdict:
     schedule: list[str]  # what differs in the options of the optimizers from the unported program
 
 
-def judged(runs: list[Run], allowed: float | None = None, unported: Run | None = None) -> Verdict:
+def judged(runs: list[RunLog], allowed: float | None = None, unported: RunLog | None = None) -> Verdict:
     """The verdict on the runs of a program: the first two have equal loads. allowed: the largest relative
     difference; by default what rounding explains. unported: the program as it was before."""
     first, *others = runs
@@ -80,7 +80,7 @@ def judged(runs: list[Run], allowed: float | None = None, unported: Run | None =
     return Verdict(exact, sentence, limit, noise.worst.size, found, suspects, notes, skipped, unlike)
 
 
-def _same_schedule(first: Run, unported: Run) -> str:
+def _same_schedule(first: RunLog, unported: RunLog) -> str:
     both = len({number for number, _ in first.steps.keys() & unported.steps.keys()})
     epoch = epoch_steps(unported)
     steps = "" if epoch is None else f", and an epoch has {epoch} steps there"
@@ -143,7 +143,7 @@ def _loads(loads: list[int]) -> str:
     return "/".join(map(str, loads))
 
 
-def _suspects(runs: list[Run], found: list[Difference], limit: float) -> list[str]:
+def _suspects(runs: list[RunLog], found: list[Difference], limit: float) -> list[str]:
     """What may have caused it, the likely first."""
     first, suspects = runs[0], []
     passed = {each[2] for line in first.lines("step") for each in line["losses"]}
@@ -203,7 +203,7 @@ def _suspects(runs: list[Run], found: list[Difference], limit: float) -> list[st
     return list(dict.fromkeys(suspects))
 
 
-def _warnings(run: Run) -> list[str]:
+def _warnings(run: RunLog) -> list[str]:
     """What Paceline warned of on this run's first rank that has a warning."""
     return _first(
         [line["name"] for line in lines if line["kind"] == "warning"] for lines in run.ranks.values()
@@ -221,7 +221,7 @@ def _beyond(distances: list[Distance], limit: float, what: str) -> list[str]:
     return [f"{each.name} {what}, by {_size(each)} at step {each.step + 1}" for each in far[:1]]
 
 
-def _draws(first: Run) -> list[str]:
+def _draws(first: RunLog) -> list[str]:
     found = [
         f"{_at(line)}: the random draw {line['name']} has no row for each sample"
         for line in _lines(first, "draw")
@@ -233,7 +233,7 @@ def _draws(first: Run) -> list[str]:
     return found
 
 
-def _notes(first: Run, exact: bool | None) -> list[str]:
+def _notes(first: RunLog, exact: bool | None) -> list[str]:
     """What was changed in the program to compare it."""
     notes = []
     norms, recurrent = _lines(first, "batch norm"), _lines(first, "recurrent")
@@ -247,7 +247,7 @@ def _notes(first: Run, exact: bool | None) -> list[str]:
     return notes + (_draws(first) if exact else [])
 
 
-def _lines(run: Run, kind: str) -> list[dict[str, Any]]:
+def _lines(run: RunLog, kind: str) -> list[dict[str, Any]]:
     """The lines of one kind, each once."""
     found: dict[str, dict[str, Any]] = {}
     for line in run.lines(kind):
