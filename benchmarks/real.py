@@ -28,7 +28,7 @@ import numpy as np
 from scaffold import command_line, forks, join
 
 from paceline.balance.dolbie import (
-    Handover,
+    NewShare,
     announce,
     announced_straggler,
     decide,
@@ -140,7 +140,7 @@ def _peer(rank: int, steps: int, directory: str, told: Any) -> None:
             for other in others:
                 share = torch.zeros(1, dtype=torch.float64)
                 dist.recv(share, other)
-                received.append(Handover(other, rank, share.item()))
+                received.append(NewShare(other, rank, share.item()))
             me = settle(me, received)
     told.put((rank, costs, shares, sent, loss))
     dist.barrier()

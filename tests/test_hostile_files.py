@@ -58,7 +58,7 @@ READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "scenario": ("scenario.toml", toml.read),
     "trace": ("trace.csv", traces.read),
     "delays": ("delays.csv", lambda path: problem.read_table(path, ["u"])),
-    "forecast": ("model.npz", lambda path: learned.load(path, networks.Recurrent(2, 4))),
+    "forecast": ("model.npz", lambda path: learned.load(path, networks.RecurrentNetwork(2, 4))),
     "token": ("token", tokens.read),
 }
 

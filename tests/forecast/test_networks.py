@@ -5,9 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceline.forecast.networks import Network, Perceptron, Recurrent
+from paceline.forecast.networks import Network, Perceptron, RecurrentNetwork
 
-NETWORKS: list[Network] = [Perceptron(8, 1), Perceptron(6, 2), Recurrent(2, 4), Recurrent(3, 4, lstm=True)]
+NETWORKS: list[Network] = [
+    Perceptron(8, 1),
+    Perceptron(6, 2),
+    RecurrentNetwork(2, 4),
+    RecurrentNetwork(3, 4, lstm=True),
+]
 
 
 def case(network: Network, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -39,8 +44,8 @@ def test_jacobian_against_central_differences(network: Network) -> None:
         np.testing.assert_allclose(jacobian[..., p], slope, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("network", [n for n in NETWORKS if isinstance(n, Recurrent)], ids=str)
-def test_recurrent_forward_against_torch(network: Recurrent) -> None:
+@pytest.mark.parametrize("network", [n for n in NETWORKS if isinstance(n, RecurrentNetwork)], ids=str)
+def test_recurrent_forward_against_torch(network: RecurrentNetwork) -> None:
     """LB-BSP, Table 3 (SimpleRNN, LSTM)."""
     torch = pytest.importorskip("torch")
     parameters, inputs = case(network, seed=1)

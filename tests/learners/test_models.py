@@ -5,7 +5,7 @@ import torch
 
 from paceline.errors import PacelineError
 from paceline.learners import models
-from paceline.learners.models import Fit
+from paceline.learners.models import PadOrResize
 
 
 def parameters(model):
@@ -62,8 +62,8 @@ def test_gradients_reach_every_parameter():
 
 def test_a_border_keeps_the_image_and_the_seed_keeps_the_weights():
     x = torch.rand(2, 1, 28, 28)
-    assert torch.equal(Fit(32)(x)[:, :, 2:30, 2:30], x)
-    assert Fit(32)(x).sum() == pytest.approx(x.sum().item(), rel=1e-5)
+    assert torch.equal(PadOrResize(32)(x)[:, :, 2:30, 2:30], x)
+    assert PadOrResize(32)(x).sum() == pytest.approx(x.sum().item(), rel=1e-5)
     torch.manual_seed(3)
     one = models.create("lenet5", (1, 28, 28))
     torch.manual_seed(3)

@@ -199,7 +199,7 @@ class Announcement(NamedTuple):
     safe: float
 
 
-class Handover(NamedTuple):
+class NewShare(NamedTuple):
     """A message to the straggler: the sender's new share."""
 
     sender: int
@@ -238,7 +238,7 @@ def announce(peer: Peer, seconds: float) -> Announcement:
     return Announcement(peer.rank, seconds, peer.alpha, float(feasible_step(peer.share, peer.workers)))
 
 
-def decide(peer: Peer, possible: float, announced: list[Announcement]) -> tuple[Peer, Handover | None]:
+def decide(peer: Peer, possible: float, announced: list[Announcement]) -> tuple[Peer, NewShare | None]:
     """A worker's next share and its message to the straggler; the straggler itself waits for ``settle``.
 
     announced: by all workers, its own announcement too. possible: the share that this worker could run
@@ -250,10 +250,10 @@ def decide(peer: Peer, possible: float, announced: list[Announcement]) -> tuple[
     safe = next(a.safe for a in announced if a.sender == straggler)
     alpha = min(safe, *(a.alpha for a in announced))
     share = peer.share - alpha * (peer.share - max(min(possible, 1.0), peer.share))
-    return peer._replace(share=share), Handover(peer.rank, straggler, share)
+    return peer._replace(share=share), NewShare(peer.rank, straggler, share)
 
 
-def settle(peer: Peer, received: list[Handover]) -> Peer:
+def settle(peer: Peer, received: list[NewShare]) -> Peer:
     """The straggler's next share, and the step it allows from now on (DOLBIE, eq. (8), Alg. 2, lines 11 to 13)."""
     share = max(1.0 - sum(h.share for h in sorted(received)), 0.0)
     limit = feasible_step(max(share, peer.floor / peer.workers), peer.workers)

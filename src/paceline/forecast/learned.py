@@ -21,7 +21,7 @@ from paceline.errors import PacelineError, choice, whole
 from paceline.files import open_file, write_whole
 from paceline.forecast.ema import check_gain
 from paceline.forecast.networks import Network, Perceptron
-from paceline.forecast.networks import Recurrent as Layer
+from paceline.forecast.networks import RecurrentNetwork as Layer
 from paceline.forecast.protocol import Forecast, Reading, seen, smoothed
 from paceline.rounds import Array
 

@@ -58,7 +58,7 @@ class Perceptron:
 
 
 @dataclass(frozen=True, slots=True)
-class Recurrent:
+class RecurrentNetwork:
     """Recurrent units that read the features one after another, starting from zeros, and a linear output.
 
     lstm: LSTM units (gates in the order i, f, g, o, one bias) instead of simple ones, h <- tanh(u x + U h + b).
@@ -143,7 +143,7 @@ class Recurrent:
         return output, np.concatenate(blocks, axis=-1)
 
 
-Network = Perceptron | Recurrent
+Network = Perceptron | RecurrentNetwork
 
 
 def _sigmoid(x: Array) -> Array:

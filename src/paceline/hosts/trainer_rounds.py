@@ -23,7 +23,7 @@ OF_WORKERS = ("persistent_workers", "prefetch_factor", "worker_init_fn")
 
 
 class Rounds:
-    """The iterable for the Trainer's loop: one ``Round`` for each optimizer step.
+    """The iterable for the Trainer's loop: one ``TrainerRound`` for each optimizer step.
 
     plain: the loader that the Trainer would have used; its data set, columns and collator are kept.
     """
@@ -68,10 +68,10 @@ class Rounds:
     def __len__(self) -> int:
         return self._rounds
 
-    def __iter__(self) -> Iterator[Round]:
+    def __iter__(self) -> Iterator[TrainerRound]:
         pace, micro_steps = self.pace, iter(self._loader)
         for _, size in list(pace.host.progress.remaining()):
-            yield Round(pace, micro_steps, size)
+            yield TrainerRound(pace, micro_steps, size)
 
     @cached_property
     def _rounds(self) -> int:
@@ -102,7 +102,7 @@ class Rounds:
             )
 
 
-class Round(dict[str, Any]):
+class TrainerRound(dict[str, Any]):
     """One item of the Trainer's loop: a round, whose micro-batches are drawn when they are run. As a mapping, in
     which the Trainer counts tokens, it has this rank's inputs of the micro-batches that are done.
 

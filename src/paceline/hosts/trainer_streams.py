@@ -11,7 +11,7 @@ from torch.utils.data import IterableDataset
 
 from paceline.errors import PacelineError, refuse
 from paceline.hosts.accumulating import HostedPace
-from paceline.hosts.trainer_rounds import Round, Rounds
+from paceline.hosts.trainer_rounds import Rounds, TrainerRound
 from paceline.torch import peers
 
 
@@ -53,7 +53,7 @@ class StreamedRounds(Rounds):
     def __len__(self) -> int:
         raise TypeError("a stream has no length")
 
-    def __iter__(self) -> Iterator[Round]:
+    def __iter__(self) -> Iterator[TrainerRound]:
         resumed, self._resumed = self._resumed, False
         if not resumed:
             self._drawn = [0] * peers.ranks()
@@ -80,13 +80,13 @@ class StreamedRounds(Rounds):
         elif isinstance(generator := getattr(data, "generator", None), torch.Generator):
             generator.manual_seed((args.seed if args.data_seed is None else args.data_seed) + epoch)
 
-    def _epoch(self) -> Iterator[Round]:
+    def _epoch(self) -> Iterator[TrainerRound]:
         """The rounds until the stream ends."""
         pace, micro_steps = self.pace, iter(self._loader)
         for first in micro_steps:
             plan = pace.host.piece.plan
             self._drawn = [before + int(load) for before, load in zip(self._drawn, plan.loads, strict=True)]
-            yield Round(pace, chain([first], micro_steps), plan.batch)
+            yield TrainerRound(pace, chain([first], micro_steps), plan.batch)
 
     def _made(self, pace: HostedPace) -> Any:
         return pace.stream(self.dataset, shared=self._shared, **self._options)
@@ -141,7 +141,7 @@ def shares(stream: Any, ranks: int, wanted: bool | None) -> bool:
     return not split and not (hugging and stream.num_shards % ranks == 0)
 
 
-class Part(IterableDataset[Any]):
+class StreamShard(IterableDataset[Any]):
     """This rank's samples of a stream that every rank reads in the same order: every n-th of n ranks'."""
 
     def __init__(self, stream: Any, rank: int, ranks: int) -> None:
@@ -162,7 +162,7 @@ def part_of(stream: Any, rank: int, ranks: int) -> Any:
     if ranks == 1:
         return stream
     if type(stream).__module__.partition(".")[0] != "datasets":
-        return Part(stream, rank, ranks)
+        return StreamShard(stream, rank, ranks)
     from datasets.distributed import split_dataset_by_node
 
     split = getattr(stream, "_distributed", None)

@@ -29,7 +29,7 @@ from torch.utils.data import IterableDataset
 from paceline.commands import installation
 from paceline.errors import PacelineError, refuse, switches
 from paceline.hosts.accumulating import HostedPace
-from paceline.hosts.trainer_rounds import SHUFFLES, Round, Rounds
+from paceline.hosts.trainer_rounds import SHUFFLES, Rounds, TrainerRound
 from paceline.hosts.trainer_streams import StreamedRounds
 from paceline.torch import peers
 from paceline.torch.feed.loader import check_indexed
@@ -147,7 +147,7 @@ class BalancedTrainer(Trainer):
             The round's loss, the same on every rank.
         """
         pace = self.pace
-        if pace is None or not isinstance(inputs, Round):
+        if pace is None or not isinstance(inputs, TrainerRound):
             return super().training_step(model, inputs, num_items_in_batch)
         self._loss = torch.zeros((), device=self.args.device)
         labels = 0

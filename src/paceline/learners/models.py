@@ -23,7 +23,7 @@ STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512
 Shape = tuple[int, int, int]
 
 
-class Fit(nn.Module):
+class PadOrResize(nn.Module):
     """Fits images to ``side``: up to 4 missing pixels become a border of zeros, others (8 x 8 digits) are resized."""
 
     def __init__(self, side: int) -> None:
@@ -65,13 +65,13 @@ def cnn(shape: Shape, classes: int) -> nn.Module:
     PyTorch's own small MNIST network of that time, here without its dropout. 21,840 parameters on one channel and 10
     classes.
 
-    Works on 28 x 28; up to 4 pixels less get a border, other sizes are resized (``Fit``).
+    Works on 28 x 28; up to 4 pixels less get a border, other sizes are resized (``PadOrResize``).
 
     Pooling comes before ReLU: both orders give the same values and gradients, since ReLU is monotone, and in this
     order ReLU has a quarter of the work.
     """
     return nn.Sequential(
-        Fit(28),
+        PadOrResize(28),
         ChannelsLast(),
         nn.Conv2d(shape[0], 10, kernel_size=5),  # 24 x 24
         nn.MaxPool2d(2),  # 12 x 12
@@ -91,10 +91,10 @@ def lenet5(shape: Shape, classes: int) -> nn.Module:
 
     The form used today: ReLU, max pooling, and every map of the second convolution connected to every map of the
     first. 61,706 parameters on one channel, 62,006 on three. Works on 32 x 32; 28 x 28 gets a border of 2, other
-    sizes are resized (``Fit``).
+    sizes are resized (``PadOrResize``).
     """
     return nn.Sequential(
-        Fit(32),
+        PadOrResize(32),
         nn.Conv2d(shape[0], 6, kernel_size=5),  # 28 x 28
         nn.ReLU(),
         nn.MaxPool2d(2),  # 14 x 14
@@ -151,7 +151,7 @@ def vgg16(shape: Shape, classes: int) -> nn.Module:
     """VGG-16: Simonyan and Zisserman, "Very deep convolutional networks for large-scale image recognition", 2015.
 
     The CIFAR form: batch norm and one linear layer, 14,728,266 parameters at 3 channels and 10 classes. Works on
-    32 x 32; 28 x 28 gets a border of 2, other sizes are resized (``Fit``).
+    32 x 32; 28 x 28 gets a border of 2, other sizes are resized (``PadOrResize``).
     """
     layers: list[nn.Module] = []
     channels = shape[0]
@@ -160,7 +160,7 @@ def vgg16(shape: Shape, classes: int) -> nn.Module:
             layers += [nn.Conv2d(channels, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU()]
             channels = width
         layers.append(nn.MaxPool2d(2))
-    return nn.Sequential(Fit(32), nn.Sequential(*layers), nn.Flatten(), nn.Linear(512, classes))
+    return nn.Sequential(PadOrResize(32), nn.Sequential(*layers), nn.Flatten(), nn.Linear(512, classes))
 
 
 BUILDERS: dict[str, Callable[[Shape, int], nn.Module]] = {

@@ -45,7 +45,7 @@ class Saving(NamedTuple):
     would: float
 
 
-class Server(NamedTuple):
+class ServerFigures(NamedTuple):
     """Mean number of gradients that an update waited for, mean number of workers present, and the staleness (in
     updates) of the oldest gradient used."""
 
@@ -130,12 +130,12 @@ def seconds_left(columns: Columns, total: int | None) -> float | None:
     return missing * float(time[-1] - time[0]) / float(rounds[-1] - rounds[0])
 
 
-def server(columns: Columns) -> Server | None:
+def server(columns: Columns) -> ServerFigures | None:
     """What the recent updates of a parameter server waited for; None without a server, or if nothing is known."""
     recent = columns.window(max(len(columns) - JUDGED, 0)).server
     if not recent or any(np.isnan(recent[name]).all() for name in ("quorum", "present")):
         return None
-    return Server(
+    return ServerFigures(
         float(np.nanmean(recent["quorum"])),
         float(np.nanmean(recent["present"])),
         int(np.nan_to_num(recent["stalest"]).max()),
@@ -271,7 +271,7 @@ def saving_sentence(saving: Saving) -> str:
     return f"Balancing would save almost nothing: {saving.other} would take {would}, an equal split takes {real}."
 
 
-def _server(columns: Columns, config: dict[str, Any], server: Server) -> str:
+def _server(columns: Columns, config: dict[str, Any], server: ServerFigures) -> str:
     gate = " and ".join(
         f"{what} {config[key]}"
         for key, what in (("sync", "gate"), ("backup", "backup policy"))

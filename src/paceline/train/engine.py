@@ -175,7 +175,7 @@ def train(
             collate_fn=_unchanged,
             worker_init_fn=end_with_parent,
         )
-        kept = Kept(run_dir, model, optimizer, pace, notify)
+        kept = RunCheckpoints(run_dir, model, optimizer, pace, notify)
         if resume:
             note = peers.together(lambda: kept.go_on(len(data.x_train)))
             if not survives:
@@ -219,7 +219,7 @@ def train(
         notify({"type": "test"})
 
 
-class Kept:
+class RunCheckpoints:
     """The checkpoints of this worker's model, optimizer and pace in the run's directory."""
 
     def __init__(
