@@ -64,13 +64,13 @@ def train(reading: str, model: str, alpha: float, seed: int, target: float) -> t
     """One run under a reading; its updates, and the L that each of its choices went by."""
     from paceline.paramserver.config import ServerConfig
     from paceline.paramserver.samples import Draws
-    from paceline.simulate.server import RoundTrips, Server
+    from paceline.simulate.server import RoundTrips, SimulatedServer
 
     learns = paper.learner("mnist", model, seed)
     config = ServerConfig(paper.WORKERS, paper.WORKERS * 500, backup="dbw", policy="equal", rate="fixed",
                           lr=paper.MNIST_RATE)  # fmt: skip
     trips = RoundTrips(paper.WORKERS, paper.shifted(alpha), None, seed, ())
-    server = Server(learns, config, trips, Draws(len(learns.data.x_train), seed))
+    server = SimulatedServer(learns, config, trips, Draws(len(learns.data.x_train), seed))
     same = np.random.default_rng(0).choice(len(learns.data.x_train), 5000, replace=False)
     known, smooth = learns.loss(learns.start(), same), list[float]()
     step, push, gains, least = Dbw.step, module._pushed, module.update_gain, module.fewest

@@ -27,7 +27,7 @@ from paceline.paramserver.samples import Draws
 from paceline.rounds import PieceTimes
 from paceline.shares import whole_samples
 from paceline.simulate.pieces import play
-from paceline.simulate.server import RoundTrips, Server
+from paceline.simulate.server import RoundTrips, SimulatedServer
 from paceline.simulate.timing import Constant, Exponential, Replay, TimingModel
 
 EACH, MEAN = 32, 2e-3  # samples a worker, seconds a sample on average
@@ -96,7 +96,9 @@ def served(
     policy, backup = SERVED[name]
     config = ServerConfig(workers, EACH * workers, mode="push-interrupt", backup=backup, policy=policy, lr=lr)
     overhead, pace = models(kind, stalling, workers, slow)
-    server = Server(learner, config, RoundTrips(workers, overhead, pace, seed), Draws(len(learner.y), seed))
+    server = SimulatedServer(
+        learner, config, RoundTrips(workers, overhead, pace, seed), Draws(len(learner.y), seed)
+    )
     updates = server.run(
         updates=MOST_UPDATES, stop=lambda update: learner.loss(server.parameters.values) <= target
     )

@@ -13,7 +13,7 @@ from paceline import Cluster, policies
 from paceline.balancer import Balancer
 from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.coordinator import Coordinator
-from paceline.paramserver.engine import Join, Leave, Moved, Start
+from paceline.paramserver.engine import Moved, Start, WorkerJoin, WorkerLeave
 from paceline.paramserver.samples import Epochs
 from paceline.serve.models import Settings
 from paceline.serve.service import Service
@@ -74,8 +74,8 @@ def test_worker_that_leaves_and_rejoins_a_server_is_logged(caplog: pytest.LogCap
     coordinator = Coordinator(Idle(), config, Epochs(16, 1, seed=0), lambda _: None)
     coordinator.handle(Start(0.0))
     with caplog.at_level(logging.INFO, "paceline"):
-        coordinator.handle(Leave(1.0, 1, "given up"))
-        coordinator.handle(Join(2.0, 1))
+        coordinator.handle(WorkerLeave(1.0, 1, "given up"))
+        coordinator.handle(WorkerJoin(2.0, 1))
     assert [record.getMessage() for record in caplog.records] == [
         "worker 1 no longer takes part: given up",
         "worker 1 takes part",

@@ -10,7 +10,7 @@ from common import BLUE, ORANGE, figure, save, waiting
 
 from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.samples import Draws
-from paceline.simulate.server import RoundTrips, Server
+from paceline.simulate.server import RoundTrips, SimulatedServer
 from paceline.simulate.timing import Constant
 
 GATES = ("bsp", "ssp:1", "lsp:2:2", "asp")
@@ -45,9 +45,9 @@ def main() -> None:
     made, panels = figure(len(GATES), height=2.6, width=11, sharey=True)
     for axes, gate in zip(panels, GATES, strict=True):
         trips = Logged()
-        updates = Server(Nothing(), ServerConfig(len(SECONDS), 64, sync=gate), trips, Draws(1000, 0)).run(
-            seconds=UNTIL
-        )
+        updates = SimulatedServer(
+            Nothing(), ServerConfig(len(SECONDS), 64, sync=gate), trips, Draws(1000, 0)
+        ).run(seconds=UNTIL)
         waiting(axes, range(len(SECONDS)), UNTIL, 0)
         for worker, began, took in trips.tasks:
             length = min(took, UNTIL - began)

@@ -12,7 +12,7 @@ from paceline.backup.dropcompute import speed_up, threshold
 from paceline.backup.protocol import Iteration, Timings
 from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.samples import Draws, Epochs
-from paceline.simulate.server import RoundTrips, Server
+from paceline.simulate.server import RoundTrips, SimulatedServer
 from paceline.simulate.timing import Constant, Exponential
 from support.guarantees import guarantee
 
@@ -37,7 +37,7 @@ class Numbers:
 def served(backup, trips, n, batch, pool=None, policy="equal"):
     learner = Numbers()
     config = ServerConfig(n, batch, backup=backup, policy=policy, lr=0.1)
-    return Server(learner, config, trips, pool or Draws(400, 3)), learner
+    return SimulatedServer(learner, config, trips, pool or Draws(400, 3)), learner
 
 
 def by_steps(ends, tau, exchange):

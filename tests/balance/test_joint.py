@@ -13,7 +13,7 @@ from paceline.errors import PacelineError
 from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.samples import Draws
 from paceline.rounds import Gradients
-from paceline.simulate.server import RoundTrips, Server
+from paceline.simulate.server import RoundTrips, SimulatedServer
 from paceline.simulate.timing import Constant, Exponential
 from support.guarantees import guarantee
 
@@ -125,7 +125,7 @@ class Numbers:
 def served(policy, mode, backup="everyone", sync="bsp"):
     config = ServerConfig(8, BATCH, sync=sync, mode=mode, backup=backup, policy=policy, lr=0.02)
     trips = RoundTrips(8, Exponential(0.05), Constant(np.repeat([1e-3, 3e-3], 4)), 4)
-    run = Server(Numbers(), config, trips, Draws(400, 1))
+    run = SimulatedServer(Numbers(), config, trips, Draws(400, 1))
     return run.run(updates=60), run
 
 

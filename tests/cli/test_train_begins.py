@@ -14,7 +14,7 @@ import pytest
 
 from paceline import policies
 from paceline.cli import COMMANDS
-from paceline.cli.output import Counter
+from paceline.cli.output import ProgressDisplay
 from paceline.cli.training import show
 from support.commands import assert_refused, installs, paceline, python
 from support.guarantees import guarantee
@@ -133,7 +133,7 @@ def test_mistyped_word_gets_a_suggestion(
 
 
 def test_workers_are_counted_while_they_start() -> None:
-    counter = Counter("level")
+    counter = ProgressDisplay("level")
     counter.begin(0, 12, "starting workers")
     shown = functools.partial(show, counter)
     shown({"type": "starting", "ready": 2, "workers": 4})

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from paceline.doctor.patch import UnknownForm, patched
-from paceline.doctor.phases import Loop
+from paceline.doctor.phases import LoopForm
 from paceline.tables import show_lines
 from support.guarantees import guarantee
 
@@ -53,7 +53,7 @@ def changed(script: str, place: Path, places: dict[str, str] = PLACES, host: str
         for name, text in places.items()
     }
     loader = {"processes": 2, "stream": False, "options": ["num_workers={loader}.num_workers"], **more}
-    diff = patched(Loop(24, 1, 1, loader, host, [], True, found), ["global_batch=24"])
+    diff = patched(LoopForm(24, 1, 1, loader, host, [], True, found), ["global_batch=24"])
     indented = "Some words.\n" + "".join(f"  {line}\n" for line in diff)
     subprocess.run(["patch", "-p0", "--quiet"], cwd=place, input=indented, text=True, check=True)
     return file.read_text(encoding="utf-8")
@@ -139,7 +139,7 @@ def test_what_the_watch_did_not_see_is_left_alone(tmp_path: Path, monkeypatch: p
         changed(PLAIN, tmp_path, options=None)
     with pytest.raises(UnknownForm, match="a file of Python text"):
         changed("x = (\n", tmp_path, dict.fromkeys(PLACES, "x"))
-    loop = Loop(24, 1, 1, {"processes": 0, "stream": False, "options": []}, "", [], True)
+    loop = LoopForm(24, 1, 1, {"processes": 0, "stream": False, "options": []}, "", [], True)
     for files, words in (
         (["gone.py"] * 4, "a file of Python text"),
         (["a.py", *["b.py"] * 3], "in one file"),

@@ -8,17 +8,17 @@ import pytest
 import torch
 
 from paceline.doctor.patch import ADAPTERS, diff
-from paceline.doctor.phases import Loop
+from paceline.doctor.phases import LoopForm
 from support.guarantees import guarantee
 
 LOADER = {"processes": 2, "stream": False}
 LOOPS = {
-    "loader": Loop(96, 1, 1, LOADER, "", []),
-    "accumulates": Loop(480, 4, 1, LOADER, "", []),
-    "own batches": Loop(96, 1, 1, None, "", []),
-    "own batches, accumulates": Loop(480, 4, 4, None, "", []),
-    "stream": Loop(96, 1, 1, LOADER | {"stream": True}, "", []),
-} | {host: Loop(96, 1, 1, LOADER, host, []) for host in ADAPTERS}
+    "loader": LoopForm(96, 1, 1, LOADER, "", []),
+    "accumulates": LoopForm(480, 4, 1, LOADER, "", []),
+    "own batches": LoopForm(96, 1, 1, None, "", []),
+    "own batches, accumulates": LoopForm(480, 4, 4, None, "", []),
+    "stream": LoopForm(96, 1, 1, LOADER | {"stream": True}, "", []),
+} | {host: LoopForm(96, 1, 1, LOADER, host, []) for host in ADAPTERS}
 
 
 def after(lines: list[str]) -> str:

@@ -32,7 +32,7 @@ from paceline.forecast.networks import Perceptron
 from paceline.forecast.protocol import Reading
 from paceline.papers import coded, dbw, dolbie, lbbsp, lbbsp_clusters
 from paceline.paramserver import rates
-from paceline.paramserver.aggregate import Parameters, Part, aggregate
+from paceline.paramserver.aggregate import Parameters, WorkerGradient, aggregate
 from paceline.rounds import Array, Cluster, Machines, Plan, Round
 from paceline.shares import whole_samples
 from paceline.simulate import from_trace, measures, run
@@ -393,7 +393,7 @@ def test_lbbsp_weighted_aggregation_is_the_gradient_of_all_samples_alike() -> No
     """LB-BSP, eqs. (6) to (8)."""
     rng = np.random.default_rng(9)
     batches = [rng.standard_normal((size, 4)) for size in (3, 17, 44)]  # the gradient of each sample
-    parts = [Part(batch.mean(0), 0.0, len(batch)) for batch in batches]
+    parts = [WorkerGradient(batch.mean(0), 0.0, len(batch)) for batch in batches]
     everything = np.concatenate(batches)
     np.testing.assert_allclose(aggregate(parts).step, everything.mean(0), atol=1e-14)  # eq. (8)
     naive = np.mean([batch.mean(0) for batch in batches], axis=0)  # eqs. (6) and (7), biased
@@ -555,7 +555,7 @@ def test_dbw_estimates_of_variance_and_norm() -> None:
     """DBW, eqs. (4), (10), (11)."""
     rng = np.random.default_rng(13)
     gradients = rng.standard_normal((7, 20)) + 0.3
-    found = aggregate([Part(g, 0.5, 10) for g in gradients])
+    found = aggregate([WorkerGradient(g, 0.5, 10) for g in gradients])
     mean = gradients.mean(0)  # eq. (4)
     np.testing.assert_allclose(found.step, mean, atol=1e-14)
     assert found.variance == pytest.approx(gradients.var(axis=0, ddof=1).sum())  # eq. (10)
@@ -1064,7 +1064,7 @@ def test_wlbs_update_of_all_nodes_is_that_of_one() -> None:
     together = np.concatenate(nodes)
     start, rate = rng.standard_normal(3), 0.1
     parameters = Parameters(start.copy())
-    parameters.move(aggregate([Part(node.mean(0), 0.0, len(node)) for node in nodes]).step, rate)
+    parameters.move(aggregate([WorkerGradient(node.mean(0), 0.0, len(node)) for node in nodes]).step, rate)
     np.testing.assert_allclose(parameters.values, start - rate / 45 * together.sum(0), atol=1e-14)  # eq. (6)
     printed = start - rate * sum(node.sum(0) / (3 * len(node)) for node in nodes)
     assert np.abs(printed - parameters.values).max() > 1e-3

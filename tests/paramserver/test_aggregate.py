@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.paramserver.aggregate import Parameters, Part, Sum, aggregate
+from paceline.paramserver.aggregate import Parameters, Sum, WorkerGradient, aggregate
 
 
 @given(
@@ -21,7 +21,7 @@ def test_any_weights_in_any_order(weights, kind, batch, seed):
     rng = np.random.default_rng(seed)
     gradients = rng.normal(1.0, 2.0, (len(weights), 70_000)).astype(kind)
     losses = rng.normal(size=len(weights))
-    parts = [Part(g, loss, *each) for g, loss, each in zip(gradients, losses, weights, strict=True)]
+    parts = [WorkerGradient(g, loss, *each) for g, loss, each in zip(gradients, losses, weights, strict=True)]
     found = aggregate([parts[i] for i in rng.permutation(len(parts))], batch)
     counts = np.array([samples * weight for samples, weight in weights])
     exact = gradients.astype(np.float64)
@@ -44,7 +44,7 @@ def test_any_weights_in_any_order(weights, kind, batch, seed):
 def test_statistics_change_no_bit_of_the_sum():
     rng = np.random.default_rng(3)
     parts = [
-        Part(rng.normal(size=140_001).astype(np.float32), 0.0, samples, weight)
+        WorkerGradient(rng.normal(size=140_001).astype(np.float32), 0.0, samples, weight)
         for samples, weight in ((8, 1.0), (8, 1.0), (5, 0.5))
     ]
     steps = []
@@ -58,13 +58,13 @@ def test_statistics_change_no_bit_of_the_sum():
 
 def test_a_sum_is_used_again_and_can_be_cleared():
     total, one = Sum(), np.ones(3, np.float32)
-    total.add(Part(one, 1.0, 2))
-    total.add(Part(3 * one, 1.0, 2))
+    total.add(WorkerGradient(one, 1.0, 2))
+    total.add(WorkerGradient(3 * one, 1.0, 2))
     first = total.take().step
     assert first.tolist() == [2, 2, 2]
-    total.add(Part(100 * one, 1.0, 2))
+    total.add(WorkerGradient(100 * one, 1.0, 2))
     total.clear()
-    total.add(Part(one, 1.0, 5))
+    total.add(WorkerGradient(one, 1.0, 5))
     assert total.take().step.tolist() == [1, 1, 1]
     assert first.tolist() == [1, 1, 1]  # the same memory, as it says
     assert one.tolist() == [1, 1, 1]

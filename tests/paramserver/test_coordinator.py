@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from paceline import PacelineError
 from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.coordinator import Coordinator
-from paceline.paramserver.engine import Answer, Arrive, Join, Leave, Moved, Start
+from paceline.paramserver.engine import Answer, Arrive, Moved, Start, WorkerJoin, WorkerLeave
 from paceline.paramserver.samples import Epochs
 
 SAMPLES, EPOCHS, WORKERS = 60, 2, 4
@@ -81,9 +81,9 @@ def test_workers_come_and_go_at_any_stage(sync, mode, backup, events):
         if what == "finish" and engine.running:
             finish(engine, coordinator, sorted(engine.running)[worker % len(engine.running)], now)
         elif what == "leave" and len(coordinator.present) > 1:
-            coordinator.handle(Leave(now, worker))
+            coordinator.handle(WorkerLeave(now, worker))
         elif what == "join" and worker not in coordinator.present:
-            coordinator.handle(Join(now, worker))
+            coordinator.handle(WorkerJoin(now, worker))
     while not pool.finished():
         now += 0.1
         assert engine.running, "everybody waits for somebody who is gone"
@@ -97,9 +97,9 @@ def test_error_lists_the_events_before_it():
     engine, _, _, coordinator = made()
     coordinator.handle(Start(0.0))
     finish(engine, coordinator, 2, 1.0)
-    coordinator.handle(Leave(1.5, 3, "died"))
+    coordinator.handle(WorkerLeave(1.5, 3, "died"))
     with pytest.raises(PacelineError, match=r"^worker 7: expected a place below 4\n") as refused:
-        coordinator.handle(Join(2.0, 7))
+        coordinator.handle(WorkerJoin(2.0, 7))
     assert refused.value.__notes__ == [
         "at 2.000 s join 7 came to this parameter server after: at 0.000 s start; at 1.000 s arrive 2, 2; "
         "at 1.500 s leave 3, died"
@@ -111,7 +111,7 @@ def test_an_event_in_the_middle_of_another_is_refused():
     engine.cancel = lambda tasks: coordinator.handle(Answer(1.0, 0))
     coordinator.handle(Start(0.0))
     with pytest.raises(RuntimeError, match=r"while another was handled: at 1\.000 s leave 1, left"):
-        coordinator.handle(Leave(1.0, 1))
+        coordinator.handle(WorkerLeave(1.0, 1))
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_what_the_last_one_leaves_undone_goes_to_those_who_had_nothing_left(sync
     for worker in (0, 1):
         finish(engine, coordinator, worker, 1.0 + worker)
     assert set(engine.running) == {0}
-    coordinator.handle(Leave(3.0, 0))
+    coordinator.handle(WorkerLeave(3.0, 0))
     finish(engine, coordinator, 1, 4.0)
     assert pool.finished()
     assert sum(update.batch for update in log) == 18
@@ -151,9 +151,9 @@ def test_who_is_slow_is_waited_for_when_it_comes_back():
         finish(engine, coordinator, worker, 1.0)
     late = engine.running[3]
     assert coordinator.due(4.0, 0.5)[3] == pytest.approx(4.5)
-    coordinator.handle(Leave(4.5, 3, "given up"))
+    coordinator.handle(WorkerLeave(4.5, 3, "given up"))
     assert log[-1].present == 3
-    coordinator.handle(Join(10.0, 3, late))  # it took 10 s
+    coordinator.handle(WorkerJoin(10.0, 3, late))  # it took 10 s
     load = engine.running[3].load
     assert coordinator.due(4.0, 0.5)[3] == pytest.approx(10.0 + 1.5 * 10.0 / late.load * load + 0.5)
     for worker in (0, 1, 2):
@@ -210,7 +210,7 @@ def test_a_least_of_nothing_is_refused_instead_of_changed(limits, words):
 def test_a_version_has_the_whole_batch_although_its_plan_is_from_before_a_worker_left():
     engine, _, _, coordinator = made(backup="static:2", policy="equal")
     coordinator.handle(Start(0.0))
-    coordinator.handle(Leave(0.5, 3, "died"))
+    coordinator.handle(WorkerLeave(0.5, 3, "died"))
     finish(engine, coordinator, 0, 1.0)
     finish(engine, coordinator, 1, 1.0)  # nothing is measured of worker 2, so the policy sees no round yet
     finish(engine, coordinator, 2, 1.5)  # late: its next task is of the new version, too
@@ -222,7 +222,7 @@ def test_workers_with_little_room_get_what_they_can_hold_when_another_has_left()
     config = ServerConfig(3, 12, policy="equal", limits=((1, 5), (1, 5), (1, 5)))
     coordinator = Coordinator(engine, config, pool, log.append)
     coordinator.handle(Start(0.0))
-    coordinator.handle(Leave(0.5, 1, "died"))
+    coordinator.handle(WorkerLeave(0.5, 1, "died"))
     for _ in range(2):
         finish(engine, coordinator, 0, 1.0)
         finish(engine, coordinator, 2, 1.0)

@@ -15,7 +15,7 @@ from faulty import OrderedDelay, Orders, program
 from programs import X
 
 from paceline.paramserver.config import ServerConfig
-from paceline.paramserver.engine import Arrive, Leave
+from paceline.paramserver.engine import Arrive, WorkerLeave
 from paceline.paramserver.samples import Epochs
 from paceline.ray import Server
 
@@ -82,7 +82,7 @@ class Run:
 
     def _handling(self, event):
         """Stands before the coordinator's door."""
-        if isinstance(event, Leave) and event.worker in self.server.present():
+        if isinstance(event, WorkerLeave) and event.worker in self.server.present():
             due = self._coordinator.due(GIVE_UP, FLOOR).get(event.worker, np.nan)
             self.left[event.worker] = time.perf_counter(), event.why, due - event.now
         self._handle(event)

@@ -16,7 +16,7 @@ pytest.importorskip("ray")
 
 from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.coordinator import Coordinator
-from paceline.paramserver.engine import Join, Leave, Moved, Start
+from paceline.paramserver.engine import Moved, Start, WorkerJoin, WorkerLeave
 from paceline.paramserver.samples import Epochs
 from paceline.ray.pieces import Pieces
 
@@ -80,9 +80,9 @@ def test_workers_come_and_go_at_any_stage_of_a_round(policy, events):
         if what == "answer" and busy:
             engine.answer(busy[worker % len(busy)])
         elif what == "leave" and len(coordinator.present) > 1:
-            coordinator.handle(Leave(engine.now, worker))
+            coordinator.handle(WorkerLeave(engine.now, worker))
         elif what == "join" and worker not in coordinator.present:
-            coordinator.handle(Join(engine.now, worker, None))
+            coordinator.handle(WorkerJoin(engine.now, worker, None))
     while not engine.pool.finished():
         engine.now += 0.1
         engine.answer(min(worker for worker, queue in engine.queues.items() if queue))

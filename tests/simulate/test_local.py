@@ -9,8 +9,8 @@ import pytest
 
 from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.samples import Draws
-from paceline.simulate.local import LocalSteps
-from paceline.simulate.server import RoundTrips, Server
+from paceline.simulate.local import SimulatedLocalSteps
+from paceline.simulate.server import RoundTrips, SimulatedServer
 from paceline.simulate.timing import Constant
 
 GUARANTEES = (
@@ -43,13 +43,13 @@ def trips(paces=(0.01,) * WORKERS):
 
 def local(every, merges, policy="equal", outer="mean", paces=(0.01,) * WORKERS, **options):
     by = ServerConfig(WORKERS, 40, policy=policy, lr=0.3)
-    made = LocalSteps(Logistic(), by, trips(paces), Draws(SAMPLES, 5), every, outer, **options)
+    made = SimulatedLocalSteps(Logistic(), by, trips(paces), Draws(SAMPLES, 5), every, outer, **options)
     return made, made.run(merges, lambda update: False)
 
 
 def test_one_step_between_merges_is_ddp():
     """A parameter server that waits for all: plain SGD, the mean by samples, the same virtual clock."""
-    server = Server(Logistic(), ServerConfig(WORKERS, 40, lr=0.3), trips(), Draws(SAMPLES, 5))
+    server = SimulatedServer(Logistic(), ServerConfig(WORKERS, 40, lr=0.3), trips(), Draws(SAMPLES, 5))
     theirs = server.run(50)
     made, ours = local("1", 50)
     assert np.abs(made.parameters.values - server.parameters.values).max() < 1e-12

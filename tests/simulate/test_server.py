@@ -7,10 +7,10 @@ import pytest
 
 from paceline.backup.dbw import Dbw
 from paceline.errors import PacelineError
-from paceline.paramserver.aggregate import Part, aggregate
+from paceline.paramserver.aggregate import WorkerGradient, aggregate
 from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.samples import Draws, Epochs
-from paceline.simulate.server import Member, RoundTrips, Server, SpeedChange
+from paceline.simulate.server import MemberEvent, RoundTrips, SimulatedServer, SpeedChange
 from paceline.simulate.timing import Constant, Exponential, Lognormal, Replay, Uniform
 
 
@@ -38,7 +38,7 @@ def server(seconds, sync="bsp", mode="push-wait", backup="everyone", policy="equ
     config = ServerConfig(
         n, batch or 10 * n, sync=sync, mode=mode, backup=backup, policy=policy, lr=0.1, momentum=0.5
     )
-    return Server(learner, config, table, pool, **kwargs), learner
+    return SimulatedServer(learner, config, table, pool, **kwargs), learner
 
 
 def log(updates):
@@ -105,7 +105,7 @@ def test_the_backup_policy_knows_the_rate_of_each_number_of_gradients(monkeypatc
     monkeypatch.setattr(Dbw, "step", spied)
     trips = RoundTrips(4, Exponential(1.0), seed=3)
     config = ServerConfig(4, 40, backup="dbw", policy="equal", rate="proportional", lr=0.1)
-    updates = Server(Quadratic(), config, trips, Draws(400, 3)).run(updates=20)
+    updates = SimulatedServer(Quadratic(), config, trips, Draws(400, 3)).run(updates=20)
     assert len({update.quorum for update in updates}) > 1
     for happened, after in zip(told, updates[1:], strict=False):
         assert happened.rates == pytest.approx(0.1 * np.arange(1, 5) / 4)
@@ -151,7 +151,7 @@ def test_a_resumed_epoch_uses_only_what_is_left():
 
 @pytest.mark.parametrize("sync", ["bsp", "ssp:2", "lsp:2:2", "asp"])
 def test_a_frozen_worker_is_given_up_and_comes_back(sync):
-    members = [Member(10.5, 1, "freeze"), Member(40.0, 1, "thaw")]
+    members = [MemberEvent(10.5, 1, "freeze"), MemberEvent(40.0, 1, "thaw")]
     run, _ = server([1, 1, 1], sync=sync, members=members)
     updates = run.run(seconds=60.0)
     times = [u.ended for u in updates]
@@ -162,7 +162,7 @@ def test_a_frozen_worker_is_given_up_and_comes_back(sync):
 
 
 def test_leaving_and_joining():
-    members = [Member(10.5, 0, "leave"), Member(20.5, 2, "join")]
+    members = [MemberEvent(10.5, 0, "leave"), MemberEvent(20.5, 2, "join")]
     run, _ = server([1, 1, 1], members=members, absent=[2])
     updates = run.run(seconds=30.0)
     who = {u.ended: np.flatnonzero(u.loads).tolist() for u in updates}
@@ -172,7 +172,7 @@ def test_leaving_and_joining():
 
 
 def test_members_come_and_go_after_so_many_updates():
-    events = [Member(3, 0, "leave"), Member(5, 2, "join")]
+    events = [MemberEvent(3, 0, "leave"), MemberEvent(5, 2, "join")]
     run, _ = server([1, 1, 1], by_update=events, absent=[2])
     updates = run.run(updates=6)
     assert log(updates) == [
@@ -188,7 +188,7 @@ def test_members_come_and_go_after_so_many_updates():
 
 @pytest.mark.parametrize("back", [4, float("inf")])
 def test_the_others_wait_a_given_time_for_who_stops_without_a_word(back):
-    members = [Member(2, 1, "freeze"), Member(back, 1, "thaw")]
+    members = [MemberEvent(2, 1, "freeze"), MemberEvent(back, 1, "thaw")]
     run, _ = server([1, 1, 1], by_update=members, give_up=0.0, floor=3.0)
     updates = run.run(updates=6)
     after = [0, 1, 2] if back == 4 else [0, 2]
@@ -204,12 +204,12 @@ def test_the_others_wait_a_given_time_for_who_stops_without_a_word(back):
 
 
 def test_who_stops_in_the_first_round_is_given_up_too():
-    run, _ = server([1, 1], by_update=[Member(0, 1, "freeze")], give_up=0.0, floor=3.0)
+    run, _ = server([1, 1], by_update=[MemberEvent(0, 1, "freeze")], give_up=0.0, floor=3.0)
     assert [entry[:2] for entry in log(run.run(updates=2))] == [(3.0, [0]), (4.0, [0])]
 
 
 def test_worker_that_thaws_in_time_continues_its_task():
-    members = [Member(3, 1, "freeze"), Member(6, 1, "thaw")]
+    members = [MemberEvent(3, 1, "freeze"), MemberEvent(6, 1, "thaw")]
     run, _ = server([1, 1, 1], sync="asp", by_update=members, give_up=0.0, floor=9.0)
     assert [(now, *who) for now, who, _ in log(run.run(updates=9))] == [
         (1.0, 0),
@@ -282,7 +282,7 @@ def test_the_number_waited_for_follows_a_slowdown_of_half_the_workers(backup):
 
 
 def test_aggregates_by_hand():
-    parts = [Part(np.array([1.0, 0.0]), 1.0, 1), Part(np.array([4.0, 2.0]), 2.0, 3)]
+    parts = [WorkerGradient(np.array([1.0, 0.0]), 1.0, 1), WorkerGradient(np.array([4.0, 2.0]), 2.0, 3)]
     found = aggregate(parts)
     mean = np.array([13.0, 6.0]) / 4
     assert np.allclose(found.step, mean)
@@ -319,7 +319,7 @@ def test_real_gradients_learn():
 
     learner = Images(datasets.load("digits"), "mlp")
     config = ServerConfig(8, 256, backup="dbw", lr=0.2)
-    run = Server(learner, config, RoundTrips(8, Exponential(0.7, 0.3)), Draws(1500, 0))
+    run = SimulatedServer(learner, config, RoundTrips(8, Exponential(0.7, 0.3)), Draws(1500, 0))
     updates = run.run(updates=60)
     assert updates[-1].loss < 0.6 < 2.0 < updates[0].loss
     assert learner.test(run.parameters.values)[1] > 0.8

@@ -9,7 +9,7 @@ from typer import Argument, Option
 
 from paceline import policies
 from paceline.cli.options import Json
-from paceline.cli.output import Counter, check_json, console_for, write_json
+from paceline.cli.output import ProgressDisplay, check_json, console_for, write_json
 from paceline.doctor import STEPS
 from paceline.doctor.command import observe
 from paceline.doctor.findings import POLICIES, diagnose, show, to_json
@@ -47,7 +47,7 @@ def command(
     if patch is not None:
         check_place(patch)
     console = console_for(json_)
-    with Counter("watching", unit="step") as progress:
+    with ProgressDisplay("watching", unit="step") as progress:
         run = observe(training, steps, keep_going, progress, out)
     found = diagnose(run, chosen)
     kept = None

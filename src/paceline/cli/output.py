@@ -17,7 +17,7 @@ from paceline.files import check_place, write_whole
 LINE_EVERY_SECONDS = 5.0
 
 
-class Counter:
+class ProgressDisplay:
     """Progress of work of known length: a bar on a terminal; elsewhere, a line every few seconds.
 
     Use it as a context manager, and call it with the done and the total amount. ``note`` is shown beside them.

@@ -15,7 +15,7 @@ from typer import Argument, Option
 
 from paceline import tables
 from paceline.cli.options import Json, options_of
-from paceline.cli.output import Counter, check_json, console_for, write_json
+from paceline.cli.output import ProgressDisplay, check_json, console_for, write_json
 from paceline.costs import Array
 from paceline.errors import PacelineError, saying
 from paceline.files import check_directory
@@ -138,7 +138,7 @@ def command(
     outcomes = []
     for what in described:
         names = list(policy or what.policies or (DEFAULT_BY_COST if by_cost else DEFAULT))
-        with Counter(f"simulating {what.name}") as progress:
+        with ProgressDisplay(f"simulating {what.name}") as progress:
             outcomes.append(play(what, names, progress))
     show(console, outcomes, verbose)
     if plot is not None:

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from paceline import tables
 from paceline.cli import startup
-from paceline.cli.output import Counter, check_json, write_json
+from paceline.cli.output import ProgressDisplay, check_json, write_json
 from paceline.cli.report import comparison_table
 from paceline.commands import example, line
 from paceline.data import datasets
@@ -116,7 +116,9 @@ class Session:
             allow_open(least, f"each of {config.workers} workers")
         if resume and self._leads:
             sweep(run_dir)
-        with Counter(label, self._console, unit="step", note="starting workers", lasting=True) as counter:
+        with ProgressDisplay(
+            label, self._console, unit="step", note="starting workers", lasting=True
+        ) as counter:
             counter.begin(0, steps, "starting workers")
             progress = functools.partial(self._show, counter)
             try:
@@ -133,7 +135,7 @@ class Session:
                 self._leave_summary(run_dir)
                 raise
 
-    def _show(self, counter: Counter, event: dict[str, Any]) -> None:
+    def _show(self, counter: ProgressDisplay, event: dict[str, Any]) -> None:
         if event["type"] == "note":
             if event["text"] in self._noted:  # the runs that are compared say the same
                 return
@@ -199,7 +201,7 @@ def _next_steps(base: Path, runs: list[Run]) -> list[str]:
     return [f"{command}  # {words}" for command, words in steps]
 
 
-def show(counter: Counter, event: dict[str, Any]) -> None:
+def show(counter: ProgressDisplay, event: dict[str, Any]) -> None:
     """Show an event of a training run on ``counter``."""
     if event["type"] == "starting":
         counter.note(f"starting workers {event['ready']}/{event['workers']}")

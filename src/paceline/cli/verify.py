@@ -9,7 +9,7 @@ from typer import Argument, Option
 
 from paceline.attach.command import check_command
 from paceline.cli.options import Json
-from paceline.cli.output import Counter, check_json, console_for, write_json
+from paceline.cli.output import ProgressDisplay, check_json, console_for, write_json
 from paceline.errors import PacelineError, number, whole
 from paceline.verify import STEPS
 from paceline.verify.command import run_all, run_unported
@@ -50,7 +50,7 @@ def command(
     asked = None if loads is None else parsed(loads)
     check_json(json_)
     before = None if against is None else _split(against)
-    with Counter("verifying", unit="step") as progress:
+    with ProgressDisplay("verifying", unit="step") as progress:
         unported = None if before is None else run_unported(before, steps)
         runs = run_all(training, steps, asked, batch_norm, progress)
     verdict = judged(runs, tolerance, unported)

@@ -8,7 +8,7 @@ import numpy as np
 from typer import Argument, Option
 
 from paceline.cli.options import Json
-from paceline.cli.output import Counter, check_json, console_for, write_json
+from paceline.cli.output import ProgressDisplay, check_json, console_for, write_json
 from paceline.commands import line
 from paceline.errors import PacelineError
 from paceline.runs import causes, read
@@ -17,7 +17,7 @@ from paceline.runs.summary import WORTHWHILE
 from paceline.runs.words import listing, percent, plural, seconds, times
 from paceline.simulate import worth
 from paceline.simulate.toml import of_trace
-from paceline.simulate.whatif import Answer, before, table
+from paceline.simulate.whatif import WhatIfResult, before, table
 from paceline.simulate.whatif import of_run as answer_of_run
 from paceline.simulate.whatif import of_trace as answer_of_trace
 from paceline.tables import print_whole, say
@@ -40,7 +40,7 @@ def command(
     names = list(dict.fromkeys(policy or DEFAULT))
     check_json(json_)
     console = console_for(json_)
-    with Counter("replaying") as progress:
+    with ProgressDisplay("replaying") as progress:
         if record.suffix.lower() == ".csv":
             scenario = of_trace(record, global_batch=256 if global_batch is None else global_batch)
             answer, who = answer_of_trace(scenario, names, progress), worth.of_scenario(scenario)
@@ -61,7 +61,7 @@ def command(
     write_json(json_, answer._asdict() | {"take": answer.best or None, "verdict": verdict(answer)})
 
 
-def verdict(answer: Answer) -> str:
+def verdict(answer: WhatIfResult) -> str:
     """The answer in one sentence."""
     was = f"the {seconds(answer.seconds)} under {before(answer)}"
     best = answer.best
@@ -75,7 +75,7 @@ def verdict(answer: Answer) -> str:
     )
 
 
-def within(answer: Answer) -> list[str]:
+def within(answer: WhatIfResult) -> list[str]:
     """A sentence on ``auto`` where the program's loop does not let it move work within a round, if that would pay."""
     auto = [would.seconds for name, would in answer.policies.items() if name.split(":")[0] == "auto"]
     if not answer.planned or not auto:
@@ -89,7 +89,7 @@ def within(answer: Answer) -> list[str]:
     ]
 
 
-def losses(answer: Answer) -> str:
+def losses(answer: WhatIfResult) -> str:
     """A sentence on the share of time that the workers waited, and for whom."""
     total = answer.blame.sum()
     if total <= 0:

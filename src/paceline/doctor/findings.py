@@ -18,7 +18,7 @@ from paceline import tables
 from paceline.commands import line, training
 from paceline.doctor import sentences as say
 from paceline.doctor.patch import DEFAULTS, Change, diff
-from paceline.doctor.phases import Loop, Phase, Spent, loop, slow, spent
+from paceline.doctor.phases import LoopForm, Phase, Spent, loop, slow, spent
 from paceline.errors import PacelineError
 from paceline.rounds import Array
 from paceline.runs import Run, causes
@@ -26,7 +26,7 @@ from paceline.runs.run import waiting_share
 from paceline.runs.words import number, times
 from paceline.simulate import whatif as compared
 from paceline.simulate import worth as having
-from paceline.simulate.whatif import Answer, of_run
+from paceline.simulate.whatif import WhatIfResult, of_run
 
 POLICIES = ("level", "auto", "dolbie", "lbbsp-gpu", "wlbs")
 WORTHWHILE = 0.95  # of the recorded seconds; a smaller gain is within the error of a short watch
@@ -44,8 +44,8 @@ class Diagnosis(NamedTuple):
     run: Run
     sentences: list[str]
     spent: Spent
-    loop: Loop
-    answer: Answer
+    loop: LoopForm
+    answer: WhatIfResult
     lines: list[str]
 
     @property
@@ -192,7 +192,7 @@ def to_json(found: Diagnosis) -> dict[str, Any]:
     }
 
 
-def _take(answer: Answer) -> str:
+def _take(answer: WhatIfResult) -> str:
     """The fastest policy, or one of DEFAULTS if that is almost as fast; "" if no policy gains."""
     if not answer.best or answer.policies[answer.best].seconds > WORTHWHILE * answer.seconds:
         return ""

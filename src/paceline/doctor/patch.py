@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from paceline import policies
-from paceline.doctor.phases import Loop
+from paceline.doctor.phases import LoopForm
 from paceline.rounds import Cluster
 
 # auto is the default, and plans as level does if a micro-step is a whole round.
@@ -90,7 +90,7 @@ class Change(NamedTuple):
     missing: str = ""
 
 
-def diff(loop: Loop, ranks: int, policy: str) -> Change:
+def diff(loop: LoopForm, ranks: int, policy: str) -> Change:
     """The change that balances the script by this policy."""
     passes = f" * {loop.backwards}" if loop.backwards > 1 else ""
     options = [f"global_batch={loop.batch}" if loop.sure else f"global_batch={ranks}{passes} * batch_size"]
@@ -129,7 +129,7 @@ def _broken(call: str) -> list[str]:
     return [f"+ {first}(", *(f"+     {each}," for each in rest.removesuffix(")").split(", ")), "+ )"]
 
 
-def _loader(loop: Loop, rounds: bool) -> list[str]:
+def _loader(loop: LoopForm, rounds: bool) -> list[str]:
     made = [
         "- loader = DataLoader(dataset, sampler=DistributedSampler(dataset), ...)",
         "+ loader = pace.loader(dataset, seed=0)",
@@ -145,7 +145,7 @@ def _loader(loop: Loop, rounds: bool) -> list[str]:
     ]
 
 
-def _own(loop: Loop, rounds: bool) -> list[str]:
+def _own(loop: LoopForm, rounds: bool) -> list[str]:
     drawn = "next(stream)" if loop.loader else "get_batch()"
     sized = "take(stream, size)" if loop.loader else "get_batch(size)"
     if not rounds:
@@ -167,7 +167,7 @@ def _own(loop: Loop, rounds: bool) -> list[str]:
     ]
 
 
-def _passes(loop: Loop) -> str:
+def _passes(loop: LoopForm) -> str:
     return f"  # {loop.backwards} backward passes a step" if loop.backwards > 1 else ""
 
 
@@ -180,7 +180,7 @@ class UnknownForm(Exception):
     """The script has a form that is not recognized. Its text says what was looked for, and what was found."""
 
 
-def patched(loop: Loop, options: list[str]) -> list[str]:
+def patched(loop: LoopForm, options: list[str]) -> list[str]:
     """The diff for a loop over a DataLoader with one backward pass a step. options: the balancing class's arguments.
 
     Raises UnknownForm if the script is not recognized."""
@@ -220,7 +220,7 @@ def _at(name: str) -> str:
 class _Script:
     """A script's syntax tree and the edits of its text. An edit is its begin and end, in bytes, and the new text."""
 
-    def __init__(self, text: str, tree: ast.Module, loop: Loop) -> None:
+    def __init__(self, text: str, tree: ast.Module, loop: LoopForm) -> None:
         self.text, self.tree, self.host = text.encode(), tree, loop.host
         self.lines = {name: line for name, (_, line) in loop.places.items()}
         self.given = (loop.loader or {}).get("options")

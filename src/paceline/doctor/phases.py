@@ -165,7 +165,7 @@ class Slow(NamedTuple):
     since: int
 
 
-class Loop(NamedTuple):
+class LoopForm(NamedTuple):
     """The form of the training loop, as the hooks saw it.
 
     batch: samples of an optimizer step, all ranks together; ``sure``: whether they could be counted. backwards,
@@ -224,13 +224,13 @@ def slow(run: Run) -> list[Slow]:
     return sorted(found, key=lambda each: -each.ratio)
 
 
-def loop(run: Run) -> Loop:
+def loop(run: Run) -> LoopForm:
     """The form of the loop, from the ranks' last reports."""
     reports = [each for each in run.extras["loop"] if each is not None][-1]
     names = ("fetches", "backwards", "exchanges")
     fetches, *passes = (float(np.median(_matrix(run, "counts", name))) for name in names)
     backwards, exchanges = (max(round(count), 1) for count in passes)
-    return Loop(
+    return LoopForm(
         int(np.median(run.batch)),
         backwards,
         exchanges,

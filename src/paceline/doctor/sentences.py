@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from paceline.doctor.phases import Loop, Phase, Slow, Spent
+from paceline.doctor.phases import LoopForm, Phase, Slow, Spent
 from paceline.rounds import Array
 from paceline.runs import Run
 from paceline.runs.run import waits
@@ -96,7 +96,7 @@ def collections(run: Run) -> list[str]:
     ]
 
 
-def at_what(spent: Spent, slow: Sequence[Slow], loop: Loop) -> list[str]:
+def at_what(spent: Spent, slow: Sequence[Slow], loop: LoopForm) -> list[str]:
     """The phases in which the slowest rank loses its time, and what to try there before balancing."""
     if not slow:
         return []
@@ -133,7 +133,7 @@ def _main(mine: Array, others: Array) -> Phase | None:
     return most if lost[most] >= MAIN * sum(max(value, 0.0) for value in lost.values()) else None
 
 
-def _fetching(loop: Loop) -> str:
+def _fetching(loop: LoopForm) -> str:
     count = 0 if loop.loader is None else int(loop.loader["processes"])
     if count == 0:
         return (
@@ -161,7 +161,7 @@ def cost(spent: Spent, blame: Array, idle: float, steps: int) -> str:
     )
 
 
-def exchange(spent: Spent, loop: Loop, loads: Array) -> list[str]:
+def exchange(spent: Spent, loop: LoopForm, loads: Array) -> list[str]:
     """Sentences on the time of the all-reduce and how to shorten it. loads: samples of each rank in a step, (n,)."""
     share = spent.exchanging / spent.step
     text = f"The exchange of gradients itself takes {seconds(spent.exchanging)} of a step, {percent(share)}"
@@ -186,7 +186,7 @@ def exchange(spent: Spent, loop: Loop, loads: Array) -> list[str]:
     return sentences
 
 
-def everybody(spent: Spent, slow: Sequence[Slow], loop: Loop, named: bool) -> list[str]:
+def everybody(spent: Spent, slow: Sequence[Slow], loop: LoopForm, named: bool) -> list[str]:
     """A sentence on what slows all ranks alike, in spite of balancing. named: whether the remedy is named already."""
     quick = np.delete(spent.phases, [each.rank for each in slow], axis=1)
     share = float(np.median(quick[Phase.FETCH])) / spent.step if quick.size else 0.0
@@ -197,7 +197,7 @@ def everybody(spent: Spent, slow: Sequence[Slow], loop: Loop, named: bool) -> li
     return [text] if named else [f"{text} {_fetching(loop)}"]
 
 
-def by_hand(loop: Loop) -> list[str]:
+def by_hand(loop: LoopForm) -> list[str]:
     """Advice if the change is not printed as a patch of the script."""
     if loop.host:
         return ["A framework runs the loop: docs/hosts.md has all the lines that change."]

@@ -26,7 +26,7 @@ from paceline.paramserver.engine import Update
 from paceline.paramserver.samples import Draws
 from paceline.runs.words import percent
 from paceline.simulate.plots import figure
-from paceline.simulate.server import RoundTrips, Server, SpeedChange
+from paceline.simulate.server import RoundTrips, SimulatedServer, SpeedChange
 from paceline.simulate.timing import Exponential, TimingModel
 
 WORKERS = 16
@@ -106,12 +106,12 @@ def play(
     seconds: float | None = None,
     changes: Sequence[SpeedChange] = (),
     seconds_per_sample: TimingModel | None = None,
-) -> tuple[list[Update], Server]:
+) -> tuple[list[Update], SimulatedServer]:
     """One run until the mean loss of the last updates is below the target, or a limit is reached (DBW, setting)."""
     learns = learner(name, model, seed)
     config = ServerConfig(WORKERS, WORKERS * batch, mode=mode, backup=backup, policy=policy, rate=rate, lr=lr)
     trips = RoundTrips(WORKERS, delay, seconds_per_sample, seed, changes)
-    server = Server(learns, config, trips, Draws(len(learns.data.x_train), seed, shards))
+    server = SimulatedServer(learns, config, trips, Draws(len(learns.data.x_train), seed, shards))
     losses: list[float] = []
 
     def stop(update: Update) -> bool:

@@ -25,7 +25,7 @@ from paceline.simulate import Link, Scenario, WorkerClass, from_trace, run
 from paceline.simulate.measures import estimate, idle_share
 from paceline.simulate.plots import figure
 from paceline.simulate.scenario import BandwidthChange
-from paceline.simulate.server import RoundTrips, Server
+from paceline.simulate.server import RoundTrips, SimulatedServer
 from paceline.simulate.timing import Ar1, Exponential, Lognormal, OnOff
 
 BSP, LBBSP, LEVEL, ORACLE = "equal", "lbbsp-cpu", "level", "optimum"
@@ -208,7 +208,7 @@ def _train(
     learns = learner()
     config = ServerConfig(n, n * batch, sync=sync, policy=policy, lr=0.1)
     trips = RoundTrips(n, Exponential(1e-3), Lognormal(pace, 0.05), seed)
-    server = Server(learns, config, trips, Draws(len(learns.data.x_train), seed))
+    server = SimulatedServer(learns, config, trips, Draws(len(learns.data.x_train), seed))
     losses: list[float] = []
 
     def stop(update: Update) -> bool:

@@ -18,7 +18,7 @@ from paceline.paramserver.engine import Update
 from paceline.paramserver.samples import Epochs
 from paceline.runs.words import percent
 from paceline.simulate.plots import figure
-from paceline.simulate.server import Member, RoundTrips, Server, SpeedChange
+from paceline.simulate.server import MemberEvent, RoundTrips, SimulatedServer, SpeedChange
 from paceline.simulate.timing import Constant, Lognormal
 
 NODES = 5  # as in the paper's example, with m = 3
@@ -47,17 +47,20 @@ def faults(quick: bool) -> Found:
         trips = RoundTrips(
             NODES, Constant(0.05), Lognormal(0.02, 0.1), seed=1, changes=[SpeedChange(10.0, (1,), 4.0)]
         )
-        server = Server(
+        server = SimulatedServer(
             learns,
             ServerConfig(NODES, 250, sync=sync, policy=policy, lr=0.2, momentum=0.5),
             trips,
             pool,
-            members=[Member(30.0, 4, "freeze")],
+            members=[MemberEvent(30.0, 4, "freeze")],
         )
         accuracies: list[float] = []
 
         def tested(
-            _: Update, learns: Images = learns, server: Server = server, found: list[float] = accuracies
+            _: Update,
+            learns: Images = learns,
+            server: SimulatedServer = server,
+            found: list[float] = accuracies,
         ) -> bool:
             found.append(learns.test(server.parameters.values)[1])
             return False

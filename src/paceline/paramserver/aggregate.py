@@ -14,7 +14,7 @@ from paceline.rounds import Vector
 CHUNK = 1 << 16
 
 
-class Part(NamedTuple):
+class WorkerGradient(NamedTuple):
     """One worker's gradient and loss, both means over its samples."""
 
     gradient: Vector
@@ -48,7 +48,7 @@ class Sum:
         self._total: Vector | None = None
         self._parts: list[tuple[int, float, float, float]] = []  # samples, weight, loss, norm2
 
-    def add(self, part: Part) -> None:
+    def add(self, part: WorkerGradient) -> None:
         """Add one more gradient, each of whose samples has the part's weight."""
         gradient, weight = part.gradient, part.samples * part.weight
         if self._total is None or self._total.shape != gradient.shape:
@@ -95,7 +95,7 @@ class Sum:
         self._parts = []
 
 
-def aggregate(parts: Sequence[Part], batch: float | None = None) -> Aggregate:
+def aggregate(parts: Sequence[WorkerGradient], batch: float | None = None) -> Aggregate:
     """The parts' mean, with its part's weight for each sample (LB-BSP, eq. (8), Alg. 1, server; WLBS, eqs. (6), (7)).
 
     batch: divide the weighted sum by this number of samples instead of the weighted samples of the parts.

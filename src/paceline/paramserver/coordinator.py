@@ -22,7 +22,18 @@ from paceline.balancer import Balancer
 from paceline.errors import PacelineError
 from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.deadlines import Deadlines, Trip
-from paceline.paramserver.engine import Answer, Arrive, Engine, Event, Join, Leave, Moved, Start, Task, Update
+from paceline.paramserver.engine import (
+    Answer,
+    Arrive,
+    Engine,
+    Event,
+    Moved,
+    Start,
+    Task,
+    Update,
+    WorkerJoin,
+    WorkerLeave,
+)
 from paceline.paramserver.rates import GradientNoise
 from paceline.paramserver.samples import SampleSource
 from paceline.rounds import Array, Gradients, Machines, PieceTimes
@@ -90,9 +101,9 @@ class Coordinator:
                     self._arrive(event)
                 case Answer(now, worker):
                     self.deadlines.answered(worker, now if worker in self.tasks else None)
-                case Leave():
+                case WorkerLeave():
                     self._leave(*event)
-                case Join():
+                case WorkerJoin():
                     self._join(*event)
         except Exception as error:
             story = "; ".join(map(_words, self._story)) or "nothing"
@@ -287,7 +298,8 @@ class Coordinator:
 def _words(event: Event) -> str:
     """A short description of the event, without samples."""
     parts = ", ".join(str(part) for part in event[1:] if isinstance(part, int | str))
-    return f"at {event.now:.3f} s {type(event).__name__.lower()} {parts}".rstrip()
+    name = type(event).__name__.removeprefix("Worker").lower()
+    return f"at {event.now:.3f} s {name} {parts}".rstrip()
 
 
 class Loads:

@@ -61,7 +61,7 @@ class Answer(NamedTuple):
     worker: int
 
 
-class Leave(NamedTuple):
+class WorkerLeave(NamedTuple):
     """The worker has left or is lost; the samples of its task go to the others."""
 
     now: float
@@ -69,7 +69,7 @@ class Leave(NamedTuple):
     why: str = "left"
 
 
-class Join(NamedTuple):
+class WorkerJoin(NamedTuple):
     """The worker joins (again), and gets the newest parameters.
 
     late: the task with which it was given up and which has ended by now; its duration raises the worker's deadline,
@@ -81,7 +81,7 @@ class Join(NamedTuple):
     late: Task | None = None
 
 
-Event = Start | Arrive | Answer | Leave | Join
+Event = Start | Arrive | Answer | WorkerLeave | WorkerJoin
 
 
 class Moved(NamedTuple):

@@ -21,12 +21,12 @@ from paceline.errors import PacelineError, WorkerError, number, short, switches,
 from paceline.machines import sizes
 from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.coordinator import Coordinator
-from paceline.paramserver.engine import Answer, Arrive, Join, Leave, Moved, Start, Task, Update
+from paceline.paramserver.engine import Answer, Arrive, Moved, Start, Task, Update, WorkerJoin, WorkerLeave
 from paceline.paramserver.samples import SampleSource
 from paceline.ray.pieces import Pieces
 from paceline.ray.shards import Arrived, Shards
 from paceline.ray.start import Closing, connect
-from paceline.ray.worker import Crew, Delay, Program, Report, check_functions, last_line
+from paceline.ray.worker import Crew, Delay, GradientReport, Program, check_functions, last_line
 from paceline.rounds import Indices, Vector
 
 LOOK_SECONDS = 0.25  # at most, between two checks of deadlines, joining workers and commands
@@ -38,7 +38,7 @@ class _Sent(NamedTuple):
     task: Task
     actor: Any
     parts: list[Any]  # a ref for each server actor
-    report: Any  # the ref of its ``Report``
+    report: Any  # the ref of its ``GradientReport``
 
 
 class Server(Closing):
@@ -298,7 +298,7 @@ class Server(Closing):
         for ref in ready:
             if ref in self._crew.starting:
                 if (rank := self._crew.welcome(ref)) is not None:
-                    self._coordinator.handle(Join(self._now(), rank))
+                    self._coordinator.handle(WorkerJoin(self._now(), rank))
             else:
                 sent = self._pending.pop(ref)
                 if not any(each in self._pending for each in (*sent.parts, sent.report)):
@@ -309,7 +309,7 @@ class Server(Closing):
     def _take(self, sent: _Sent) -> None:
         """Handle a task that has ended, whose results are all on this node or lost."""
         try:
-            report: Report = ray.get(sent.report)
+            report: GradientReport = ray.get(sent.report)
         except RayActorError:
             self._gone(sent)
             return
@@ -332,7 +332,7 @@ class Server(Closing):
             return
         self._deliver(sent, report, kept)
 
-    def _deliver(self, sent: _Sent, report: Report, kept: Any) -> None:
+    def _deliver(self, sent: _Sent, report: GradientReport, kept: Any) -> None:
         """Pass a finished task to the coordinator, or let its worker take part again if it was given up."""
         task, coordinator = sent.task, self._coordinator
         if not report.cancelled and report.buffers is not None and len(report.buffers):
@@ -351,7 +351,7 @@ class Server(Closing):
                 coordinator.handle(Answer(self._now(), task.worker))
             self._take_back(sent)
 
-    def _share(self, sent: _Sent, report: Report, kept: Any) -> None:
+    def _share(self, sent: _Sent, report: GradientReport, kept: Any) -> None:
         """Handle a piece of a shared round that was run, or the gradient of several pieces."""
         task, now = sent.task, self._now()
         if not sent.parts:
@@ -371,12 +371,12 @@ class Server(Closing):
         """Let a worker that was given up take part again, since it has ended its task."""
         worker = sent.task.worker
         if worker not in self._coordinator.present and self._actors.get(worker) is sent.actor:
-            self._coordinator.handle(Join(self._now(), worker, sent.task))
+            self._coordinator.handle(WorkerJoin(self._now(), worker, sent.task))
 
     def _lost_on_the_way(self, sent: _Sent) -> None:
         """Handle a gradient that was computed and then lost, with its node or its node's memory."""
         if self._awaited(sent):
-            self._coordinator.handle(Leave(self._now(), sent.task.worker, "lost"))
+            self._coordinator.handle(WorkerLeave(self._now(), sent.task.worker, "lost"))
         self._take_back(sent)  # if its worker is dead as well, its next task shows that
 
     def _look_after(self) -> None:
@@ -386,13 +386,13 @@ class Server(Closing):
             self._round.claim(now)
             for worker, due in self._coordinator.due(self._give_up, self._floor).items():
                 if now > due:
-                    self._coordinator.handle(Leave(now, worker, "given up"))
+                    self._coordinator.handle(WorkerLeave(now, worker, "given up"))
         while not self._commands.empty():
             name, worker = self._commands.get()
             if name == "add":
                 self._wanted += 1
             elif worker in self._actors:
-                self._coordinator.handle(Leave(now, worker, "left"))
+                self._coordinator.handle(WorkerLeave(now, worker, "left"))
                 self._crew.remove(worker)
         # A worker that was given up may die later, and only then its place is free.
         while self._wanted and self._crew.add():
@@ -404,7 +404,7 @@ class Server(Closing):
         if self._actors.get(worker) is not sent.actor:
             return
         del self._actors[worker]
-        self._coordinator.handle(Leave(self._now(), worker, "died"))
+        self._coordinator.handle(WorkerLeave(self._now(), worker, "died"))
         if self._replace:
             self._wanted += 1
 

@@ -18,7 +18,7 @@ from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from paceline.errors import WorkerError
-from paceline.paramserver.aggregate import Parameters, Part, Sum
+from paceline.paramserver.aggregate import Parameters, Sum, WorkerGradient
 from paceline.rounds import Vector
 
 SHARD_PARAMETERS = 32 * 2**20  # parameters of a model from which on a second server actor helps
@@ -53,7 +53,7 @@ class Shard:
 
     def hold(self, number: int, samples: int, gradient: Vector) -> None:
         """Add this gradient before the update that will probably use it."""
-        self._sum.add(Part(gradient, 0.0, samples))
+        self._sum.add(WorkerGradient(gradient, 0.0, samples))
         self._held.append(number)
 
     def update(
@@ -75,7 +75,7 @@ class Shard:
             self._sum.clear()
         self._held = []
         for gradient, (count, weight) in zip(gradients, of, strict=True):
-            self._sum.add(Part(gradient, 0.0, count, weight))
+            self._sum.add(WorkerGradient(gradient, 0.0, count, weight))
         found = self._sum.take(batch)
         self._parameters.move(found.step, rate)
         return self._parameters.values, (found.norm2, found.variance)

@@ -15,7 +15,7 @@ from ray.exceptions import RayError
 
 from paceline.errors import PacelineError, WorkerError, short
 from paceline.machines import Machine, measure
-from paceline.paramserver.aggregate import Part, Sum
+from paceline.paramserver.aggregate import Sum, WorkerGradient
 from paceline.ray.start import START_SECONDS, controlled
 from paceline.rounds import Indices, Vector
 
@@ -24,7 +24,7 @@ Program = Callable[[int], tuple[Vector, Gradient]]
 Delay = Callable[[int, int, int], float]
 
 
-class Report(NamedTuple):
+class GradientReport(NamedTuple):
     """The answer that accompanies a gradient. seconds: of the computation, including sleeps."""
 
     loss: float = 0.0
@@ -33,7 +33,7 @@ class Report(NamedTuple):
     buffers: Vector | None = None
 
 
-class Worker:
+class GradientWorker:
     """Computes the requested gradients, one after the other.
 
     program: makes the first parameters and the gradient function, once, in the worker: see ``paceline.ray.train``.
@@ -65,15 +65,15 @@ class Worker:
         return measure()
 
     def compute(self, number: int, version: int, samples: Indices, *values: Vector) -> tuple[Any, ...]:
-        """The mean gradient over the samples, a part for each shard, and a Report. A cancelled gradient is None."""
+        """The mean gradient over the samples, a part for each shard, and a report. A cancelled gradient is None."""
         began = time.perf_counter()
         for piece in np.array_split(samples, min(self._pieces, len(samples))):
             self.piece(number, version, piece, *values)
         *gradient, report = self.deliver(number, len(values))
         return (*gradient, report._replace(seconds=time.perf_counter() - began))
 
-    def piece(self, number: int, version: int, samples: Indices, *values: Vector) -> Report:
-        """Add the gradient over these samples to the task's sum; returns a Report."""
+    def piece(self, number: int, version: int, samples: Indices, *values: Vector) -> GradientReport:
+        """Add the gradient over these samples to the task's sum; returns a report."""
         began = time.perf_counter()
         if number != self._round:
             self._round, self._run = number, 0
@@ -84,19 +84,19 @@ class Worker:
             with self._changed:
                 self._changed.wait_for(lambda: self._cancelled >= number, max(late, 0.0))
         if self._cancelled >= number:
-            return Report(cancelled=True)
+            return GradientReport(cancelled=True)
         gradient, loss = self._gradient(self._joined(version, values), samples)
-        self._sum.add(Part(gradient, loss, len(samples)))
+        self._sum.add(WorkerGradient(gradient, loss, len(samples)))
         self._run += len(samples)
-        return Report(loss, time.perf_counter() - began)
+        return GradientReport(loss, time.perf_counter() - began)
 
     def deliver(self, number: int, parts: int) -> tuple[Any, ...]:
-        """The mean gradient over the task's samples since its last delivery, and a Report."""
+        """The mean gradient over the task's samples since its last delivery, and a report."""
         if number != self._round or self._cancelled >= number:
-            return (*(None,) * parts, Report(cancelled=True))
+            return (*(None,) * parts, GradientReport(cancelled=True))
         found = self._sum.take()
         buffers = getattr(self._gradient, "buffers", None)
-        report = Report(found.loss, buffers=buffers() if buffers else None)
+        report = GradientReport(found.loss, buffers=buffers() if buffers else None)
         return (*np.array_split(found.step, parts), report)
 
     @ray.method(concurrency_group="control")
@@ -117,7 +117,7 @@ class Worker:
 class Crew:
     """The workers by place, 0 to ``places`` - 1.
 
-    program, delay, pieces: as for ``Worker``. cpus: CPUs that Ray reserves for each. actors: by place, including
+    program, delay, pieces: as for ``GradientWorker``. cpus: CPUs that Ray reserves for each. actors: by place, with
     those that still start. starting: their place and actor, by the ref of their first answer. processes: by place, of
     all workers that have ever been up.
     """
@@ -178,7 +178,7 @@ class Crew:
 
     def _actor(self, place: int) -> Any:
         """Start a worker; returns the ref of its first answer."""
-        remote = controlled(Worker)
+        remote = controlled(GradientWorker)
         self.actors[place] = remote.options(
             num_cpus=self._cpus, max_restarts=0, scheduling_strategy="SPREAD"
         ).remote(place, self._program, self._pieces, self._delay)

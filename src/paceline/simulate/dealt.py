@@ -164,7 +164,7 @@ def run(
     shape = (scenario.rounds, scenario.realizations)
     bound, ways = np.empty(shape), {}
     players = {
-        (name, way): [_Player(scenario, name, way, seed) for seed in range(scenario.realizations)]
+        (name, way): [_DealtPlayer(scenario, name, way, seed) for seed in range(scenario.realizations)]
         for name in dict.fromkeys(names)
         for way in WAYS
     }
@@ -185,7 +185,7 @@ def run(
     return DealtOutcome(scenario, ways, bound)
 
 
-class _Player:
+class _DealtPlayer:
     """One policy in one way and one realization."""
 
     def __init__(self, scenario: Scenario, name: str, way: str, realization: int) -> None:

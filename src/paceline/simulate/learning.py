@@ -16,9 +16,9 @@ from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.engine import Update
 from paceline.paramserver.samples import Draws
 from paceline.rounds import Array
-from paceline.simulate.local import LocalSteps
+from paceline.simulate.local import SimulatedLocalSteps
 from paceline.simulate.scenario import FREEZE, JOIN, LEAVE, Event, Scenario
-from paceline.simulate.server import Member, RoundTrips, Server
+from paceline.simulate.server import MemberEvent, RoundTrips, SimulatedServer
 from paceline.simulate.timing import assemble
 
 
@@ -80,8 +80,8 @@ def learn(
     An event of round r takes place when r - 1 updates are made. A task in progress is then dropped if the worker
     leaves, and waited for until ``give_up_seconds`` after its start if the worker dies or freezes.
 
-    every, outer: instead of a server, local steps of each worker between merges (``LocalSteps``); an update is a
-    merge, a task is a step, and a link carries its megabytes once per merge.
+    every, outer: instead of a server, local steps of each worker between merges (``SimulatedLocalSteps``); an update
+    is a merge, a task is a step, and a link carries its megabytes once per merge.
     """
     try:
         from paceline.learners.images import Images
@@ -112,7 +112,7 @@ def learn(
 
     settings: dict[str, Any] = {}
     if every is None:
-        server = Server(
+        server = SimulatedServer(
             learner,
             by,
             trips,
@@ -125,7 +125,7 @@ def learn(
         updates, values = server.run(scenario.rounds, None, stop), server.parameters
     else:
         wait = scenario.give_up_seconds
-        local = LocalSteps(learner, by, trips, pool, every, outer, links, scenario.members, wait)
+        local = SimulatedLocalSteps(learner, by, trips, pool, every, outer, links, scenario.members, wait)
         updates, values = local.run(scenario.rounds, stop), local.parameters
         settings = {
             "every": every,
@@ -139,14 +139,14 @@ def learn(
     return Learnt(updates, test_loss, accuracy, settings)
 
 
-def _members(events: Sequence[Event]) -> list[Member]:
+def _members(events: Sequence[Event]) -> list[MemberEvent]:
     """A scenario's events, as events by the number of updates made before each."""
     found = []
     for event in events:
         made = event.round - 1
         if made or event.kind != JOIN:  # otherwise it is absent from the start
             kind = event.kind if event.kind in (LEAVE, JOIN) else "freeze"
-            found.append(Member(made, event.worker, kind))
+            found.append(MemberEvent(made, event.worker, kind))
         if event.kind == FREEZE:
-            found.append(Member(made + event.rounds, event.worker, "thaw"))
+            found.append(MemberEvent(made + event.rounds, event.worker, "thaw"))
     return found

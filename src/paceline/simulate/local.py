@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.errors import PacelineError
-from paceline.paramserver.aggregate import Parameters, Part, aggregate, axpy
+from paceline.paramserver.aggregate import Parameters, WorkerGradient, aggregate, axpy
 from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.engine import Task, Update
 from paceline.paramserver.samples import SampleSource
@@ -26,7 +26,7 @@ from paceline.simulate.whatif import BULK
 from paceline.sync import intervals
 
 
-class LocalSteps:
+class SimulatedLocalSteps:
     """One run; ``run`` plays it, and ``parameters`` then holds the shared model.
 
     by: lr, policy and the batch B of one step of all workers; its gate and backup policy belong to a server and must
@@ -81,7 +81,7 @@ class LocalSteps:
         present, stopped = self._members(index)
         loads = self._balancer.loads(index, self._size, present)
         seconds, shares = np.full(len(loads), np.nan), self._balancer.plan(index).shares
-        parts, tasks, lost = list[Part](), list[Task](), 0
+        parts, tasks, lost = list[WorkerGradient](), list[Task](), 0
         for worker in np.flatnonzero(present & (loads > 0)).tolist():
             load, most = int(loads[worker]), self._most[worker]
             # Steps of about the usual number of samples, and no more than fit into the worker's memory.
@@ -104,7 +104,7 @@ class LocalSteps:
                 continue
             seconds[worker] = took
             loss = float(np.average(losses, weights=cuts))
-            parts.append(Part(self.parameters.values - values, loss, int(loads[worker])))
+            parts.append(WorkerGradient(self.parameters.values - values, loss, int(loads[worker])))
         found, outer = aggregate(parts), self._outer
         change = found.step
         if outer.nesterov:  # as in torch.optim.SGD

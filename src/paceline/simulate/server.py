@@ -17,10 +17,10 @@ import numpy as np
 
 from paceline import costs
 from paceline.errors import PacelineError
-from paceline.paramserver.aggregate import Parameters, Part, aggregate
+from paceline.paramserver.aggregate import Parameters, WorkerGradient, aggregate
 from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.coordinator import Coordinator
-from paceline.paramserver.engine import Arrive, Join, Leave, Moved, Start, Task, Update
+from paceline.paramserver.engine import Arrive, Moved, Start, Task, Update, WorkerJoin, WorkerLeave
 from paceline.paramserver.samples import SampleSource
 from paceline.rounds import Array, Indices, Vector
 from paceline.simulate.timing import Constant, TimingModel
@@ -119,7 +119,7 @@ class Learner(Protocol):
         ...
 
 
-class Member(NamedTuple):
+class MemberEvent(NamedTuple):
     """At ``at`` seconds a worker joins ("join"), leaves with notice ("leave"), stops without notice ("freeze"), or
     works again ("thaw").
 
@@ -132,7 +132,7 @@ class Member(NamedTuple):
     kind: str
 
 
-class Server:
+class SimulatedServer:
     """One run. ``run`` plays it to its end; ``parameters`` then holds the model.
 
     members: events of workers at given times; by_update: after given numbers of updates.
@@ -147,11 +147,11 @@ class Server:
         config: ServerConfig,
         trips: RoundTrips,
         pool: SampleSource,
-        members: Sequence[Member] = (),
+        members: Sequence[MemberEvent] = (),
         absent: Sequence[int] = (),
         give_up: float = 4.0,
         floor: float = 1.0,
-        by_update: Sequence[Member] = (),
+        by_update: Sequence[MemberEvent] = (),
     ) -> None:
         self.parameters = Parameters(learner.start(), config.momentum)
         self.updates: list[Update] = []
@@ -230,7 +230,7 @@ class Server:
         computed = []
         for task, weight in parts:
             gradient, loss = self._learner.gradient(self._reading.pop(task.number), task.taken)
-            computed.append(Part(gradient, loss, task.load, weight))
+            computed.append(WorkerGradient(gradient, loss, task.load, weight))
         found = aggregate(computed, batch)
         self.parameters.move(found.step, rate)
         return Moved(found.loss, found.norm2, found.variance)
@@ -246,18 +246,18 @@ class Server:
             ends = self._ends.pop(task.number, None)
             self._coordinator.handle(Arrive(self.now, worker, task.number, ends=ends))
 
-    def _member(self, member: Member) -> None:
+    def _member(self, member: MemberEvent) -> None:
         if member.kind == "join":
-            self._coordinator.handle(Join(self.now, member.worker))
+            self._coordinator.handle(WorkerJoin(self.now, member.worker))
         elif member.kind == "leave":
-            self._coordinator.handle(Leave(self.now, member.worker))
+            self._coordinator.handle(WorkerLeave(self.now, member.worker))
         elif member.kind == "freeze":
             self._frozen.add(member.worker)
         elif member.worker in self._frozen:  # it works again
             self._frozen.remove(member.worker)
             task, rest = self._stuck.pop(member.worker, (None, 0.0))
             if member.worker not in self._coordinator.present:
-                self._coordinator.handle(Join(self.now, member.worker, task))
+                self._coordinator.handle(WorkerJoin(self.now, member.worker, task))
             elif task is not None:
                 self._push(self.now + rest, FINISH, partial(self._finish, task))
 
@@ -274,7 +274,7 @@ class Server:
 
     def _check(self, worker: int) -> None:
         if worker in self._frozen and worker in self._coordinator.tasks:
-            self._coordinator.handle(Leave(self.now, worker, "given up"))
+            self._coordinator.handle(WorkerLeave(self.now, worker, "given up"))
 
     def _push(self, at: float, priority: int, happens: Callable[[], None]) -> None:
         heapq.heappush(self._heap, (at, priority, next(self._sequence), happens))

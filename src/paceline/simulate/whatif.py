@@ -43,7 +43,7 @@ class Predicted(NamedTuple):
     loads: Array
 
 
-class Answer(NamedTuple):
+class WhatIfResult(NamedTuple):
     """The recorded rounds, and the same rounds under other policies.
 
     recorded: the run's policy, "" for a trace. seconds, idle: as recorded (for a trace, with equal shares).
@@ -76,7 +76,9 @@ class Answer(NamedTuple):
         return name if self.policies[name].seconds < WORTHWHILE * self.seconds else ""
 
 
-def of_run(record: Run, names: Sequence[str], progress: Callable[[int, int], None] | None = None) -> Answer:
+def of_run(
+    record: Run, names: Sequence[str], progress: Callable[[int, int], None] | None = None
+) -> WhatIfResult:
     """The prediction of each policy for a recorded run.
 
     Raises PacelineError for a record that does not allow it: see ``usable``.
@@ -87,7 +89,7 @@ def of_run(record: Run, names: Sequence[str], progress: Callable[[int, int], Non
     beyond = np.maximum(record.seconds - np.nanmax(record.compute, axis=1), 0.0)
     members = (~np.isnan(record.compute)).sum(1)
     predicted = _predicted(outcome, beyond, members)
-    return Answer(
+    return WhatIfResult(
         record.policy,
         float(record.seconds.sum()),
         waiting_share(record.seconds, record.compute) or 0.0,
@@ -110,7 +112,7 @@ def _option(record: Run) -> str:
 
 def of_trace(
     scenario: Scenario, names: Sequence[str], progress: Callable[[int, int], None] | None = None
-) -> Answer:
+) -> WhatIfResult:
     """The same for a trace's scenario, compared with equal shares; simulated as in training."""
     single = min(1, scenario.global_batch // scenario.size)
     scenario = dataclasses.replace(
@@ -124,7 +126,7 @@ def of_trace(
     seconds = outcome.policies["equal"].first_seconds
     asked = {name: predicted[name] for name in names}
     blame = _blame(seconds.max(axis=1), seconds)
-    return Answer("", equal.seconds, equal.idle, float(blame.sum()), blame, asked, [])
+    return WhatIfResult("", equal.seconds, equal.idle, float(blame.sum()), blame, asked, [])
 
 
 def _predicted(outcome: Outcome, beyond: Array, members: Array) -> dict[str, Predicted]:
@@ -247,7 +249,7 @@ def _limits(record: Run, batch: int) -> tuple[list[int], list[int | None]]:
     return least, [None if high is None else int(high) for _, high in given]
 
 
-def table(answer: Answer, counted: str = "loads") -> Table:
+def table(answer: WhatIfResult, counted: str = "loads") -> Table:
     """A terminal table of all policies' figures, the fastest first. counted: what each rank's numbers count."""
     from paceline import tables
 
@@ -266,6 +268,6 @@ def table(answer: Answer, counted: str = "loads") -> Table:
     return shown
 
 
-def before(answer: Answer) -> str:
+def before(answer: WhatIfResult) -> str:
     """The policy of the recorded rounds; equal for a trace, which is compared with equal shares."""
     return answer.recorded or "equal"
