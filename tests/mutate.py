@@ -354,6 +354,16 @@ def table(results: Sequence[Result], order: Sequence[str] = ()) -> str:
     return "\n".join(lines) + "\n"
 
 
+def by_folder(results: Sequence[Result]) -> list[Result]:
+    """The sums over the modules of each folder."""
+    sums: dict[str, Result] = {}
+    for row in results:
+        folder = row.module.rpartition("/")[0] or row.module
+        before = sums.get(folder, Result(folder, *[0] * 6))
+        sums[folder] = Result(folder, *(a + b for a, b in zip(before[1:], row[1:], strict=True)))
+    return list(sums.values())
+
+
 def read(text: str) -> list[Result]:
     """The results of a ``table``."""
     cells = [line.strip("| ").split(" | ") for line in text.splitlines()]
@@ -400,7 +410,10 @@ def main() -> int:
     if options.list:
         return 0
     order = modules(given.decisions)
+    folders = [row.module for row in by_folder([Result(module, *[0] * 6) for module in order])]
     print("\n" + table(results, order), end="")
+    if len(results) > 1:
+        print("\n" + table(by_folder(results), folders), end="")
     if file:
         ran = {row.module for row in results}
         before = read(file.read_text(encoding="utf-8")) if file.exists() else []

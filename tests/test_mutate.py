@@ -78,6 +78,14 @@ def test_table_is_read_back_in_the_order_of_the_modules() -> None:
     assert mutate.table(mutate.read(text), order=["costs", "shares"]) == text
 
 
+def test_modules_of_a_folder_are_summed() -> None:
+    rows = [mutate.Result(name, 9, 4, 3, 1, 0, 1) for name in ("sync/asp", "costs", "sync/bsp")]
+    assert mutate.by_folder(rows) == [
+        mutate.Result("sync", 18, 8, 6, 2, 0, 2),
+        mutate.Result("costs", 9, 4, 3, 1, 0, 1),
+    ]
+
+
 def test_mutant_that_never_ends_is_killed_by_its_processor_time(tmp_path: Path) -> None:
     endless = tmp_path / "test_endless.py"
     endless.write_text("def test_endless():\n    while True:\n        pass\n")
