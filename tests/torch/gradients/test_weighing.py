@@ -427,10 +427,10 @@ def test_local_step_weighs_the_samples_or_the_count_of_its_own_batch() -> None:
     first, second = piece(4, last=False), piece(4, first=False)
     for each in (first, second):
         weighing.begin(each)
+        assert begun == [1]
         assert weighing.weigh(each, 2.0, None, True, MEAN) == 0.5
         assert weighing.weigh(each, 2.0, 9.0, False, MEAN) == 0.5
         assert weighing.many == 4.0
-    assert begun == [1]
     with pytest.raises(PacelineError, match="one piece was given a count and another was not"):
         weighing.weigh(second, 2.0, 8.0, True, MEAN)
     assert weighing.weigh(first, 2.0, 8.0, True, MEAN) == 0.25  # an interval begins
