@@ -7,8 +7,9 @@
     python tests/mutate.py shares --list          # print the mutants, and run nothing
     python tests/mutate.py shares --table FILE    # write the result to FILE, beside its rows of other modules
 
-``mutate.toml`` names the tests of a module where they are not those of its own folder, and lists the equivalent
-mutants: those that no test can tell from the original, each with the reason. The status is 1 if a module has less
+``mutate.toml`` names the tests of a module where they are not those of its own folder, the engines in a module of
+decisions, which stay as they are, and the equivalent mutants: those that no test can tell from the original, each
+with the reason. The status is 1 if a module has less
 than GOAL of its other mutants killed.
 
 Each mutant runs in a fork of one process that has imported numpy, scipy and pytest, and sees the changed source by
@@ -100,6 +101,7 @@ class Result(NamedTuple):
 class Settings(NamedTuple):
     decisions: list[str]
     tests: dict[str, list[str]]
+    engines: dict[str, list[str]]
     equivalent: dict[tuple[str, ...], str]
 
 
@@ -111,7 +113,7 @@ def settings(path: Path = SETTINGS) -> Settings:
         for each in given.get("equivalent", ())
         for now in each["now"]
     }
-    return Settings(given["decisions"], given["tests"], reasons)
+    return Settings(given["decisions"], given["tests"], given["engines"], reasons)
 
 
 def modules(names: Sequence[str]) -> list[str]:
@@ -177,11 +179,12 @@ def places(code: str) -> list[str]:
 
 
 def mutants(
-    module: str, code: str, sample: int = 0, seed: str = "", line: str = ""
+    module: str, code: str, sample: int = 0, seed: str = "", line: str = "", engines: Sequence[str] = ()
 ) -> tuple[int, list[Mutant]]:
     """(number of possible mutations of the lines that have the text ``line``, the mutants drawn of them).
 
-    The mutants differ from the module and from each other in what Python runs. ``sample`` 0 draws all."""
+    The mutants differ from the module and from each other in what Python runs. ``sample`` 0 draws all. engines: the
+    functions and classes that stay as they are."""
     tree, where, lines = get_ast(code), places(code), code.splitlines()
     found: list[tuple[str, Operator, int]] = []
     for name in sorted(filter(OPERATORS.match, plugins.operator_names())):
@@ -193,9 +196,8 @@ def mutants(
             text = where[number - 1], lines[number - 1].strip()
             seen[text] += 1
             lot = "\n".join([seed, module, name, *text, str(seen[text])])
-            if (
-                line in text[1] and text[1][0] != "@"
-            ):  # a decorator's arguments, such as frozen, decide nothing
+            # A decorator's arguments, such as frozen, decide nothing.
+            if line in text[1] and text[1][0] != "@" and text[0].partition(".")[0] not in engines:
                 found.append((hashlib.sha256(lot.encode()).hexdigest(), visitor.operator, at))
     had, drawn = {plain(code)}, list[Mutant]()
     for _, operator, at in sorted(found, key=lambda each: each[0]):
@@ -402,7 +404,8 @@ def main() -> int:
     results = []
     for module in modules(options.modules or given.decisions):
         code = (SOURCE / f"{module}.py").read_text(encoding="utf-8")
-        possible, drawn = mutants(module, code, options.sample, options.seed, options.line)
+        left = given.engines.get(module, [])
+        possible, drawn = mutants(module, code, options.sample, options.seed, options.line, left)
         if options.list:
             print("\n".join(map(str, drawn)))
         elif drawn:

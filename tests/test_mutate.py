@@ -22,7 +22,7 @@ def least(a: int | None, b: int = 3) -> int | None:
 '''
 
 
-def changes(code: str, **options: str | int) -> set[tuple[str, str, str]]:
+def changes(code: str, **options: str | int | list[str]) -> set[tuple[str, str, str]]:
     _, drawn = mutate.mutants("least", code, **options)  # type: ignore[arg-type]
     return {(mutant.place, mutant.was, mutant.now) for mutant in drawn}
 
@@ -38,6 +38,12 @@ def test_mutants_change_operators_numbers_and_conditions_but_no_annotations() ->
         ("least", result, result.replace("<", ">=")),
         ("least", result, result.replace("if a", "if not a")),
     }
+
+
+def test_engines_have_no_mutants() -> None:
+    code = CODE + "\n\nclass Acts:\n    def go(self):\n        return 1\n"
+    assert changes(code, engines=["Acts"]) == changes(CODE)
+    assert changes(code) > changes(CODE)
 
 
 def test_mutants_leave_the_strictness_of_a_zip() -> None:
@@ -64,7 +70,7 @@ def test_equivalent_mutants_name_lines_of_the_code() -> None:
 
 def test_modules_and_their_tests_exist() -> None:
     given = mutate.settings()
-    for module in mutate.modules([*given.decisions, *given.tests]):
+    for module in mutate.modules([*given.decisions, *given.tests, *given.engines]):
         assert all((mutate.ROOT / test).exists() for test in mutate.tests_of(module, given.tests)), module
     with pytest.raises(SystemExit, match="no_such is no module or folder"):
         mutate.modules(["no_such"])

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from paceline import PacelineError
 from paceline.coded import plan, random_problem
-from paceline.coded.layout import layout, relayout
+from paceline.coded.layout import block_counts, layout, relayout
 
 
 @settings(max_examples=40, deadline=None)
@@ -69,3 +69,54 @@ def test_bad_requests_are_refused():
         layout(made, 0, blocks=0)
     with pytest.raises(PacelineError, match="not in the plan"):
         layout(made, 5)
+
+
+@pytest.mark.parametrize(
+    ("loads", "rows", "k", "survive", "counts"),
+    [
+        ([10, 10], 20, 4, 0, [2, 2]),
+        ([15, 10, 5], 20, 4, 0, [3, 2, 1]),  # half as many again as the rows: six blocks
+        ([10, 10, 10], 20, 3, 0, [2, 2, 1]),  # 4.5, rounded up; of equal remainders the first ones
+        ([5, 5], 20, 4, 0, [2, 2]),  # never fewer than k
+        ([1, 0, 3], 4, 4, 0, [1, 0, 3]),
+        ([10, 10, 0], 20, 4, 1, [4, 4, 0]),  # whoever has no load gets no block
+        ([10, 10, 10], 20, 4, 1, [2, 2, 2]),
+        ([30, 10, 10], 25, 4, 1, [5, 2, 2]),
+        ([10, 10, 0], 20, 4, 2, [2, 2, 0]),  # both may not be lost
+    ],
+)
+def test_blocks_of_each_worker_by_hand(loads, rows, k, survive, counts):
+    assert block_counts(np.array(loads, float), rows, k, survive).tolist() == counts
+
+
+@given(st.lists(st.integers(0, 30), min_size=3, max_size=6), st.integers(1, 12), st.integers(0, 2))
+def test_any_lost_workers_leave_enough_blocks(loads, k, survive):
+    loads = np.array(loads, float)
+    if not loads.any():
+        return
+    counts = block_counts(loads, int(loads.sum()), k, survive)
+    assert (counts[loads == 0] == 0).all()
+    if survive < (counts > 0).sum():
+        assert np.sort(counts)[: len(counts) - survive].sum() >= k
+    else:
+        assert counts.sum() == k
+
+
+@pytest.mark.parametrize(("workers", "blocks"), [(5, 64), (16, 64), (20, 80)])
+def test_plan_is_cut_into_64_blocks_or_four_for_each_worker(workers, blocks):
+    made = plan(random_problem(1, workers, 64 * 80, np.random.default_rng(0)), "uniform", coded=False)
+    assert (layout(made, 0).code.k, layout(made, 0).code.n) == (blocks, blocks)
+    assert layout(made, 0).size == 64 * 80 // blocks
+
+
+def test_new_layout_keeps_enough_for_a_lost_worker_only_if_asked():
+    made = plan(random_problem(1, 3, 300, np.random.default_rng(0)), "uniform", coded=False)
+    old, loads = layout(made, 0, blocks=6), np.full(3, 100.0)
+    assert [len(owned) for owned in relayout(old, loads)[0].owned] == [2, 2, 2]
+    new, moves = relayout(old, loads, survive=1)
+    assert [len(owned) for owned in new.owned] == [3, 3, 3]
+    assert [list(map(len, each)) for each in moves] == [[0, 0, 0], [1, 1, 1]]
+    assert (new.code.k, new.code.n) == (6, 9)
+    fewer, moves = relayout(new, np.array([300.0, 0.0, 0.0]))
+    assert fewer.owned == ((0, 1, 6, 2, 3, 4), (), ())
+    assert fewer.code.n == 7  # up to block 6

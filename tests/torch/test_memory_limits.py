@@ -360,6 +360,8 @@ def test_line_that_does_not_rise_allows_anything_or_half() -> None:
     one, reading = line()
     seen(one, reading, 8, 1000.0)
     assert one.most() == math.inf
+    reading.free = 1000.5
+    assert one.most() == math.inf
     reading.free = 900.0
     assert one.most() == 4.0
 
@@ -469,7 +471,7 @@ def test_error_message_names_samples_and_bytes_of_the_tightest_kind(monkeypatch:
     assert "with 1 sample at once, and held up to 3 MiB of the 4 MiB" in memory_limits.sentence(
         0, piece, cpu, 1
     )
-    assert memory_limits._bytes(2**30 - 1) == "1024 MiB"
+    assert (memory_limits._bytes(2**30 - 1), memory_limits._bytes(2**30)) == ("1024 MiB", "1.0 GiB")
     assert memory_limits._each(piece) == 1.0
     costly = piece._replace(parts=np.array([12.0, 50.0, 1.0]))
     assert memory_limits._each(costly) == 4.0

@@ -102,6 +102,32 @@ def test_last_pass_as_large_as_one_that_succeeded_is_not_cut(monkeypatch: pytest
     assert parts(monkeypatch, [4, 4, 6, 9], 30, 1, sums=True) == [[1, 2, 1], [2, 2], [4, 2], [8, 1]]
 
 
+def test_failed_amount_limits_the_next_passes_to_seven_eighths_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes of 1, 2, 4 and 8 samples; 16 do not fit, so the rest runs in halves of it, and later rounds in 14."""
+    monkeypatch.setattr(memory_limits, "LOOK_SECONDS", 0.0)
+    tried: list[float] = []
+    monkeypatch.setattr(memory_limits.MemoryLimit, "_drop", noting(memory_limits.MemoryLimit._drop, tried))
+    sizes = parts(monkeypatch, [55] + [28] * 29, 15, 1)
+    assert sizes[0] == [1, 2, 4, 8, 8, 8, 8, 8, 8]
+    assert sizes[1:] == [[14, 14]] * 29
+    assert tried == [16.0]
+    tried.clear()
+    parts(monkeypatch, [55] + [28] * 31, 15, 1)  # after 64 passes more is tried again
+    assert len(tried) == 2
+
+
+def noting(drop: Any, tried: list[float]) -> Any:
+    """The method ``drop``, which also notes the amounts that were tried; half of each is proven by it, no more."""
+
+    def noted(limit: Any, amount: float) -> None:
+        tried.append(amount)
+        before = limit._proven
+        drop(limit, amount)
+        assert limit._proven == min(before, amount / 2)
+
+    return noted
+
+
 LENGTHS = st.lists(st.integers(1, 12), min_size=2, max_size=30)
 
 
