@@ -18,7 +18,7 @@ from paceline.coded import (
     rearrange,
     stretched,
 )
-from paceline.coded.deadline import success
+from paceline.coded.deadline import never_done, success
 from paceline.coded.simulate import simulate
 
 
@@ -162,3 +162,13 @@ def test_workers_that_come_and_go_are_known_by_name():
     assert set(found.moved) <= set(problem.workers[:6])
     with pytest.raises(PacelineError, match="within"):
         rearrange(old, other, within=-1)
+
+
+def test_plan_whose_workers_are_drawn_may_never_hold_all_rows():
+    made = plan(random_problem(2, 2, 10, np.random.default_rng(0)), "uniform")
+    loads = np.array([[6.0, 6.0], [10.0, 10.0]])
+    drawn = dataclasses.replace(made, probability=np.array([[0.5, 0.25], [0.5, 0.25]]), loads=loads)
+    # The first needs both, the second one of them.
+    np.testing.assert_allclose(never_done(drawn), [1 - 0.5 * 0.25, 0.5 * 0.75])
+    certain = dataclasses.replace(made, probability=np.array([[0.5, 1.0], [1.0, 0.0]]), loads=loads)
+    np.testing.assert_array_equal(never_done(certain), [0.5, 0.0])

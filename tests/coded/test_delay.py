@@ -7,7 +7,7 @@ from scipy.optimize import minimize_scalar
 
 from paceline import PacelineError
 from paceline.coded import Empirical, ShiftedExponential, Transmitted, Weibull
-from paceline.coded.delay import shifted_exponential_level
+from paceline.coded.delay import log1p_gap, shifted_exponential_level
 
 
 def test_closed_form_equals_lambert_w_from_one_millionth_to_one_thousand():
@@ -96,3 +96,48 @@ def test_parameters_that_are_not_positive_are_refused(bad):
         ShiftedExponential(np.array([[1.0, bad]]), np.array([[1.0, 1.0]]))
     with pytest.raises(PacelineError, match="positive, finite"):
         ShiftedExponential(np.array([[1.0, 1.0]]), np.array([[1.0, bad]]))
+
+
+@pytest.mark.parametrize(
+    "delay",
+    [
+        ShiftedExponential(np.array([2.0, 0.1]), np.array([0.3, 4.0])),
+        Weibull(np.array([2.0, 0.5]), np.array([0.3, 1.0]), np.array([2.6, 1.5])),
+        Transmitted(np.array([2.0, 0.5]), np.array([0.3, 1.0]), np.array([2.0, 5.0])),
+    ],
+)
+def test_density_is_the_derivative_of_the_distribution_and_zero_before_the_least_time(delay):
+    for beyond in (0.1, 0.5, 2.0, 9.0):
+        z, step = delay.a + beyond, 1e-6
+        slope = (delay.cdf(z + step) - delay.cdf(z - step)) / (2 * step)
+        np.testing.assert_allclose(delay.pdf(z), slope, rtol=1e-5, atol=1e-9)
+    for early in (1e-3, 0.2, delay.a):
+        np.testing.assert_array_equal(delay.pdf(delay.a - early), 0.0)
+        np.testing.assert_array_equal(delay.cdf(delay.a - early), 0.0)
+
+
+def test_density_of_the_shifted_exponential_begins_with_its_rate():
+    assert ShiftedExponential(np.array([3.0]), np.array([0.5])).pdf(np.array([0.5])).tolist() == [3.0]
+    assert Weibull(*np.ones((3, 1))).pdf(np.array([1.0])).tolist() == [0.0]
+
+
+def test_distribution_of_measured_times_counts_those_up_to_each_time():
+    every = np.empty(2, object)
+    every[0], every[1] = np.array([3.0, 1.0]), np.array([2.0, 4.0, 9.0, 9.5])
+    delay = Empirical(every)
+    assert delay.shape == (2,)
+    np.testing.assert_array_equal(delay.cdf(np.array([1.0, 4.0])), [0.5, 0.5])
+    np.testing.assert_array_equal(delay.cdf(np.array([[0.9], [9.0]])), [[0, 0], [1, 0.75]])
+    phi, rate = delay.peak()  # one of two in 1 ms, and four of four in 9.5 ms
+    np.testing.assert_allclose((phi, rate), [[1.0, 2.0], [0.5, 0.125]])
+    for wrong in ([], [0.0, 1.0], [np.inf]):
+        every[1] = np.array(wrong)
+        with pytest.raises(PacelineError, match=r"measured times of pair \(1,\): expected positive"):
+            Empirical(every)
+
+
+def test_gap_of_the_logarithm_does_not_cancel():
+    s = np.array([0.0, 1e-8, 1e-3, 0.0999, 0.1, 0.5, 30.0])
+    with mpmath.workdps(60):
+        exact = [float(mpmath.mpf(float(x)) - mpmath.log1p(mpmath.mpf(float(x)))) for x in s]
+    np.testing.assert_allclose(log1p_gap(s), exact, rtol=1e-13)
