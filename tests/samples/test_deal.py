@@ -275,6 +275,15 @@ def test_a_quantum_and_costs_exclude_each_other() -> None:
         Balancer(policies.create("level", Cluster(2, 64)), quantum=8, learner=learner)
 
 
+@pytest.mark.parametrize("model", [PLAIN, PADDED])
+@pytest.mark.parametrize(("pace", "loads"), [([1.0, 1.2, 1.4], [3, 0, 0]), ([1.4, 1.2, 1.0], [0, 0, 3])])
+def test_slower_workers_leave_samples_too_few_for_batch_norm_to_the_quicker(
+    model: CostModel, pace: list[float], loads: list[int]
+) -> None:
+    dealt = deal(np.ones(3), model, np.array(pace), room=Room(floor=2))
+    assert dealt.loads.tolist() == loads
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
