@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import binom
 
 from paceline import PacelineError
 from paceline.coded import (
@@ -18,7 +19,7 @@ from paceline.coded import (
     rearrange,
     stretched,
 )
-from paceline.coded.deadline import never_done, success
+from paceline.coded.deadline import _scaled, never_done, success
 from paceline.coded.simulate import simulate
 
 
@@ -172,3 +173,15 @@ def test_plan_whose_workers_are_drawn_may_never_hold_all_rows():
     np.testing.assert_allclose(never_done(drawn), [1 - 0.5 * 0.25, 0.5 * 0.75])
     certain = dataclasses.replace(made, probability=np.array([[0.5, 1.0], [1.0, 0.0]]), loads=loads)
     np.testing.assert_array_equal(never_done(certain), [0.5, 0.0])
+
+
+def test_search_for_a_deadline_starts_also_from_equal_loads_of_which_some_suffice():
+    """Of n equal workers with L / j rows each, j must arrive: a binomial tail. (1000 parts have no third.)"""
+    n, rows, t = 4, 120, 60.0
+    delay = ShiftedExponential(np.full((1, n), 2.0), np.full((1, n), 0.5))
+    problem = Problem(("m",), tuple("abcd"), np.array([float(rows)]), delay)
+    found = _scaled(problem, 0, list(range(n)), t)
+    for j in (2, 4):
+        same = [chance for chance, loads in found if loads == pytest.approx(np.full(n, rows / j), rel=1e-8)]
+        arrives = delay.cdf(np.full((1, n), t * j / rows))[0, 0]
+        assert max(same) == pytest.approx(binom.sf(j - 1, n, arrives), rel=1e-6)

@@ -236,9 +236,10 @@ def test_auto_threshold_is_that_of_the_paper() -> None:
 
 def play(drops: Drops, monkeypatch: pytest.MonkeyPatch, step: int, seconds: Sequence[float]) -> list[bool]:
     """A round whose micro-steps take these seconds; which of those that ran were marked last."""
-    clock, ran = [0.0], list[bool]()
+    began = 100.0
+    clock, ran = [began], list[bool]()
     monkeypatch.setattr(timing, "now", lambda: clock[0])
-    running: Any = SimpleNamespace(mark=0.0, began=0.0, ended=0.0, reading=0.0, ran=lambda piece: None)
+    running: Any = SimpleNamespace(mark=began, began=began, ended=0.0, reading=0.0, ran=lambda piece: None)
     drops._meter.running = running
     plan = RoundPlan(step, np.array([len(seconds)]), len(seconds))
     for at, each in enumerate(seconds):
@@ -246,7 +247,7 @@ def play(drops: Drops, monkeypatch: pytest.MonkeyPatch, step: int, seconds: Sequ
         clock[0] += each
         if ran[-1]:
             break
-    running.reading, running.ended = clock[0], clock[0] + 0.5
+    running.reading, running.ended = clock[0] - began, clock[0] + 0.5
     return ran
 
 
