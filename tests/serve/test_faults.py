@@ -354,7 +354,7 @@ def test_a_fault_of_the_service_sets_one_job_aside(
         refused(await asyncio.wait_for(waiting, 8.0), 409, "job 'j' is set aside")
         aside = (await call.ask("GET", "/jobs"))[1]["set_aside"]
         assert list(aside) == ["j"]
-        assert "start the service with these rules or restore its state" in aside["j"]
+        assert "start the service with this version or restore its state" in aside["j"]
         refused(await call.ask("PUT", "/jobs/j", JOB), 409, "job 'j' is set aside")
         assert (await call.join("c", job="k"))[0] == 201
         scraped = (await call.http.get("/metrics", headers={"Authorization": f"Bearer {calling.TOKEN}"})).text

@@ -1,4 +1,4 @@
-"""What a service finds when it starts: a store that is damaged, foreign, cut short, or of other rules."""
+"""What a service finds when it starts: a store that is damaged, foreign, cut short, or of another version."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from typing import Any
 
 import pytest
 
+import paceline
+
 pytest.importorskip("fastapi")
 
 from paceline import PacelineError
-from paceline.serve import catalog, store
+from paceline.serve import store
 from paceline.serve.service import STATE, Service
 from support.calling import JOB, Caller, refused, serving
 from support.guarantees import guarantee
@@ -321,7 +323,7 @@ def test_job_that_cannot_continue_is_set_aside(
             assert aside[0] == "j"
             assert aside[1].startswith("job 'j' is set aside: ")
             assert words in aside[1]
-            assert "it was written by rules " in aside[1]
+            assert "it was written by version " in aside[1]
             assert [each.getMessage() for each in caplog.records] == [aside[1]]
             refused(await call.ask("GET", "/jobs/j"), 409, words)
             refused(await call.join("c"), 409, words)
@@ -338,10 +340,9 @@ def test_job_that_cannot_continue_is_set_aside(
 
 
 @guarantee(
-    "Rounds that were handed out keep their plan under a service with "
-    "other rules, and the log names both versions."
+    "Rounds that were handed out keep their plan under a service of another version, and the log names both."
 )
-def test_other_rules_do_not_change_what_was_handed_out(
+def test_another_version_does_not_change_what_was_handed_out(
     left: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A round is open, planned 6 and 6; the rules that start next would have planned 4 and 8."""
@@ -383,7 +384,7 @@ def test_other_rules_do_not_change_what_was_handed_out(
     before_init, before_step = Equal.init, Equal.step
     monkeypatch.setattr(Equal, "init", init)
     monkeypatch.setattr(Equal, "step", step)
-    monkeypatch.setattr(catalog, "rules", lambda kind: "0+other")
+    monkeypatch.setattr(paceline, "__version__", "0+other")
     with caplog.at_level(logging.WARNING):
         asyncio.run(go_on(True))
         asyncio.run(go_on(False))
@@ -393,16 +394,3 @@ def test_other_rules_do_not_change_what_was_handed_out(
         "rounds that were handed out keep their plans, and the next plans follow the rules" in each
         for each in said
     )
-
-
-def test_rules_are_those_of_the_code_that_decides() -> None:
-    from paceline import policies
-    from paceline.rounds import Cluster
-
-    versions = {
-        name: catalog.rules(type(policies.create(name, Cluster(3, 30)))) for name in ("equal", "level")
-    }
-    assert versions["equal"] != versions["level"]
-    assert versions["equal"] == catalog.rules(type(policies.create("equal", Cluster(2, 30))))
-    for name in catalog.DECIDE:
-        assert (Path(catalog.__file__).parents[1] / name).exists()

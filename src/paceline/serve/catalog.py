@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-import inspect
 import itertools
 import logging
 from collections import deque
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +32,6 @@ MOST_JOBS = 100
 # Bucket edges, in seconds, of the histograms of answers and rounds.
 SPANS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 LATELY = 40  # recent rounds behind the rates on the page of all jobs
-DECIDE = (  # the code that turns reports into plans
-    *("balance", "forecast", "samples", "balancer.py", "costs.py", "options.py", "policies.py", "rounds.py"),
-    *("shares.py", "serve/jobs.py", "serve/places.py"),
-)
 _log = logging.getLogger(__name__)
 
 
@@ -53,7 +46,7 @@ class JobRuntime:
         self.news = asyncio.Event()  # wakes requests that wait for a plan
         self.complaint = ""  # the last complaint about the job in the service's log
         self.behind = self.go_back(kept)  # rounds that closed in the calls
-        self.written_by = kept.rules or self.rules
+        self.written_by = kept.version or paceline.__version__
         self.lately: deque[RoundResult] = deque(self.behind, LATELY)
         # Histogram of the seconds of rounds since the service started, and the sum of these seconds.
         self.spans, self.spent = np.zeros(len(SPANS) + 1, np.int64), 0.0
@@ -63,7 +56,6 @@ class JobRuntime:
         if kept.wrong:
             raise PacelineError(kept.wrong)
         self.job = Job(Settings.stored(kept.settings))
-        self.rules = rules(type(self.job.balancer.policy))
         self.newest = 0.0  # the time of the newest call
         self.write: asyncio.Future[Any] | None = None  # the write of the newest call
         self.logged = self.done = self.stored = kept.through  # newest call handled, on disk, in the state
@@ -220,20 +212,20 @@ class Catalog:
                 runtime = JobRuntime(kept)
             except PacelineError as error:
                 _log.debug("job %r cannot continue", kept.name, exc_info=error)
-                self.set_aside(kept.name, kept.rules, str(error))
+                self.set_aside(kept.name, kept.version, str(error))
                 continue
             self.running[kept.name] = runtime
-            other = runtime.written_by != runtime.rules
+            other = runtime.written_by != paceline.__version__
             if runtime.logged or other:
                 self.unresumed.append(runtime)
             self.open_record(runtime)
             if other:
                 _log.warning(
-                    "job %r was written by rules %s, and this service has rules %s: rounds that were handed out keep "
-                    "their plans, and the next plans follow the rules of this service",
+                    "job %r was written by version %s, and this service is version %s: rounds that were handed out "
+                    "keep their plans, and the next plans follow the rules of this version",
                     kept.name,
-                    kept.rules,
-                    runtime.rules,
+                    kept.version,
+                    paceline.__version__,
                 )
 
     def read_again(self, runtime: JobRuntime) -> None:
@@ -242,7 +234,7 @@ class Catalog:
             (kept,) = self._store.read(runtime.name)
             runtime.go_back(kept)
         except (PacelineError, ValueError) as error:
-            self.set_aside(runtime.name, runtime.rules, f"it could not be read again ({error})")
+            self.set_aside(runtime.name, paceline.__version__, f"it could not be read again ({error})")
 
     def find(self, name: str) -> JobRuntime:
         """The running job of this name. Raises NotFound or SetAside."""
@@ -287,35 +279,16 @@ class Catalog:
                 self._store.aside(runtime.record.finish)
                 self._store.aside(runtime.record.close)
 
-    def set_aside(self, name: str, rules: str, why: str) -> None:
-        """Set aside a job that cannot continue. rules: the rules that wrote it."""
+    def set_aside(self, name: str, version: str, why: str) -> None:
+        """Set aside a job that cannot continue. version: of Paceline, which wrote it."""
         self.aside[name] = (
-            f"job {name!r} is set aside: {why}; it was written by rules {rules}, and its stored state is kept: "
-            "start the service with these rules or restore its state, or delete the job"
+            f"job {name!r} is set aside: {why}; it was written by version {version}, and its stored state is kept: "
+            "start the service with this version or restore its state, or delete the job"
         )
         _log.error("%s", self.aside[name])
         runtime = self.running.pop(name, None)
         if runtime is not None:
             runtime.wake()
-
-
-@cache
-def rules(kind: type[Any]) -> str:
-    """An identifier of the rules: the package's version, and a digest of the code that turns reports into plans.
-    Equal rules make equal plans from the same reports.
-
-    kind: the class of the job's policy, whose code also counts, wherever it is.
-    """
-    here = Path(paceline.__file__).parent
-    hashed = hashlib.blake2b(digest_size=6)
-    for name in DECIDE:
-        for file in [here / name] if name.endswith(".py") else sorted((here / name).glob("*.py")):
-            hashed.update(file.read_bytes() if file.exists() else b"")
-    try:
-        hashed.update(inspect.getsource(kind).encode())
-    except (OSError, TypeError):  # a class that was made at run time
-        hashed.update(kind.__qualname__.encode())
-    return f"{paceline.__version__}+{hashed.hexdigest()}"
 
 
 def _in_words(error: Exception) -> str:

@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+import paceline
 from paceline import tokens
 from paceline.client import Part
 from paceline.errors import PacelineError
@@ -103,7 +104,7 @@ class Service:
         except Exception as error:  # perhaps in the middle of a change
             number = runtime.logged + 1
             _log.error("job %r failed at call %d", runtime.name, number, exc_info=error)
-            self.catalog.set_aside(runtime.name, runtime.rules, f"its call {number} failed ({error})")
+            self.catalog.set_aside(runtime.name, paceline.__version__, f"its call {number} failed ({error})")
             raise events.SetAside(self.catalog.aside[runtime.name]) from error
         runtime.logged, runtime.newest = runtime.logged + 1, event.now
         runtime.write = self.store.write(
@@ -117,7 +118,7 @@ class Service:
         runtime.stored = runtime.logged
         settings = runtime.job.settings.model_dump()
         state = {"now": runtime.newest, "job": runtime.job.state_dict()}
-        reached = stored.reached(runtime.name, settings, runtime.rules, runtime.logged, state)
+        reached = stored.reached(runtime.name, settings, paceline.__version__, runtime.logged, state)
         self.store.write(*reached, act=lambda: None)
 
     def complain(self, runtime: JobRuntime, what: str, error: Exception) -> None:
@@ -185,7 +186,7 @@ class Service:
             if present is not None:
                 return present, False
             runtime = JobRuntime(StoredJob(name, settings.model_dump()))
-            made = stored.created(name, settings.model_dump(), runtime.rules)
+            made = stored.created(name, settings.model_dump(), paceline.__version__)
             await self.change(made, act=lambda: self.catalog.running.update({name: runtime}))
             await self.store.aside(lambda: self.catalog.open_record(runtime))
             return runtime, True
@@ -270,7 +271,7 @@ class Service:
             runtime = self.catalog.unresumed[0]
             if self.catalog.running.get(runtime.name) is runtime:
                 resumed = self.enter(runtime, events.Resume(self.now()))
-                if runtime.written_by != runtime.rules:
+                if runtime.written_by != paceline.__version__:
                     self.write_state(runtime)
                 await resumed
             self.catalog.unresumed.remove(runtime)

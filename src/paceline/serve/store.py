@@ -32,7 +32,7 @@ OURS = 0x50434C4E  # SQLite's application_id: "PCLN"
 CLOSED, MORE, THAT_IS_IT = 0, 1, 2
 TABLES = """
 create table jobs (
-    name text primary key, settings text not null, rules text not null, state text, through integer not null,
+    name text primary key, settings text not null, version text not null, state text, through integer not null,
     digest integer not null) without rowid;
 create table calls (
     job text not null, number integer not null, call text not null, digest integer not null,
@@ -48,13 +48,13 @@ _log = logging.getLogger(__name__)
 
 
 class StoredJob(NamedTuple):
-    """A job as it was stored: its settings, the rules that wrote it, its state after call ``through`` (None: the
-    initial state), and the calls since. wrong: why this cannot be used; "" if it can.
+    """A job as it was stored: its settings, the version of Paceline that wrote it, its state after call ``through``
+    (None: the initial state), and the calls since. wrong: why this cannot be used; "" if it can.
     """
 
     name: str
     settings: Any
-    rules: str = ""
+    version: str = ""
     state: Any = None
     through: int = 0
     calls: Sequence[Any] = ()
@@ -170,15 +170,15 @@ class Store:
                 self._since = 0
 
     def _kept(
-        self, name: str, settings: str, rules: str, state: str | None, through: int, digest: int
+        self, name: str, settings: str, version: str, state: str | None, through: int, digest: int
     ) -> StoredJob:
         """One job as it was stored; ``wrong`` says if it cannot be used."""
         rows = self._db.execute(
             "select number, call, digest from calls where job = ? and number > ? order by number",
             (name, through),
         ).fetchall()
-        kept = StoredJob(name, None, str(rules))
-        if digest != _digest(name, settings, rules, state, through):
+        kept = StoredJob(name, None, str(version))
+        if digest != _digest(name, settings, version, state, through):
             return kept._replace(wrong="its settings or its state are damaged")
         for expected, (number, call, its_digest) in enumerate(rows, through + 1):
             if number != expected:
@@ -187,14 +187,14 @@ class Store:
                 return kept._replace(wrong=f"call {number} of its log is damaged")
         try:
             calls = [json.loads(call) for _, call, _ in rows]
-            return StoredJob(name, json.loads(settings), rules, state and json.loads(state), through, calls)
+            return StoredJob(name, json.loads(settings), version, state and json.loads(state), through, calls)
         except (ValueError, TypeError) as error:
             return kept._replace(wrong=f"its settings, its state or its log cannot be read ({error})")
 
 
-def created(name: str, settings: dict[str, Any], rules: str) -> Statement:
+def created(name: str, settings: dict[str, Any], version: str) -> Statement:
     """The statement for a new job."""
-    row = (name, json.dumps(settings), rules, None, 0)
+    row = (name, json.dumps(settings), version, None, 0)
     return "insert into jobs values (?, ?, ?, ?, ?, ?)", (*row, _digest(*row))
 
 
@@ -213,11 +213,11 @@ def called(name: str, number: int, call: list[Any]) -> Statement:
 
 
 def reached(
-    name: str, settings: dict[str, Any], rules: str, through: int, state: dict[str, Any]
+    name: str, settings: dict[str, Any], version: str, through: int, state: dict[str, Any]
 ) -> tuple[Statement, Statement]:
     """The statements that store a job's state after call ``through`` and delete the calls up to it."""
-    row = (name, json.dumps(settings), rules, json.dumps(state), through)
-    update = "update jobs set settings = ?, rules = ?, state = ?, through = ?, digest = ? where name = ?"
+    row = (name, json.dumps(settings), version, json.dumps(state), through)
+    update = "update jobs set settings = ?, version = ?, state = ?, through = ?, digest = ? where name = ?"
     delete = "delete from calls where job = ? and number <= ?"
     return (update, (*row[1:], _digest(*row), name)), (delete, (name, through))
 
