@@ -89,6 +89,19 @@ def test_slopes_are_measured_or_flat_or_kept() -> None:
     assert measured_slopes(below, before[:2]).tolist() == [1 / 500, 8.0]  # less than its overhead is no pace
 
 
+def test_flat_is_a_billionth_of_the_seconds_and_a_thousandth_of_an_equal_load() -> None:
+    before = np.array([7.0, 8.0])
+    for seconds, beyond, flat in ((100.0, 0.5e-7, True), (100.0, 2e-7, False), (0.01, 2e-11, False)):
+        round = Round(np.array([0.5, 0.5]), np.full(2, seconds), 8, np.full(2, seconds - beyond))
+        expected = 0.0 if flat else beyond / 4
+        np.testing.assert_allclose(measured_slopes(round, before), expected, rtol=1e-3)
+    # Two realizations of five workers: an equal load is 200, so 0.2 samples are enough, and 0.1 are not.
+    shares = np.array([[0.9998, 0.0002, 0.0, 0.0, 0.0], [0.9999, 0.0001, 0.0, 0.0, 0.0]])
+    round = Round(shares, np.full((2, 5), 0.5), 1000, np.full((2, 5), 0.5))
+    found = measured_slopes(round, np.full((2, 5), 7.0))
+    np.testing.assert_array_equal(found, [[0, 0, 7, 7, 7], [0, 7, 7, 7, 7]])
+
+
 def test_class_without_properties_gets_those_of_the_protocol() -> None:
     class Own:
         settles = False

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from paceline import PacelineError
-from paceline.samples.divide import bound, longest_first, lower_bound
+from paceline.samples.divide import _Ends, bound, limited, longest_first, lower_bound
 
 GUARANTEES = (
     "A round of unpadded samples without overheads and limits ends within 2n / (n + 1) of the best division.",
@@ -108,3 +108,34 @@ def test_limits_that_cannot_hold_the_samples_raise() -> None:
         longest_first(np.ones(4), np.ones(2), most=np.array([1, 2]))
     with pytest.raises(PacelineError, match="hold 0 of the round's 4 samples"):
         longest_first(np.ones(4), np.full(2, np.inf))
+
+
+def test_two_thousand_samples_are_dealt_one_by_one() -> None:
+    rng = np.random.default_rng(0)
+    for batch in (1, 100, 2048):
+        costs, pace = rng.lognormal(0, 1, batch), rng.uniform(0.2, 4, 7)
+        np.testing.assert_array_equal(longest_first(costs, pace), plain(costs, pace))
+
+
+def test_last_samples_go_to_workers_that_are_owed_their_least() -> None:
+    assert longest_first(np.ones(4), np.array([1.0, 100.0]), least=np.array([0, 2])).tolist() == [0, 0, 1, 1]
+    assert longest_first(np.ones(2), np.array([1.0, 10.0]), least=np.array([1, 1])).tolist() == [0, 1]
+    # It has had its least by the rule: the rest follows the rule.
+    assert longest_first(np.ones(4), np.array([1.0, 1.5]), least=np.array([0, 1])).tolist() == [0, 1, 0, 0]
+
+
+def test_least_loads_shrink_to_a_short_round_in_whole_samples() -> None:
+    least, most = limited(5, np.ones(3), np.array([3, 3, 3]), None)
+    assert (least.tolist(), most.tolist()) == ([1, 1, 1], [5, 5, 5])
+    assert least.dtype == np.int64
+    least, most = limited(9, np.array([1.0, np.inf, 1.0]), np.array([3, 3, 12]), np.array([4, 9, 12]))
+    assert (least.tolist(), most.tolist()) == ([2, 0, 6], [4, 0, 9])
+
+
+def test_block_spreads_each_workers_samples_over_its_lengths() -> None:
+    """Six for the quick worker at 1/12, 3/12, ... of the block, and two for the other at 1/4 and 3/4."""
+    ends, chosen = _Ends(np.array([1.0, 3.0]), np.zeros(2), np.array([99, 99])), np.empty(8, np.int64)
+    ends.block(np.ones(8), chosen)
+    assert chosen.tolist() == [0, 0, 1, 0, 0, 0, 1, 0]
+    assert ends.ends.tolist() == [6.0, 6.0]
+    assert ends.room.tolist() == [93, 97]

@@ -158,3 +158,23 @@ def test_a_launch_is_not_believed_to_cost_nothing_after_a_few_noisy_rounds() -> 
         parts = np.array([[1600.0, 1e5, cuts], [1600.0, 1e5, cuts]])
         learner.take(parts, np.array([1.0, 2.0]))  # more micro-batches, and no more seconds
     assert learner.model().launch == pytest.approx(0, abs=0.02)
+
+
+def test_worker_without_rounds_stays_unknown_beside_the_others() -> None:
+    parts, seconds = rounds(6)
+    seconds[:, 2] = np.nan
+    found = fitted(parts, seconds)
+    assert np.isnan([found.overhead[2], found.pace[2]]).all()
+    assert np.isfinite(np.delete(found.pace, 2)).all()
+
+
+def test_stored_model_of_other_workers_is_refused() -> None:
+    costs = SampleCosts.checked([1.0, 2.0, 3.0], 3)
+    made = CostLearner(costs, 2, 3)
+    state = made.state_dict({0: made.model()})
+    again, models = made.stored(state, 5)
+    assert (models, again.rounds) == ({0: made.model()}, 0)
+    with pytest.raises(Exception, match="hold none for round -1; begin without them"):
+        made.stored(state, -1)
+    with pytest.raises(Exception, match="not one of 3 workers; begin without it"):
+        CostLearner(costs, 3, 3).stored(state, 5)

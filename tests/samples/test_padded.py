@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import combinations, pairwise
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -70,3 +71,24 @@ def test_a_large_round_is_near_the_bound() -> None:
     model = CostModel(1 / lengths.mean(), 0.0, 2.0, True)
     dealt = deal(lengths, model, pace)
     assert (dealt.costs * pace).max() < 1.1 * (model.of(lengths).sum() / (1 / pace).sum())
+
+
+@pytest.mark.parametrize("slow", [np.inf, 50.0])
+def test_runs_leave_later_workers_their_least_and_those_away_nothing(slow: float) -> None:
+    lengths, pace = np.ones(8), np.array([1.0, 1.0, slow])
+    for least in ([0, 0, 6], [0, 4, 2], [1, 2, 3]):
+        dealt = deal(lengths, CostModel(1.0, launch=0.1, padded=True), pace, room=Room(least=least))
+        wanted = np.where(np.isfinite(pace), least, 0)
+        assert dealt.loads.sum() == 8
+        assert (dealt.loads >= wanted).all(), least
+        assert dealt.loads[2] == wanted[2]  # a worker so slow gets no more
+
+
+@pytest.mark.parametrize("unit", [2.0**-30, 2.0**30])
+def test_runs_do_not_depend_on_the_unit_of_time(unit: float) -> None:
+    rng = np.random.default_rng(0)
+    lengths, pace = rng.lognormal(3, 1, 300), rng.uniform(1, 4, 4)
+    model = CostModel(1 / lengths.mean(), launch=0.5, padded=True)
+    one, other = deal(lengths, model, pace), deal(lengths, model, pace * unit)
+    assert one.order.tolist() == other.order.tolist()
+    assert [each.tolist() for each in one.sizes] == [each.tolist() for each in other.sizes]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
-from paceline.samples import CostModel, InPieces, Pool, Room, in_pieces
+from paceline.samples import CostModel, InPieces, Pool, Room, in_pieces, pool
 from paceline.samples.cost import batch_parts
 from paceline.samples.pool import sizes_of_micro_steps
 
@@ -236,3 +236,13 @@ def test_micro_batches_are_the_fewest_within_the_limits() -> None:
     assert sizes_of_micro_steps(lengths, padded, 10, 80.0) == [2, 2]
     assert sizes_of_micro_steps(lengths, padded, 10, 79.0) == [1, 2, 1]
     assert sizes_of_micro_steps(lengths[:0], plain, 10, 70.0) == []
+
+
+def test_unknown_launch_counts_as_a_quarter_of_a_workers_mean_cost() -> None:
+    lengths = np.sort(np.random.default_rng(0).lognormal(3, 1, 60))[::-1]
+    unknown = CostModel(0.1, padded=True)
+    guess = CostModel(0.1, launch=0.25 * float(unknown.of(lengths).sum()) / 5, padded=True)
+    found, expected = (pool._before(lengths, model, 5, 60, np.inf) for model in (unknown, guess))
+    np.testing.assert_array_equal(found, expected)
+    other = CostModel(0.1, launch=0.25 * float(unknown.of(lengths).sum()), padded=True)
+    assert pool._before(lengths, other, 5, 60, np.inf)[-1] > expected[-1]  # fewer cuts pad more
