@@ -63,6 +63,14 @@ def test_the_bound_is_the_one_derived():
         np.testing.assert_allclose(policy.lower_bound(state), expected)
 
 
+def test_bound_is_not_below_zero_and_is_zero_while_nothing_is_known():
+    policy = policies.create("ata:alpha=100", Cluster(2, 10))
+    _, state = policy.init()
+    _, state = policy.step(state, Round(np.array([1.0, 0.0]), np.array([5.0, 0.0]), 10))
+    assert policy.lower_bound(state).tolist() == [0.0, 0.0]
+    assert (state.observed.tolist(), state.seconds.tolist()) == ([1.0, 0.0], [0.5, 0.0])
+
+
 @settings(deadline=None, max_examples=40)
 @given(st.integers(0, 10**6), st.floats(0.1, 10))
 def test_the_bound_is_seldom_above_the_mean(seed, mean):

@@ -20,7 +20,7 @@ from paceline.coded import (
     simulate,
     stretched,
 )
-from paceline.coded.coded_plan import ASSIGNMENTS, completion
+from paceline.coded.coded_plan import ASSIGNMENTS, _fewest_moves, completion
 
 
 def problem_of(u, a, rows=1000.0, latency=None):
@@ -322,3 +322,37 @@ def test_plan_that_survives_has_enough_rows_and_blocks_without_any_workers(maste
             assert layout(made, m).enough(n for n in made.workers_of(m) if n not in lost)
     with pytest.raises(PacelineError, match="add workers"):
         stretched(made, survive=4)
+
+
+def test_rows_of_an_uncoded_plan_go_to_the_largest_remainders():
+    made = plan(random_problem(1, 3, 10, np.random.default_rng(0)), "uniform", coded=False)
+    for loads, whole in (
+        ([3.2, 3.7, 3.1], [3, 4, 3]),
+        ([2.6, 3.7, 3.7], [2, 4, 4]),
+        ([5.0, 5.0, 0.0], [5, 5, 0]),
+    ):
+        rounded = dataclasses.replace(made, loads=np.array([loads])).rows_assigned
+        assert rounded.tolist() == [whole]
+    coded = dataclasses.replace(made, coded=True, loads=np.array([[3.2, 4.0, 1e6 + 1e-4]]))
+    assert coded.rows_assigned.tolist() == [[4, 4, 10**6]]  # what is a billionth beyond is rounding
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 999))
+def test_fewest_workers_move_so_that_all_masters_have_their_rows(seed):
+    """By all assignments of four workers to two masters, or to none."""
+    rng = np.random.default_rng(seed)
+    serving, brings = rng.integers(-1, 2, 4), rng.uniform(0.2, 1.2, (2, 4))
+    found = _fewest_moves(serving, brings)
+    every = [np.array(each) for each in itertools.product((-1, 0, 1), repeat=4)]
+    keeps = [
+        int((each[each >= 0] == serving[each >= 0]).sum())
+        for each in every
+        if all(brings[m][each == m].sum() >= 1 for m in range(2))
+    ]
+    if not keeps:
+        assert found is None
+        return
+    assert ((found * brings).sum(1) >= 1 - 1e-6).all()
+    assert (found.sum(0) <= 1).all()
+    assert int((found * (serving == np.arange(2)[:, None])).sum()) == max(keeps)
