@@ -92,3 +92,8 @@ def test_runs_do_not_depend_on_the_unit_of_time(unit: float) -> None:
     one, other = deal(lengths, model, pace), deal(lengths, model, pace * unit)
     assert one.order.tolist() == other.order.tolist()
     assert [each.tolist() for each in one.sizes] == [each.tolist() for each in other.sizes]
+
+
+def test_single_worker_beside_those_away_runs_everything() -> None:
+    dealt = deal(np.ones(8), CostModel(1.0, launch=0.1, padded=True), np.array([1.0, np.inf]))
+    assert dealt.loads.tolist() == [8, 0]

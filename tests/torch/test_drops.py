@@ -262,6 +262,11 @@ def test_micro_step_expected_to_run_at_the_threshold_is_the_last(monkeypatch: py
     assert drops.cut == -1
 
 
+def test_first_micro_step_of_a_run_predicts_the_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    meter: Any = SimpleNamespace()
+    assert play(Drops(2.0, meter), monkeypatch, 0, [1.0] * 3) == [False, True]
+
+
 def test_threshold_is_found_after_the_warm_up_and_the_next_round_drops(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from paceline.errors import PacelineError
 from paceline.torch import Pace
 from paceline.torch.batches import aligned
+from paceline.torch.gradients import same_bits
 from paceline.torch.gradients.same_bits import ExactSum
 from support.guarantees import guarantee
 from support.ranks import errors_of
@@ -102,6 +103,40 @@ def test_round_of_8200_cells_has_the_exact_gradient() -> None:
     for column, value in enumerate(found):
         exact = sum(map(Fraction, samples[:, column].tolist())) / 16_400
         assert abs(Fraction(value) - exact) < Fraction(1, 10**15)
+
+
+def test_exact_sum_knows_which_parameters_were_used_on_any_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three parameters: this rank uses the first, the other one the first and the last."""
+    parameters = [nn.Parameter(torch.zeros(size)) for size in (2, 1, 3)]
+    total = ExactSum(parameters)
+    assert total.used() == [False] * 3
+    parameters[0].grad = torch.tensor([1.5, -2.0])
+    total.add()
+    assert parameters[0].grad is None
+    assert total.used() == [True, False, False]
+    other = ExactSum(parameters)
+    parameters[0].grad, parameters[2].grad = torch.tensor([1.0, 1.0]), torch.tensor([1.0, 2.0, 3.0])
+    other.add()
+    theirs = other.gathered().clone()
+    monkeypatch.setattr(same_bits.peers, "ranks", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda sums: sums.add_(theirs))
+    total.finish()
+    found = [None if p.grad is None else p.grad.tolist() for p in parameters]
+    assert found == [[2.5, -1.0], None, [1.0, 2.0, 3.0]]
+    assert total.used() == [False] * 3  # the next round begins
+    assert ExactSum([]).used() == []
+
+
+def test_processor_is_named_as_linux_does_and_unknown_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = tmp_path / "cpuinfo"
+    monkeypatch.setattr(same_bits, "CPU_INFO", info)
+    assert same_bits._processor() == ""
+    info.write_text("processor : 0\nmodel name\t: Quick: 9000\nmodel name\t: Other\n")
+    assert same_bits._processor() == "Quick: 9000"
+    info.write_text("processor : 0\n")
+    assert same_bits._processor() == ""
 
 
 def test_too_large_exact_sum_is_nan() -> None:
