@@ -4,12 +4,13 @@ import sys
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from paceline import PacelineError
 from paceline.coded import Problem, ShiftedExponential, plan, random_problem
 from paceline.coded.coded_plan import finish
 from paceline.coded.deadline import never_done
-from paceline.coded.simulate import Completion, simulate, work_queue
+from paceline.coded.simulate import Completion, simulate, stretched, work_queue
 
 
 def test_one_worker_is_a_shifted_exponential():
@@ -141,3 +142,69 @@ def test_cdf_ends_at_one_and_bad_numbers_are_refused():
         simulate(made, 0, np.random.default_rng(0))
     with pytest.raises(PacelineError, match=r"q=1\.5: expected a portion between 0 and 1"):
         done.quantile(1.5)
+
+
+def test_mean_has_the_normal_interval_of_its_runs():
+    times = np.array([[1.0, 5.0], [2.0, 4.0], [6.0, 3.0]])
+    done = Completion(times)
+    assert done.system.tolist() == [5.0, 4.0, 6.0]
+    for master, each in ((None, [5.0, 4.0, 6.0]), (0, [1.0, 2.0, 6.0]), (1, [5.0, 4.0, 3.0])):
+        low, high = stats.norm.interval(0.95, np.mean(each), stats.sem(each))
+        assert tuple(done.mean(master)) == pytest.approx((np.mean(each), low, high), abs=1e-6)
+    two = Completion(times[:2, :1]).mean()
+    assert two.high == pytest.approx(1.5 + 1.959964 * 0.5)
+    assert tuple(Completion(times[:1]).mean()) == (5.0, -np.inf, np.inf)
+    late = Completion(np.array([[1.0, np.inf], [2.0, 4.0]]))
+    assert tuple(late.mean()) == (np.inf,) * 3
+    assert (late.never(), late.never(0), late.never(1)) == (0.5, 0.0, 0.5)
+    assert done.probability(5.0).value == pytest.approx(2 / 3)
+    t, portion = done.cdf(2)
+    assert (t.tolist(), portion.tolist()) == ([4.0, 6.0], [1 / 3, 1.0])
+
+
+def stretch(loads, probability=None, **options):
+    made = plan(random_problem(1, 3, 10, np.random.default_rng(0)))
+    given = np.ones((1, 3)) if probability is None else np.array([probability])
+    made = dataclasses.replace(made, loads=np.array([loads], float), probability=given)
+    return stretched(made, **options)
+
+
+@pytest.mark.parametrize(
+    ("loads", "options", "found"),
+    [
+        ([6, 4, 2], {"redundancy": 1.8}, [9, 6, 3]),
+        ([6, 4, 2], {"redundancy": 1.0}, [5, 10 / 3, 5 / 3]),
+        ([6, 4, 2], {"redundancy": 2.4}, [10, 28 / 3, 14 / 3]),  # at most L rows for each
+        ([6, 4, 0], {"redundancy": 2.0}, [10, 10, 0]),
+        ([6, 4, 2], {"survive": 1}, [10, 20 / 3, 10 / 3]),  # without the largest, the others hold 10
+        ([6, 4, 2], {"survive": 2}, [10, 10, 10]),
+        ([9, 9, 9], {"survive": 1}, [9, 9, 9]),  # they hold enough, and none is taken from them
+        ([6, 4, 2], {}, [6, 4, 2]),
+        ([6, 4, 2], {"redundancy": 1.0, "survive": 1}, [10, 20 / 3, 10 / 3]),
+    ],
+)
+def test_stretched_loads_by_hand(loads, options, found):
+    made = stretch(loads, **options)
+    assert made.loads[0].tolist() == pytest.approx(found, rel=1e-9)
+    assert made.survive == options.get("survive", 0)
+
+
+def test_plans_are_stretched_only_as_far_as_workers_can_hold():
+    for options, words in (
+        ({"redundancy": 0.99}, "redundancy=0.99: expected at least 1"),
+        ({"redundancy": np.inf}, "redundancy=inf: expected at least 1"),
+        ({"redundancy": 3.1}, "redundancy=3.1: master 'master0' has 3 workers of at most L rows each"),
+        ({"survive": 3}, "survive=3: master 'master0' has 3 workers"),
+        ({"survive": -1}, "survive=-1"),
+        ({"survive": 1, "probability": [0.5, 1, 1]}, "only dedicated workers may be lost"),
+    ):
+        with pytest.raises(PacelineError, match=words):
+            stretch([6, 4, 2], **options)
+    assert stretch([6, 4, 2], redundancy=1.5, probability=[0.5, 1, 1]).loads[0] @ [
+        0.5,
+        1,
+        1,
+    ] == pytest.approx(15)
+    uncoded = plan(random_problem(1, 3, 10, np.random.default_rng(0)), "uniform", coded=False)
+    with pytest.raises(PacelineError, match="only a coded plan can be stretched"):
+        stretched(uncoded, 1.5)
