@@ -268,3 +268,14 @@ def test_equal_times_are_a_fixed_point():
     state = policy.init()[1]._replace(shares=shares)
     plan, _ = policy.step(state, Round(shares, np.full(3, 2.0), 100))
     np.testing.assert_allclose(plan.shares, shares, atol=1e-15)
+
+
+def test_shares_kept_for_a_worker_that_was_away_are_within_the_limits_when_it_is_back():
+    """Beside one other worker the slow one sinks to its least, a third; that must hold in three, too."""
+    policy = policies.create("dolbie", Cluster(3, 120, least=[40, 0, 0]))
+    plan, state = policy.init()
+    for _ in range(60):
+        plan, state = policy.step(state, Round(plan.shares, np.array([9.0, 1.0, np.nan]), 120))
+    assert plan.shares[0] == pytest.approx(1 / 3, abs=0.02)
+    plan, state = policy.step(state, Round(plan.shares, np.full(3, 1.0), 120))
+    assert plan.shares[0] >= 1 / 3 - 1e-12

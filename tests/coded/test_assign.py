@@ -5,10 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from scipy.linalg import block_diag
+from scipy.optimize import linprog
 
 from paceline import PacelineError
 from paceline.coded import random_problem
-from paceline.coded.assign import exact, iterated, probabilistic, simple, uniform
+from paceline.coded.assign import _promising, _rounded, exact, iterated, probabilistic, simple, uniform
 
 
 def level(values, k):
@@ -156,3 +158,36 @@ def test_iterated_is_never_worse_than_simple_and_near_brute_force_on_small_clust
         assert found >= level(values, simple(values)) * (1 - 1e-12)
         over.append(brute_force(values) / found)
     assert np.mean(over) < 1.01
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 999))
+def test_rounding_climbs_to_the_best_assignment_from_any_start(seed):
+    """Two masters and six workers, from all workers at one master, against all assignments."""
+    values = np.random.default_rng(seed).uniform(1, 3, (2, 6))
+    best = max(
+        min(values[m, np.array(owner) == m].sum() for m in range(2))
+        for owner in itertools.product(range(2), repeat=6)
+    )
+    found = _rounded(values, np.array([np.ones(6), np.zeros(6)]))
+    assert found.sum(0).tolist() == [1.0] * 6
+    assert min((found * values).sum(1)) == pytest.approx(best)
+
+
+@settings(max_examples=6, deadline=None)
+@given(st.integers(0, 999))
+def test_most_pairs_that_the_linear_programme_uses_are_promising(seed):
+    rng = np.random.default_rng(seed)
+    masters, workers = 3, 100
+    values = rng.uniform(1, 5, (masters, workers)) * rng.uniform(0.2, 5, (masters, 1))
+    rows = np.hstack([-block_diag(*values), np.ones((masters, 1))])
+    once = np.hstack([np.tile(np.eye(workers), masters), np.zeros((workers, 1))])
+    answer = linprog(
+        np.r_[np.zeros(values.size), -1],
+        np.vstack([rows, once]),
+        np.r_[np.zeros(masters), np.ones(workers)],
+    )
+    used = answer.x[:-1].reshape(values.shape) > 1e-6
+    promising = _promising(values)
+    assert promising[used].mean() > 0.9
+    assert promising.mean() < 0.5  # a third, and some ties

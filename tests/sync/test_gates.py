@@ -47,6 +47,14 @@ def test_ssp_worker_that_joins_when_nobody_is_there_has_finished_nothing():
     assert effects == (Release((0,), 1, 1),)
 
 
+def test_ssp_worker_that_joins_again_is_as_far_as_the_slowest_of_the_others():
+    gate = sync.create("ssp:1", 3)
+    _, state = gate.init()
+    for event, worker in (("arrive", 2), ("leave", 2), *[("arrive", 0), ("arrive", 1)] * 3, ("join", 2)):
+        _, state = getattr(gate, event)(state, worker, 0.0)
+    assert state.clocks == (3, 3, 3)
+
+
 def test_bsp_waits_for_all_workers():
     assert play(sync.create("bsp", 3), 1, 0, 2, 2) == [
         (Release((0, 1, 2), 0, 0),),

@@ -167,5 +167,5 @@ def weight_of(staleness: int, stale: str) -> float:
 
 def replaced(values: tuple[Any, ...], index: int, value: Any) -> tuple[Any, ...]:
     """The tuple with one entry changed, extended with GONE if it is too short."""
-    longer = values + (GONE,) * (index + 1 - len(values))
+    longer = values + (GONE,) * (index - len(values))
     return (*longer[:index], value, *longer[index + 1 :])
