@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline import Cluster, Machines, Round, policies
-from paceline.balance.wlbs import initial_weights, largest_remainder
+from paceline.balance.wlbs import _mean, _pair, initial_weights, largest_remainder
 from paceline.errors import PacelineError
 from paceline.rounds import Gradients
 
@@ -127,3 +127,14 @@ def test_wlbs_with_values_that_make_no_sense_raises(option):
     with pytest.raises(PacelineError, match=f"policy 'wlbs': {option}"):
         policies.create(f"wlbs:{option}", Cluster(2, 240))
     assert policies.create("wlbs:micro=240,period=1,epoch=0,theta=0", Cluster(2, 240)).needs_machines
+
+
+def test_mean_over_workers_leaves_out_those_without_a_value():
+    assert _mean(np.array([[2.0, np.nan, 4.0], [np.nan, np.nan, 6.0], [np.nan] * 3])).tolist() == [
+        [3],
+        [6],
+        [1],
+    ]
+    best, worst = np.array([[0], [2]]), np.array([[1], [0]])
+    values = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    assert [each.tolist() for each in _pair(values, best, worst)] == [[[1], [6]], [[2], [4]]]
