@@ -150,7 +150,7 @@ def test_problem_comes_back_from_json() -> None:
 
 
 def test_random_problem_is_that_of_the_paper() -> None:
-    """Sun et al., section V: u uniform on [1, 5], a = 1 / u."""
+    """Of each pair u is uniform from 1 to 5, and a = 1 / u."""
     problem = random_problem(2, 3000, 70, np.random.default_rng(0))
     assert isinstance(problem.delay, ShiftedExponential)
     u = problem.delay.u
