@@ -31,6 +31,15 @@ def cluster(forks_of_ray):
     ray.shutdown()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Ray's own processes would go on beside all later tests: end them with the last test of a group."""
+    if nextitem is not None and nextitem.nodeid.rpartition("@")[2] == item.nodeid.rpartition("@")[2]:
+        return
+    if "@" in item.nodeid and "ray" in sys.modules:
+        sys.modules["ray"].shutdown()
+
+
 @pytest.fixture
 def kept(cluster, monkeypatch):
     """For tests of what happens in a run, not of how its processes start: they are those of the runs before."""
