@@ -76,7 +76,7 @@ class Broken(Sink):
     "raises before it."
 )
 def test_a_sink_that_fails_ends_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sinks, "TensorBoard", Broken)
+    monkeypatch.setattr(sinks, "TensorBoardSink", Broken)
     with pytest.warns(
         RuntimeWarning, match="nothing more is sent to TensorBoard, which failed: the disk is full"
     ):

@@ -29,6 +29,9 @@ T = TypeVar("T")
 _company: Any = None  # the ranks of a run without a process group, see ``elastic.link.Link``
 SENT, TIMES = 1 << 18, 2  # bytes sent there and back to measure a link, and how often
 MOST_LINKS = 64  # links that are measured at most
+LAST_SECONDS = (
+    5.0  # that a rank waits for another to print the error of both, unless its launcher ends it before
+)
 LONGEST = 1e7  # largest timeout in seconds, since a thread's wait is limited, too
 _collected: list[bool] = []  # for each fork in progress: whether garbage collection was enabled when it began
 
@@ -95,14 +98,18 @@ def _raise(words: str, first: int) -> NoReturn:
 
 @functools.cache
 def _silence() -> None:
-    """Let ``Repeated`` end this process without a traceback; the first rank of another machine prints its words."""
+    """Let ``Repeated`` end this process without a traceback; the first rank of another machine prints its words.
+
+    A launcher that sees this process end terminates the others: so the rank that prints the traceback ends first."""
     before = sys.excepthook
 
     def shown(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if not isinstance(error, Repeated):
             before(kind, error, trace)
-        elif os.environ.get("LOCAL_RANK") == "0":
+            return
+        if os.environ.get("LOCAL_RANK") == "0":
             before(PacelineError, PacelineError(str(error)), None)
+        time.sleep(LAST_SECONDS)
 
     sys.excepthook = shown
 
