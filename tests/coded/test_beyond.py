@@ -180,8 +180,10 @@ def test_search_for_a_deadline_starts_also_from_equal_loads_of_which_some_suffic
     n, rows, t = 4, 120, 60.0
     delay = ShiftedExponential(np.full((1, n), 2.0), np.full((1, n), 0.5))
     problem = Problem(("m",), tuple("abcd"), np.array([float(rows)]), delay)
+    by_hand = {j: binom.sf(j - 1, n, delay.cdf(np.full((1, n), t * j / rows))[0, 0]) for j in range(1, n + 1)}
     found = _scaled(problem, 0, list(range(n)), t)
-    for j in (2, 4):
+    for j in sorted(by_hand, key=by_hand.get)[2:]:
         same = [chance for chance, loads in found if loads == pytest.approx(np.full(n, rows / j), rel=1e-8)]
-        arrives = delay.cdf(np.full((1, n), t * j / rows))[0, 0]
-        assert max(same) == pytest.approx(binom.sf(j - 1, n, arrives), rel=1e-6)
+        assert max(same) == pytest.approx(by_hand[j], rel=1e-6)
+    best = by_deadline(plan(problem), t)[1][0]
+    assert best >= max(by_hand.values()) - 1e-9

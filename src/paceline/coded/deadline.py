@@ -131,12 +131,12 @@ def _scaled(problem: Problem, m: int, workers: list[int], t: float) -> list[tupl
     share = np.sort(left / phi)
     sums = share.sum(), share[:-1].sum(), share[1:].sum()
     just = [(1 + 1e-9) * problem.rows[m] / each for each in sums if each > 0]
-    # Of the equal loads any j suffice.
-    equal = [np.where(left > 0, problem.rows[m] / j * (1 + 1e-9), 0.0) for j in range(1, len(n) + 1)]
-    kinds = [[scale * left / phi for scale in SCALES], [scale * left / phi for scale in just], equal]
+    # Of the equal loads any j suffice: each is one part of j. (In UNITS, the thirds would be 999 parts.)
+    equal = [(j, np.where(left > 0, problem.rows[m] / j * (1 + 1e-9), 0.0)) for j in range(1, len(n) + 1)]
+    scaled = [[(UNITS, scale * left / phi) for scale in scales] for scales in (SCALES, just)]
     found = []
-    for kind, most in zip(kinds, STARTS, strict=True):
-        each = [(_done(problem, m, n, loads, t), loads) for loads in kind]
+    for kind, most in zip([*scaled, equal], STARTS, strict=True):
+        each = [(_done(problem, m, n, loads, t, units), loads) for units, loads in kind]
         found += sorted(each, key=lambda one: -one[0])[:most]
     return sorted(found, key=lambda each: -each[0])
 
@@ -148,7 +148,8 @@ def _best_loads(problem: Problem, m: int, workers: list[int], t: float) -> tuple
     climbed = [_climbed(problem, m, n, t, *start) for start in starts]
     best, loads = max(climbed, key=lambda each: each[0])
     whole = np.zeros(problem.shape[1])
-    whole[n] = np.minimum(np.ceil(loads - 1e-9), problem.rows[m])  # more than L rows are of no use
+    exact = loads * (1 - 2e-9)  # without what makes a start just enough, which would cost a whole row more
+    whole[n] = np.minimum(np.ceil(exact), problem.rows[m])  # more than L rows are of no use
     return whole, best
 
 
