@@ -177,28 +177,24 @@ def test_delayed_merge_waits_as_long_as_the_process_group() -> None:
 def slowed(rank: int, ranks: int, policy: str, place: Path) -> tuple[list[int], list[int]]:
     """The samples of this rank's steps in the third interval, and what all ranks are told to have run in it.
 
-    If steps are claimed, rank 1 stays in its first step of that interval until the others have run all of it but
-    three steps, or for ever."""
+    If steps are claimed, rank 1 stays in its first step of that interval until all others are in their last ones,
+    before which they claim what they can, or for ever."""
     place.mkdir(exist_ok=True)
     model, told, steps = fresh(torch.float64), list[Any](), list[int]()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    others = [place / f"{each} is in its last step" for each in range(ranks) if each != rank]
     with LocalSGD(model, BATCH, policy, every=6, callbacks=[OnRound(told.append)]) as pace:
         for x, y, _ in pace.loader(Samples(3 * 6 * BATCH), seed=5):
             time.sleep(0.003)
             if pace.rounds == 2:
                 if rank == 1 and not steps and policy != "equal":
-                    until(lambda: ran_by_others(place) >= 6 * BATCH - 3 * BATCH // ranks)
+                    until(lambda: all(map(Path.exists, others)))
                 steps.append(len(x))
-                (place / f"{rank}-{len(steps)}-{len(x)}").touch()
+                if pace._loop.round.piece.last:
+                    (place / f"{rank} is in its last step").touch()
             pace.backward(nn.functional.cross_entropy(model(x), y))
             pace.step(optimizer)
     return steps, told[2].loads.tolist()
-
-
-def ran_by_others(place: Path) -> int:
-    """The samples that others than rank 1 have run, by the names of these files."""
-    ran = (list(map(int, each.name.split("-"))) for each in place.iterdir())
-    return sum(size for rank, _, size in ran if rank != 1)
 
 
 @guarantee(
