@@ -208,6 +208,8 @@ def test_who_guesses_gloo_s_numbers_takes_no_place(monkeypatch: pytest.MonkeyPat
     """Gloo takes whoever first sends the number of a member for that member."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     monkeypatch.setattr(group, "PROOFS", timedelta(seconds=0.5))
+    # A member whose place the stranger has may wait for as long as this.
+    monkeypatch.setattr(group, "TIMEOUT", timedelta(seconds=10))
     ours, got_in = Signer("of this run"), False
     for _ in range(30):  # where the late member is the one that is connected to, the stranger gets no place
         before, store, found = listening_ports(), dist.HashStore(), dict[int, Any]()
