@@ -157,8 +157,8 @@ def connect(
 def let_go(*in_use: Group | None) -> None:
     """Close the groups of earlier epochs in the background, except those ``in_use`` or not idle. Each group holds
     some threads, and a connection to each member."""
-    for group in list(_made):
-        if all(group is not one for one in in_use) and group.idle:
-            _made.remove(group)
-            # The last reference goes in the thread.
-            threading.Thread(target=lambda held: held.clear(), args=([group],), daemon=True).start()
+    for at in reversed(range(len(_made))):
+        if all(_made[at] is not one for one in in_use) and _made[at].idle:
+            # The last reference goes in the thread: a destructor may wait for as long as a sum may take.
+            held = [_made.pop(at)]
+            threading.Thread(target=held.clear, name="closing a group", daemon=True).start()
