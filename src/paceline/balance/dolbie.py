@@ -35,7 +35,7 @@ from paceline.balance.protocol import Policy
 from paceline.costs import Cost, Linear
 from paceline.errors import PacelineError, number, short, whole
 from paceline.rounds import Array, Cluster, Plan, Round
-from paceline.shares import proportional
+from paceline.shares import proportional, slowest
 
 FLOOR = 1e-3  # of an equal share: a straggler with less no longer shrinks the step
 
@@ -156,14 +156,6 @@ def feasible_step(share: Array | float, members: NDArray[np.int64] | int) -> Arr
     """x / (N - 2 + x), the step that is always feasible; two workers count as three (DOLBIE, eq. (7))."""
     share = np.asarray(share, float)
     return share / (np.maximum(members - 2, 1) + share)
-
-
-def slowest(seconds: Array) -> NDArray[np.int64]:
-    """The rank with the largest seconds, (..., 1); the lowest of equals, so that replicas agree; NaN is skipped."""
-    straggler = np.argmax(seconds, axis=-1, keepdims=True)
-    if np.isnan(np.take_along_axis(seconds, straggler, -1)).any():  # argmax stops at a NaN
-        straggler = np.argmax(np.where(np.isnan(seconds), -np.inf, seconds), axis=-1, keepdims=True)
-    return straggler
 
 
 def possible_gain(

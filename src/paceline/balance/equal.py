@@ -23,7 +23,6 @@ class Equal(Policy[Array]):
     """
 
     cluster: Cluster
-    follows: ClassVar[bool] = False
     settles: ClassVar[bool] = False
 
     def init(self) -> tuple[Plan, Array]:

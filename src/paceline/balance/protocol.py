@@ -22,7 +22,6 @@ class Policy(Protocol[S]):
         needs_upcoming: Reads ``Round.upcoming``: a simulation's oracle, never a real run.
         needs_machines: Reads ``Cluster.machines``.
         needs_noise: Reads ``Round.gradients``, and may then plan a quorum.
-        follows: Plans by what was measured.
         settles: Keeps shares with which all workers end together.
     """
 
@@ -30,7 +29,6 @@ class Policy(Protocol[S]):
     needs_upcoming: ClassVar[bool] = False
     needs_machines: ClassVar[bool] = False
     needs_noise: ClassVar[bool] = False
-    follows: ClassVar[bool] = True
     settles: ClassVar[bool] = True
 
     @property
