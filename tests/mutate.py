@@ -41,6 +41,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any, NamedTuple
 
+import psutil
 from cosmic_ray import plugins
 from cosmic_ray.ast import Visitor, get_ast
 from cosmic_ray.mutating import mutate_code
@@ -56,7 +57,7 @@ LONGEST = 1800  # seconds that a module's tests may take without a mutant
 # A mutant may take this many times as long as no mutant. On a busy machine only processor time stays the same, so
 # the limit of elapsed time is generous: it ends those that wait, of which there are few.
 PROCESSOR, ELAPSED = 5, 30
-MEMORY = 2 << 30  # bytes that a mutant may allocate
+MEMORY = 2 << 30  # bytes that a mutant may allocate beyond what this process has
 QUICK = "not processes and not ray and not nightly"
 HEAD = "| Module | Possible | Drawn | Killed | By time | Survived | Equivalent |"
 # One replacement for each operator, and two for an order: the boundary, and the negation. cosmic-ray has all pairs.
@@ -266,7 +267,8 @@ def run(
                 os.setsid()
                 os.dup2(printed.fileno(), 1)
                 os.dup2(printed.fileno(), 2)
-                resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+                most = psutil.Process().memory_info().data + MEMORY
+                resource.setrlimit(resource.RLIMIT_DATA, (most, most))
                 resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(processor),) * 2)
                 status = tested(module, code, tests)
             finally:
