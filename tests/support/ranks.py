@@ -129,6 +129,7 @@ def _life(
         dist.init_process_group(
             "gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=WAITS)
         )
+        dist.barrier()  # a rank that is done closes its connections, which another may still be making
         pipe.send(("done", job(rank, ranks, *arguments)))
     except BaseException:
         pipe.send(("failed", traceback.format_exc()))

@@ -239,9 +239,10 @@ def _work(
         send({"type": "fault" if isinstance(error, WorkerError) else "input", "message": str(error)})
         status = 2
     except Exception as error:
-        send({"type": "fault", "message": _words(error)})
         if lasting and _loader_killed(error):
+            send({"type": "fault", "message": f"a process of its loader was killed ({_words(error)})"})
             os.kill(os.getpid(), signal.SIGKILL)  # a loss and not an error, so the others continue
+        send({"type": "fault", "message": _words(error)})
         status = 1
     if status and not lasting:
         time.sleep(REASON_SECONDS)
