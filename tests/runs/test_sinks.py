@@ -15,6 +15,7 @@ import pytest
 from paceline.errors import PacelineError
 from paceline.runs import read, sinks
 from paceline.runs.sinks import PrometheusSink
+from support.events import until
 
 GUARANTEES = (
     "A tracker that fails causes one warning and the training continues; a missing package or a wrong "
@@ -81,10 +82,13 @@ def test_weights_and_biases_offline(run, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     assert "project uneven" in sinks.write(run, "wandb:project=uneven")
     (log,) = run.path.glob("wandb/offline-run-*/run-*.wandb")
+
+    def records():
+        return [wandb_internal_pb2.Record.FromString(data) for data in logged(log.read_bytes())]
+
+    until(lambda: any(record.HasField("exit") for record in records()))  # its own process writes them
     found = {}
-    for data in logged(log.read_bytes()):
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(data)
+    for record in records():
         for item in record.history.item:
             name = item.key or "/".join(item.nested_key)
             found.setdefault(name, []).append(json.loads(item.value_json))
