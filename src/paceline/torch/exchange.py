@@ -57,8 +57,10 @@ def none_lost() -> WorkerError | None:
 class Exchange(Protocol):
     """Gives every rank every rank's row."""
 
-    def send(self, step: int, row: Row) -> None:
-        """Send this rank's row for round ``step``; returns at once."""
+    def send(self, step: int, row: Row, lost: Lost = none_lost) -> None:
+        """Send this rank's row for round ``step``; returns at once, unless another rank is ``SLOTS`` rounds late.
+
+        lost: see ``receive``."""
         ...
 
     def receive(self, step: int, lost: Lost = none_lost) -> Rows:
@@ -80,7 +82,7 @@ class OwnExchange:
         self._dtype = dtype
         self._rows: dict[int, Rows] = {}
 
-    def send(self, step: int, row: Row) -> None:
+    def send(self, step: int, row: Row, lost: Lost = none_lost) -> None:
         self._rows[step % SLOTS] = np.frombuffer(bytearray(_bytes(row)), self._dtype)
 
     def receive(self, step: int, lost: Lost = none_lost) -> Rows:
@@ -92,7 +94,9 @@ class OwnExchange:
 
 class MemoryExchange:
     """An exchange through memory that the ranks of one machine share. Each rank writes into its own memory, which the
-    others only read; a message stays there until its slot is written again.
+    others only read; a message stays there until its slot is written again. Ranks whose rounds wait for each other
+    have received a message by then. Others, as those that average their parameters now and then, may be late: behind
+    the slots, each rank writes which round it has received.
 
     dtype: of a row. own: this rank's memory. others: memory and pidfd (see ``_process``) of each other rank.
     timeout: seconds to wait for a late rank.
@@ -109,14 +113,14 @@ class MemoryExchange:
         self._each = STEP.size + dtype.itemsize + CHECK.size
         self._mine, self._others = own.content, {rank: one.content for rank, (one, _) in others.items()}
         self._processes = {rank: process for rank, (_, process) in others.items()}
-        self._rows = [b""] * SLOTS
+        self._rows, self._received, self._read_up_to = [b""] * SLOTS, -1, SLOTS * self._each
         files = [file for file in self._processes.values() if file >= 0]
         self._end = weakref.finalize(self, _leave, own, files, os.getpid())
 
     @classmethod
     def of_all(cls, dtype: np.dtype[np.void], timeout: float | None = None) -> MemoryExchange | None:
         """The exchange of all ranks; None, on all of them, if they do not share a machine. Collective."""
-        length, rank = SLOTS * (STEP.size + dtype.itemsize + CHECK.size) + 1, peers.rank()
+        length, rank = SLOTS * (STEP.size + dtype.itemsize + CHECK.size) + STEP.size + 1, peers.rank()
         own, place = shared_memory.make(length)
         others: dict[int, tuple[shared_memory.Memory, int]] = {}
         try:
@@ -131,7 +135,11 @@ class MemoryExchange:
             own.close_file()  # all ranks have opened it by now
         return cls(dtype, own, others, peers.timeout() if timeout is None else timeout)
 
-    def send(self, step: int, row: Row) -> None:
+    def send(self, step: int, row: Row, lost: Lost = none_lost) -> None:
+        # Whoever has sent the newest round that this rank has received is through with all rounds before it.
+        if self._received >= 0 and (step - self._received) % SLOTS == 0:
+            for rank in self._others:
+                self._wait_until_read(rank, self._received, lost)
         self._rows[step % SLOTS] = own = _bytes(row)
         message = STEP.pack(step) + own
         at = step % SLOTS * self._each
@@ -145,6 +153,8 @@ class MemoryExchange:
                 message = self._wait(rank, step, lost)
             rows.append(message[STEP.size : -CHECK.size])
         rows.insert(self._rank, self._rows[step % SLOTS])
+        self._received = step
+        self._mine[self._read_up_to : self._read_up_to + STEP.size] = STEP.pack(step + 1)
         return np.frombuffer(bytearray().join(rows), self._dtype)
 
     def close(self) -> None:
@@ -167,6 +177,17 @@ class MemoryExchange:
             if waited > LATE_SECONDS:
                 ended = self._ended(rank)
         return message
+
+    def _wait_until_read(self, rank: int, step: int, lost: Lost) -> None:
+        """Wait until the rank has received round ``step``, or needs it no more: it has sent a later one, or ended."""
+        began, other = time.monotonic(), self._others[rank]
+        while STEP.unpack_from(other, self._read_up_to)[0] <= step:
+            sent = [
+                STEP.unpack_from(message)[0] for slot in range(SLOTS) if (message := self._read(rank, slot))
+            ]
+            waited = _wait_on(began, self._timeout, lost, f"rank {rank}")
+            if max(sent, default=0.0) > step or (waited > LATE_SECONDS and self._ended(rank)):
+                return
 
     def _ended(self, rank: int) -> bool:
         """Whether a rank has closed its exchange, or its process has ended, so that it sends nothing more."""
@@ -229,7 +250,7 @@ class GroupExchange:
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=peers.timeout()))
         self._pending: dict[int, tuple[dist.Work, list[torch.Tensor]]] = {}
 
-    def send(self, step: int, row: Row) -> None:
+    def send(self, step: int, row: Row, lost: Lost = none_lost) -> None:
         mine = torch.frombuffer(bytearray(_bytes(row)), dtype=torch.float64)
         out = [torch.empty_like(mine) for _ in range(peers.ranks())]
         self._pending[step] = (dist.all_gather(out, mine, group=self._group, async_op=True), out)

@@ -53,13 +53,16 @@ class Members:
         """Claim another part of a round whose sums have failed; False if none is left for this rank."""
         return False
 
-    def commit(self, step: int, row: Any, counted: float | None = None) -> bool:
+    def commit(
+        self, step: int, row: Any, counted: float | None = None, lost: exchange.Lost = exchange.none_lost
+    ) -> bool:
         """This rank's gradients are ready, or being summed: send its ``row`` to all others with announcement
         ``step``. False if the sums have failed: nothing has changed on this rank, and the ranks claim and run what is
         missing of the round before the sums are tried again.
 
-        counted: the count that this rank's losses are means over, if that is not the samples."""
-        self._exchange.send(step, row)
+        counted: the count that this rank's losses are means over, if that is not the samples. lost: see
+        ``Exchange.receive``."""
+        self._exchange.send(step, row, lost)
         return True
 
     def rows(self, step: int, lost: exchange.Lost) -> exchange.Rows:

@@ -452,7 +452,8 @@ class Meter:
     def _announce(self, lag: int | None = None) -> None:
         known = self._unreported[: len(self._unreported) - (self.lag if lag is None else lag)]
         self._announced = self._sequence
-        self._members.commit(self._sequence, _bytes(self._row(known, self.reported)))
+        row = _bytes(self._row(known, self.reported))
+        self._members.commit(self._sequence, row, lost=self._lost)
 
     def _row(self, known: list[OpenRound], whole: bool) -> list[float]:
         """The numbers of this rank's row, in the order of its fields, for the rounds whose readings are ``known``.
