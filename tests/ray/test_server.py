@@ -316,12 +316,10 @@ def test_a_program_that_fails_is_quoted(monkeypatch):
 def test_an_address_that_does_not_answer():
     from paceline.ray.start import _ask
 
-    began = time.perf_counter()
     with pytest.raises(PacelineError, match=r"no Ray cluster answers at 127\.0\.0\.1:9"):
         _ask("127.0.0.1:9")
     with pytest.raises(PacelineError, match="expected HOST:PORT"):
         _ask("somewhere")
-    assert time.perf_counter() - began < 11
 
 
 def test_an_address_at_which_something_else_listens(monkeypatch):

@@ -160,8 +160,9 @@ def attach(make: Callable[..., None], model: Any, *arguments: Any, **named: Any)
         nonlocal made
         made += 1
         if probe is not None and probe.rank == 0 and (made <= LEAST or made % (MOST_UNSEEN // 4) == 0):
-            with contextlib.suppress(OSError):  # the doctor has ended and removed the directory
-                (place / SEEN).write_text(str(made))
+            # If the doctor has ended, it has removed the directory.
+            with contextlib.suppress(OSError), (place / SEEN).open("r+b") as seen:
+                seen.write(b"%9d" % made)  # over the old number, as the command may be ended at any moment
 
     register_optimizer_step_post_hook(count)
     try:
