@@ -18,7 +18,7 @@ from paceline.costs import QUICKEST, Array, Cost, Linear, halfway, numbers
 from paceline.errors import PacelineError, short, whole
 from paceline.rounds import Plan
 
-__all__ = ["WaterLevel", "at_least", "project", "proportional", "slowest", "water_level", "whole_samples"]
+__all__ = ["WaterLevel", "at_least", "project", "proportional", "water_level", "whole_samples"]
 
 LARGEST = np.finfo(float).max
 CLOSE = 1e-14  # relative error that the sum of the loads may have
@@ -99,14 +99,6 @@ def project(y: ArrayLike, least: ArrayLike = 0.0, most: ArrayLike = 1.0) -> Arra
     _fitting(_some("y", y).shape, low, high)
     # x = clip(y - theta, least, most) is a water level with unit speeds and offsets -y; the level is -theta.
     return _fill(np.ones_like(y), -y, whole, low, high, None)[1]
-
-
-def slowest(seconds: Array) -> NDArray[np.int64]:
-    """The rank with the largest seconds, (..., 1); the lowest of equals, so that replicas agree; NaN is skipped."""
-    straggler = np.argmax(seconds, axis=-1, keepdims=True)
-    if np.isnan(np.take_along_axis(seconds, straggler, -1)).any():  # argmax stops at a NaN
-        straggler = np.argmax(np.where(np.isnan(seconds), -np.inf, seconds), axis=-1, keepdims=True)
-    return straggler
 
 
 def proportional(weights: ArrayLike, least: ArrayLike = 0.0, most: ArrayLike = 1.0) -> Array:

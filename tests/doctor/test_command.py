@@ -6,13 +6,14 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import psutil
 import pytest
 
 from paceline import PacelineError, runs
-from paceline.doctor.command import check_ranks
+from paceline.doctor.command import SEEN, _made, _tell, check_ranks
 from support.commands import assert_refused, assert_refused_at_last, paceline
 from support.forks import as_torchrun
 from support.guarantees import guarantee
@@ -74,6 +75,20 @@ def test_reason_why_nothing_was_seen_is_reported(arguments: tuple[object, ...], 
     said = paceline("doctor", "--steps", 20, "--", *TORCHRUN, 2, SCRIPT, *arguments)
     assert_refused_at_last(said, words)
     assert ("train for longer" in said.stderr) != (len(arguments) > 1), "it trains for long already"
+
+
+def test_count_of_steps_is_whole_at_every_moment(tmp_path: Path) -> None:
+    """The command may be ended while it writes; an empty file would say that it made no step."""
+    (tmp_path / SEEN).touch()
+    _tell(tmp_path, 1)
+    writes = threading.Thread(target=lambda: [_tell(tmp_path, made) for made in range(1, 5001)])
+    writes.start()
+    found = [1]
+    while writes.is_alive():
+        found.append(_made(tmp_path))
+    writes.join()
+    assert found == sorted(found)
+    assert _made(tmp_path) == 5000
 
 
 @REFUSES

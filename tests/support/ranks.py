@@ -129,7 +129,10 @@ def _life(
         dist.init_process_group(
             "gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=WAITS)
         )
-        dist.barrier()  # a rank that is done closes its connections, which another may still be making
+        # A rank that is done closes its connections, which another may still be making. (A barrier would start
+        # threads, whose memory some bodies measure.)
+        store.set(f"connected {rank}", "")
+        store.wait([f"connected {each}" for each in range(ranks)])
         pipe.send(("done", job(rank, ranks, *arguments)))
     except BaseException:
         pipe.send(("failed", traceback.format_exc()))

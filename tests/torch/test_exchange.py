@@ -23,7 +23,7 @@ def row(number: float) -> np.ndarray:
 
 
 def connected() -> exchange.MemoryExchange:
-    found = exchange.MemoryExchange.of_all(ROW)
+    found = exchange.MemoryExchange.of_all(ROW, timeout=60.0)
     assert found is not None
     return found
 

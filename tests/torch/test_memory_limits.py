@@ -186,9 +186,8 @@ def test_ranks_of_different_memory_train_the_model_of_one_process(loop: str, bat
     assert (loads.sum(1) == batch).all()
     if loop == "round":  # all is accumulated: memory has no say in loads, but in passes
         assert (loads == batch / 2).all()
-        # The smaller one is used up but for what three rounds leave: on a busy machine, passes grow in fewer of them.
-        # Resident memory includes pages of libraries, which the kernel maps when it likes: much of so little room.
-        assert found[1]["held"] > (0.8 if kind == "addresses" else 0.6)
+        # the smaller one is used up; the other has room for larger passes
+        assert found[1]["held"] > (0.9 if kind == "addresses" else 0.87)  # a cgroup counts in larger units
         assert found[0]["most"] > 1.2 * found[1]["most"]
     else:
         assert loads[0, 0] > 1.4 * loads[0, 1]  # before anything is known

@@ -30,12 +30,13 @@ from paceline.balance.members import (
     fill_unknown,
     measured_slopes,
     remembered,
+    slowest,
 )
 from paceline.balance.protocol import Policy
 from paceline.costs import Cost, Linear
 from paceline.errors import PacelineError, number, short, whole
 from paceline.rounds import Array, Cluster, Plan, Round
-from paceline.shares import proportional, slowest
+from paceline.shares import proportional
 
 FLOOR = 1e-3  # of an equal share: a straggler with less no longer shrinks the step
 

@@ -8,11 +8,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.balance.members import bounds, carried, even, remembered
+from paceline.balance.members import bounds, carried, even, remembered, slowest
 from paceline.balance.protocol import Policy
 from paceline.errors import choice, number, whole
 from paceline.rounds import Array, Cluster, Plan, Round
-from paceline.shares import slowest
 
 SAME = 1e-9  # relative difference of seconds up to which they count as equal, because of rounding
 

@@ -1,4 +1,4 @@
-"""Limits and shares if some workers are absent.
+"""Limits, shares and the slowest worker if some workers are absent.
 
 A worker that was absent from the last round gets nothing in the next; the policies keep what they know of it,
 so that it gets its part again as soon as it is back. (A worker that is present and has nothing to do reports its
@@ -14,7 +14,16 @@ from paceline.costs import RESOLUTION, line_through
 from paceline.rounds import Array, Cluster, Round
 from paceline.shares import proportional
 
-__all__ = ["among_present", "bounds", "carried", "even", "fill_unknown", "measured_slopes", "remembered"]
+__all__ = [
+    "among_present",
+    "bounds",
+    "carried",
+    "even",
+    "fill_unknown",
+    "measured_slopes",
+    "remembered",
+    "slowest",
+]
 
 NOTICED = 1e-3  # of an equal load: with less, a load that takes no time beyond the overhead says nothing
 
@@ -138,3 +147,11 @@ def remembered(present: NDArray[np.bool_], shares: Array, before: Array) -> Arra
         return shares
     part = np.where(present, before, 0.0).sum(-1, keepdims=True)
     return np.where(present, shares * np.where(everybody, 1.0, part), before)
+
+
+def slowest(seconds: Array) -> NDArray[np.int64]:
+    """The rank with the largest seconds, (..., 1); the lowest of equals, so that replicas agree; NaN is skipped."""
+    straggler = np.argmax(seconds, axis=-1, keepdims=True)
+    if np.isnan(np.take_along_axis(seconds, straggler, -1)).any():  # argmax stops at a NaN
+        straggler = np.argmax(np.where(np.isnan(seconds), -np.inf, seconds), axis=-1, keepdims=True)
+    return straggler

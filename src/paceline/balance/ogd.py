@@ -7,12 +7,12 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from paceline.balance.members import bounds, carried, even, fill_unknown, measured_slopes, remembered
+from paceline.balance.members import bounds, carried, even, fill_unknown, measured_slopes, remembered, slowest
 from paceline.balance.protocol import Policy
 from paceline.costs import derivative
 from paceline.errors import number
 from paceline.rounds import Array, Cluster, Plan, Round
-from paceline.shares import project, slowest
+from paceline.shares import project
 
 
 class OgdState(NamedTuple):

@@ -13,11 +13,10 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.balance.members import among_present, carried, even
+from paceline.balance.members import among_present, carried, even, slowest
 from paceline.balance.protocol import Policy
 from paceline.errors import number, whole
 from paceline.rounds import Array, Cluster, Machines, Plan, Round
-from paceline.shares import slowest
 
 
 class Cycle(NamedTuple):

@@ -112,6 +112,12 @@ def _made(place: Path) -> int:
     return 0
 
 
+def _tell(place: Path, made: int) -> None:
+    """Write what ``_made`` reads, over the number before it: the command may be ended at any moment."""
+    with (place / SEEN).open("r+b") as file:
+        file.write(b"%9d" % made)
+
+
 def _read(place: Path, status: int | None) -> runs.Run:
     """The record. Raises PacelineError or WorkerError with the reason if there is none."""
     if (place / WRONG).exists():
@@ -160,9 +166,8 @@ def attach(make: Callable[..., None], model: Any, *arguments: Any, **named: Any)
         nonlocal made
         made += 1
         if probe is not None and probe.rank == 0 and (made <= LEAST or made % (MOST_UNSEEN // 4) == 0):
-            # If the doctor has ended, it has removed the directory.
-            with contextlib.suppress(OSError), (place / SEEN).open("r+b") as seen:
-                seen.write(b"%9d" % made)  # over the old number, as the command may be ended at any moment
+            with contextlib.suppress(OSError):  # the doctor has ended and removed the directory
+                _tell(place, made)
 
     register_optimizer_step_post_hook(count)
     try:

@@ -343,8 +343,7 @@ class Loop:
         if self.in_round:
             # A loop that draws its own samples has stepped after its last micro-step; other rounds are unfinished.
             self._end_round() if self._own_end and self.round.taken else self.abandon()
-            with suppress(WorkerError):
-                self._meter.report_rest()
+            self._meter.report_rest()
         with suppress(WorkerError):
             self.rounds.settle()
 

@@ -17,6 +17,7 @@ import math
 import struct
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from operator import add, attrgetter
 from typing import Any, NamedTuple, Protocol
 
@@ -378,19 +379,20 @@ class Meter:
             "ranks went on; expected a loop to be left on all ranks in the same round, or on none"
         )
         self._sequence += 1
-        self._announced = self._sequence
         row = self._row([], False)
         row[0] = -2.0 - step
-        self._members.commit(self._sequence, _bytes(row))
+        self._send(row)
         if (self._received(self._late(words))["first"] != row[0]).any():
             raise PacelineError(words)
 
     def report_rest(self) -> None:
-        """The loop was left, on all ranks: announce the rounds that are not reported yet. Returns at once."""
+        """The loop was left, on all ranks: announce the rounds that are not reported yet. Who collects them learns
+        of lost ranks."""
         if self._unreported and not self.reported:
             self._sequence += 1
             self.reported = True
-            self._announce()
+            with suppress(WorkerError):
+                self._announce()
 
     def flush(self) -> tuple[list[OpenRound], Rows | None]:
         """Announce and ``collect`` all rounds not reported yet, on a device also the newest one. Collective."""
@@ -451,9 +453,11 @@ class Meter:
 
     def _announce(self, lag: int | None = None) -> None:
         known = self._unreported[: len(self._unreported) - (self.lag if lag is None else lag)]
+        self._send(self._row(known, self.reported))
+
+    def _send(self, row: list[float]) -> None:
         self._announced = self._sequence
-        row = _bytes(self._row(known, self.reported))
-        self._members.commit(self._sequence, row, lost=self._lost)
+        self._members.commit(self._sequence, _bytes(row), lost=self._lost)
 
     def _row(self, known: list[OpenRound], whole: bool) -> list[float]:
         """The numbers of this rank's row, in the order of its fields, for the rounds whose readings are ``known``.
