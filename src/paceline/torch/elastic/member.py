@@ -25,7 +25,7 @@ from paceline.torch.elastic.commit import CommitRecord
 from paceline.torch.elastic.handover import Handover
 from paceline.torch.elastic.link import LauncherLink, company
 from paceline.torch.elastic.recovery import FRESH, MissingSamples, Rendezvous, Running
-from paceline.torch.exchange import Lost, Rows
+from paceline.torch.exchange import Lost, Rows, none_lost
 from paceline.torch.gradients.reducers import Reducer
 from paceline.torch.members import Members
 from paceline.torch.plan import Piece
@@ -230,7 +230,7 @@ class Member(Members):
         self._claimed = self._parts[number] if number < len(self._parts) else None
         return self._claimed is not None
 
-    def commit(self, step: int, row: Rows, counted: float | None = None) -> bool:
+    def commit(self, step: int, row: Rows, counted: float | None = None, lost: Lost = none_lost) -> bool:
         group, running, number = self._rendezvous.group, self._round, self._rendezvous.number
         changes, used = self._link.newer(number), self._sums.used()
         mine = commit.write(running, changes, counted, used, row, self._link.place, self._link.places)
