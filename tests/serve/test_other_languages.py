@@ -1,4 +1,4 @@
-"""Workers without Python: the examples in JavaScript and Perl share a job, and the faster one gets more samples."""
+"""Workers without Python: the examples in JavaScript and Perl share a job, and report the seconds that they took."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("fastapi")
 
+from paceline import runs
 from support import served
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -30,8 +33,9 @@ def test_examples_share_a_job(fast: tuple[str, str], slow: tuple[str, str], tmp_
     for program, _ in (fast, slow):
         if shutil.which(program) is None:
             pytest.skip(f"{program} is not installed")
-    with served.process(tmp_path / "state", "--batch", 60, "--workers", 2) as service:
+    with served.process(tmp_path, "--batch", 60, "--workers", 2) as service:
         env = os.environ | {"PACELINE_URL": service.url, "PACELINE_TOKEN": served.TOKEN}
+        began = time.monotonic()
         workers = [
             subprocess.Popen(
                 [program, EXAMPLES / file, name, milliseconds], env=env, stdout=subprocess.PIPE, text=True
@@ -39,9 +43,15 @@ def test_examples_share_a_job(fast: tuple[str, str], slow: tuple[str, str], tmp_
             for (program, file), name, milliseconds in ((fast, "fast", "1"), (slow, "slow", "4"))
         ]
         said = [worker.communicate(timeout=120)[0] for worker in workers]
+        lasted = time.monotonic() - began
         assert [worker.returncode for worker in workers] == [0, 0]
-        loads = [[int(load) for load in re.findall(r": (\d+) samples", text)] for text in said]
-        assert [len(each) for each in loads] == [8, 8]
-        assert loads[0][-1] > 2 * loads[1][-1], "the faster one has more to do"
         state = service.ask("GET", "/v1/jobs/default").content
         assert (state["rounds"], state["present"]) == (8, 0)
+    run = runs.read(tmp_path / "runs" / "default")
+    places = [next(place for place, name in run.names.items() if name == known) for known in ("fast", "slow")]
+    loads, seconds = run.loads[:, places], run.compute[:, places]
+    printed = [[int(load) for load in re.findall(r": (\d+) samples", text)] for text in said]
+    np.testing.assert_equal(loads.T, printed)
+    np.testing.assert_equal(loads.sum(1), 60)
+    assert (seconds > loads * [0.001, 0.004] - 0.002).all(), "a sleep lasts as long as it was asked to"
+    assert (seconds.sum(0) < lasted).all(), "in seconds"
