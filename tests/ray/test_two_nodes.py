@@ -42,7 +42,7 @@ class Fragile(Server):
         # These workers have said that they are done; their gradients are on their way from their nodes' memory.
         away = {sent.task.worker for sent in self._pending.values() if sent.report not in self._pending}
         if not removed and self.updates >= 8 and target in map(self.raylet, away):
-            removed.append(time.perf_counter())
+            removed.extend(worker for worker in self.processes if self.raylet(worker) == target)
             cluster.remove_node(second, allow_graceful=False)
 
 
@@ -55,12 +55,14 @@ with Fragile(
     wide, config, pool, on_update, address=cluster.address, cpus=1.0, delay=Slowed([0.02] * 4), floor=0.5
 ) as server:
     values = server.run()
+    gone = [worker for worker in removed if worker not in server.present()]
 print(json.dumps({
     "uses": sorted(set(pool.uses.tolist())),
     "present": [u.present for _, u in log],
     "lost": {what: sum(u.dropped[what] for _, u in log) for what in ("lost", "given up", "died")},
     "gap": max(after[0] - before[0] for before, after in zip(log, log[1:])),
-    "removed": len(removed),
+    "removed": sorted(removed),
+    "gone": sorted(gone),
     "error": float(np.abs(values.reshape(-1, 3) - X.mean(0)).max()),
 }))
 cluster.shutdown()
@@ -72,10 +74,11 @@ def test_the_run_outlives_a_node_and_the_gradients_on_it():
     done = python(SCRIPT, PYTHONPATH=os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")]))
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.strip().splitlines()[-1])
-    assert found["removed"] == 1
+    assert len(found["removed"]) == 2
+    assert found["gone"] == found["removed"]
     assert found["uses"] == [6]  # what was lost was computed again, by others
     assert sum(found["lost"].values()) >= 1
     assert found["present"][0] == 4
-    assert found["present"][-1] == 2
+    assert 1 <= found["present"][-1] <= 2  # a live one may be given up for a while on a busy machine
     assert found["gap"] < 10  # by the run's own deadline; Ray takes 15 s to miss a node
     assert found["error"] < 0.3
