@@ -37,8 +37,9 @@ class Watched:
 
 
 @pytest.fixture
-def watched():
-    """Serves the pages of run directories."""
+def watched(monkeypatch):
+    """Serves the pages of run directories, which a busy machine does not make look silent."""
+    monkeypatch.setattr("paceline.live.panel.QUIET", 600.0)
     servers = []
 
     def watch(run_dir):
