@@ -102,9 +102,8 @@ class Run:
         """Send a signal to the worker when it is at that stage; (worker, when). Any worker that waits will do."""
         if stage == "waiting":
             self._waiting = int(number)
-            self.orders.give(
-                0, "slow", 0.1
-            )  # within its deadline; under SSP nobody waits for an equally quick one
+            # Within its deadline. Under SSP nobody waits for an equally quick one.
+            self.orders.give(0, "slow", 0.1)
             while isinstance(self._waiting, int):
                 yield
             (self.orders.folder / "0-slow").unlink()

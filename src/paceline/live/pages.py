@@ -166,8 +166,8 @@ class Follower:
         self._tail = Tail(run_dir)
         self._lock = threading.Lock()  # one thread at a time reads or extends the tail
         self._polling = asyncio.Lock()
-        self._polled = self._judged = 0.0
-        self._estimated = ""  # the mark of the record that the two estimates are of
+        self._polled = self._judged_at = 0.0
+        self._judged = ""  # the mark of the record that the two judgements are of
         self._saving: panel.Saving | None = None
         self._speeds: list[str] = []
         self._shot = "", ""
@@ -193,12 +193,12 @@ class Follower:
             while self._tail.more and time.monotonic() < end:
                 self._tail.poll()
             word, _ = panel.state(self._tail)
-            due = time.monotonic() - self._judged >= JUDGE or word == "finished"
-            if due and self._estimated != self._tail.mark:  # also when no further round has come since
+            due = time.monotonic() - self._judged_at >= JUDGE or word == "finished"
+            if due and self._judged != self._tail.mark:  # also when no further round has come since
                 self._saving = panel.saving(self._tail.columns)
                 self._speeds = panel.speeds(self._tail.columns)
-                self._judged, self._estimated = time.monotonic(), self._tail.mark
-            mark = f'"{self._tail.mark}-{self._estimated}-{word}"'
+                self._judged_at, self._judged = time.monotonic(), self._tail.mark
+            mark = f'"{self._tail.mark}-{self._judged}-{word}"'
             if not changed and mark == self._shot[0]:
                 return self._shot
             content = panel.panel(self._tail, self._saving, self._speeds)
