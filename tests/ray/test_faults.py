@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -49,6 +50,8 @@ class Run:
         self.orders, self.pool, self.config = Orders(folder), Open(), config
         self.updates, self.at, self.given = [], [], []
         self.left = {}  # by worker: when, why, and what its deadline was, as of the last time
+        self.overdue = Counter()  # by worker: events since its deadline
+        self.late = []  # of each worker that was given up: events since its deadline
         self._waiting = None  # the signal for whoever waits next, and then (worker, when)
         run = self
 
@@ -86,6 +89,10 @@ class Run:
         if isinstance(event, WorkerLeave) and event.worker in self.server.present():
             due = self._coordinator.due(GIVE_UP, FLOOR).get(event.worker, np.nan)
             self.left[event.worker] = time.perf_counter(), event.why, due - event.now
+            if event.why == "given up":
+                self.late.append(self.overdue[event.worker])
+        due = self._coordinator.due(GIVE_UP, FLOOR)
+        self.overdue = Counter({w: self.overdue[w] + 1 for w, at in due.items() if event.now > at})
         self._handle(event)
         arrived = isinstance(event, Arrive) and event.worker not in self._coordinator.tasks
         if arrived and isinstance(self._waiting, int):
@@ -181,6 +188,8 @@ def test_other_workers_continue_after_any_fault(sync, mode, backup, tmp_path):
         assert why == "given up"
         assert over <= 0.0  # not before its deadline
         assert run.next_update(left) < HANGS
+    # In the first look after it: at most one message of each worker, and one change of each, came before.
+    assert max(run.late) <= 2 * WORKERS
     for stage, at, left, why, _ in killed:
         print(
             f"{sync} {mode} killed {stage}: seen after {left - at:.3f} s, update {run.next_update(at):.3f} s"
