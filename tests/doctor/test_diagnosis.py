@@ -14,6 +14,12 @@ from paceline.doctor.findings import show
 from paceline.doctor.phases import Phase
 
 
+@pytest.fixture(autouse=True)
+def a_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The script whose command the doctor repeats: however the tests were started, it is this one."""
+    monkeypatch.setattr("sys.argv", ["train.py"])
+
+
 def shown(place: Path, ranks: int, width: int) -> tuple[list[str], list[float]]:
     """The lines on a terminal of that width, and the computing seconds of each rank."""
     spread = np.linspace(0.0123, 0.0456, ranks)

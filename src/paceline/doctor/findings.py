@@ -17,7 +17,7 @@ from rich.table import Table
 from paceline import tables
 from paceline.commands import line, training
 from paceline.doctor import sentences as say
-from paceline.doctor.patch import DEFAULTS, Change, diff
+from paceline.doctor.change import DEFAULTS, Change, diff
 from paceline.doctor.phases import LoopForm, Phase, Spent, loop, slow, spent
 from paceline.errors import PacelineError
 from paceline.rounds import Array

@@ -7,7 +7,7 @@ import ast
 import pytest
 import torch
 
-from paceline.doctor.patch import ADAPTERS, diff
+from paceline.doctor.change import LINES, diff
 from paceline.doctor.phases import LoopForm
 from support.guarantees import guarantee
 
@@ -18,7 +18,7 @@ LOOPS = {
     "own batches": LoopForm(96, 1, 1, None, "", []),
     "own batches, accumulates": LoopForm(480, 4, 4, None, "", []),
     "stream": LoopForm(96, 1, 1, LOADER | {"stream": True}, "", []),
-} | {host: LoopForm(96, 1, 1, LOADER, host, []) for host in ADAPTERS}
+} | {host: LoopForm(96, 1, 1, LOADER, host, []) for host in LINES}
 
 
 def after(lines: list[str]) -> str:
