@@ -351,9 +351,27 @@ def test_smaller_amount_gives_the_line_its_second_point_and_lifts_it_if_all_take
     assert one.most() == pytest.approx(8 + 540 / 60)  # 240 bytes for four samples
     seen(one, reading, 2, 1140.0)  # 100 more than the line says, for all amounts
     assert one.left == pytest.approx(440.0)
-    assert one.most() == pytest.approx(8 + 440 / ((1500 - 1160) / 4))
+    assert one.most() == pytest.approx(8 + 440 / 60)
     seen(one, reading, 8, 1300.0)  # an equal amount replaces the point
     assert one.most() == pytest.approx(8 + 640 / ((1300 - 1160) / 4))
+
+
+def test_lift_of_the_line_is_that_of_the_newest_amount_near_the_largest() -> None:
+    """Peaks that were read too high once do not keep passes small: the next pass of ordinary size corrects them."""
+    one, reading = line()
+    seen(one, reading, 8, 1400.0)
+    seen(one, reading, 2, 1400.0)  # 300 more than 50 for each sample
+    assert one.left == pytest.approx(240.0)
+    seen(one, reading, 4, 1210.0)  # 10 more: not near the largest, so that it does not lower the lift
+    assert one.left == pytest.approx(240.0)
+    seen(one, reading, 5, 1270.0)  # 20 more
+    assert one.left == pytest.approx(520.0)
+    assert one.most() == pytest.approx(8 + 520 / 50)
+    seen(one, reading, 6, 1200.0)
+    assert one.left == pytest.approx(540.0)
+    seen(one, reading, 6, 1340.0)
+    seen(one, reading, 9, 1450.0)  # a larger amount has its own peak
+    assert one.left == pytest.approx(490.0)
 
 
 def test_line_that_does_not_rise_allows_anything_or_half() -> None:

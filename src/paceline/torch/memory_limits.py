@@ -126,18 +126,23 @@ def _number(path: str | Path, name: str) -> float:
 
 
 class _Line:
-    """The peak bytes of a gauge as a line over the amount that ran: through the largest amount and a smaller one."""
+    """The peak bytes of a gauge as a line over the amount that ran: through the largest amount and a smaller one.
+
+    The line is lifted by what all amounts take more than before, for instance by an optimizer's new state. The newest
+    amount of more than half of the largest says how much that is; a smaller one only if it says more, since the line
+    may be wrong far from the largest amount.
+    """
 
     def __init__(self, gauge: Gauge) -> None:
         self._gauge = gauge
         gauge.begin()
-        self._start, self._seen, self._spoilt = gauge.now(), 0.0, 0.0
-        self._small = self._large = 0.0, self._start
+        self._start, self._seen, self._spoilt, self._lift = gauge.now(), 0.0, 0.0, 0.0
+        self._small = self._large = 0.0, self._start  # without the lift
 
     @property
     def left(self) -> float:
         """Bytes that may still be taken."""
-        return self._start + (self._gauge.room() - self._start) * (1 - MARGIN) - self._large[1]
+        return self._start + (self._gauge.room() - self._start) * (1 - MARGIN) - self._large[1] - self._lift
 
     def ran(self, amount: float, through: bool = True) -> None:
         """Record the largest amount that ran since the last call, or failed if not ``through``."""
@@ -146,14 +151,17 @@ class _Line:
         self._spoilt = self._spoilt if through else self._seen
         if peak <= self._spoilt or not through:  # the peak of a failed pass hides later ones
             return
-        expected = self._large[1] + (amount - self._large[0]) * self._slope
-        if amount >= self._large[0]:
-            self._large = amount, peak
+        largest, most = self._large
+        beyond = peak - (most + (amount - largest) * self._slope)
+        if amount >= largest:
+            self._large, self._lift = (amount, peak), 0.0
         elif self._seen:  # the peak may be that of a larger amount
             return
-        elif peak > expected:  # all amounts take more than before, for instance by an optimizer's new state
-            self._large = self._large[0], self._large[1] + peak - expected
-        elif amount <= self._large[0] / 2:
+        elif amount > largest / 2:
+            self._lift = max(beyond, 0.0)
+        elif beyond > 0:
+            self._lift = max(self._lift, beyond)
+        else:
             self._small = amount, peak
 
     def most(self) -> float:
