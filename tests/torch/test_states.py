@@ -153,6 +153,8 @@ def test_a_backward_pass_that_ends_in_its_middle_leaves_nothing() -> None:
         ("epoch", 0.5, "epoch=0.5; expected a whole number"),
         ("samples_done", [1], r"samples_done=\[1\]; expected a whole number"),
         ("global_batch", 8, "made with global_batch=8, this run has 4"),
+        ("seed", -1, "seed=-1; expected a whole number of at least 0"),
+        ("shuffle", 1, "shuffle=1; expected True, False or None"),
         ("policy", 5, "policy=5; expected the name of a policy"),
         ("balancer", None, "balancer=None; expected a dict"),
         ("balancer", {}, "expected a dict with workers in it"),

@@ -25,7 +25,7 @@ from paceline.torch.feed.pieces import Order, planned_pieces
 from paceline.torch.local import Merge
 from paceline.torch.options import LOCAL, LOOPS, Options
 from paceline.torch.plan import Piece, RoundPlan
-from paceline.torch.progress import Progress
+from paceline.torch.progress import Opened, Progress
 from paceline.torch.terms import Terms
 from support.guarantees import guarantee
 
@@ -188,7 +188,7 @@ class Ranks:
 
     def open(self) -> None:
         for progress in self.progress:
-            progress.open(0, self.order.samples)
+            progress.open(Opened(0, self.order.samples, self.order.seed, self.order.shuffle))
         epoch = self.order.epoch(self.progress[0].epoch)
         self.indices = [epoch.copy() for _ in self.terms]
 

@@ -186,7 +186,8 @@ class Balanced:
         starts afresh, and each remaining sample is still used exactly once.
 
         Raises PacelineError for anything else than such a state, and for one of another version or another global
-        batch; nothing is changed then."""
+        batch; nothing is changed then. A loop that continues within an epoch raises it for another loader, ``seed``
+        or ``shuffle``."""
         self._loop.load_state_dict(state)
 
     def close(self) -> None:

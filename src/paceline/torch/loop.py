@@ -31,7 +31,7 @@ from paceline.torch.meter import Meter, Reports
 from paceline.torch.open_rounds import OpenRounds
 from paceline.torch.passes import LOST, Passes, weighing_of
 from paceline.torch.plan import Claim, Piece, Source
-from paceline.torch.progress import Progress
+from paceline.torch.progress import Opened, Progress
 from paceline.torch.round import ALONE, COMMIT, COMPLETE, DUE, END, NEXT, LeftWithin, RoundState
 from paceline.torch.steps import RoundEnd, RoundSteps, refuse_averages
 from paceline.torch.suspects import GatherSizes
@@ -414,7 +414,8 @@ class Loop:
         if source.number is None:
             self.progress.draws()
         else:
-            self.progress.open(source.number, source.samples or 0)  # a stream's samples are unknown
+            samples = source.samples or 0  # those of a stream are unknown
+            self.progress.open(Opened(source.number, samples, *source.order))
         self.steps.open(source)
         self._running, self._left = object(), None
         self.passes.watch.again()

@@ -113,6 +113,11 @@ class Source(Protocol):
         """Samples of an epoch over all ranks; None if unknown."""
         ...
 
+    @property
+    def order(self) -> tuple[int, bool] | tuple[None, None]:
+        """The seed of the epochs' orders, and whether they are shuffled; None for both if it is not decided here."""
+        ...
+
     def open(self) -> None:
         """An iteration begins."""
         ...

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import chain, repeat
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -15,7 +15,38 @@ from paceline.errors import PacelineError, short
 
 VERSION = 1  # version of the states of ``Pace.state_dict``
 COUNTS = ("epoch", "samples_done", "rounds", "global_batch")
-LATER = ("loader", "samples")  # missing from states of older versions, and None if no loader was iterated
+# Missing from states of older versions, and None if no loader was iterated; the last also if it is a stream's.
+LATER = ("loader", "samples", "seed")
+
+
+class Opened(NamedTuple):
+    """A loader whose epoch was begun: its number among those of its Pace, and the samples of an epoch.
+
+    seed, shuffle: what the order of an epoch depends on besides its number; None for a stream, or if unknown.
+    """
+
+    loader: int
+    samples: int
+    seed: int | None = None
+    shuffle: bool | None = None
+
+    def check(self, before: Opened) -> None:
+        """Raises PacelineError if the epoch that was begun with loader ``before`` cannot go on with this one."""
+        if (self.loader, self.samples) != (before.loader, before.samples):
+            raise PacelineError(
+                f"the loop continues with loader {self.loader} ({self.samples} samples); expected loader "
+                f"{before.loader} ({before.samples} samples), in whose epoch the checkpoint was made: make loaders "
+                "in the same order"
+            )
+        known = self.shuffle is not None and before.shuffle is not None
+        if known and (self.shuffle, self.shuffle and self.seed) != (
+            before.shuffle,
+            before.shuffle and before.seed,
+        ):
+            raise PacelineError(
+                f"the loop continues with seed={self.seed}, shuffle={self.shuffle}; expected seed={before.seed}, "
+                f"shuffle={before.shuffle}, in whose order the samples of this epoch were begun: use the same"
+            )
 
 
 def rounds(samples: int, done: int, batch: int, floor: int = 1) -> int:
@@ -43,7 +74,7 @@ class Progress:
         self.running = False  # an iteration is running
         self.counts = True  # the newest iteration is over a loader, whose samples are counted
         self._chosen: int | None = None  # epoch of the next iteration, chosen while one is running
-        self._of: tuple[int, int] | None = None  # number and samples of the loader whose epoch it is
+        self._of: Opened | None = None  # the loader whose epoch it is
 
     def size(self, step: int) -> int:
         """Samples of round ``step``."""
@@ -103,20 +134,16 @@ class Progress:
         done = self.samples_done if self._midway else 0
         return rounds(samples, done, self.size(self.rounds), self._floor)
 
-    def open(self, loader: int, samples: int) -> None:
+    def open(self, loader: Opened) -> None:
         """An iteration over a loader's samples begins: within its epoch after ``load``, else with a whole one.
 
-        Raises PacelineError if that epoch was begun with another loader."""
+        Raises PacelineError if that epoch was begun with another loader, or in another order."""
         self.close()
         if self.samples_done and not self._midway:  # the last iteration was left early
             self.begin(self.epoch + 1)
-        if self.samples_done and self._of not in (None, (loader, samples)):
-            assert self._of is not None
-            raise PacelineError(
-                f"the loop continues with loader {loader} ({samples} samples); expected loader {self._of[0]} "
-                f"({self._of[1]} samples), in whose epoch the checkpoint was made: make loaders in the same order"
-            )
-        self.samples, self._midway, self._of = samples, False, (loader, samples)
+        if self.samples_done and self._of is not None:
+            loader.check(self._of)
+        self.samples, self._midway, self._of = loader.samples, False, loader
         self.running = self.counts = True
 
     def draws(self) -> None:
@@ -133,14 +160,14 @@ class Progress:
 
     def state(self) -> dict[str, int | None]:
         """The state for ``load``."""
+        of = (None,) * len(Opened._fields) if self._of is None else self._of
         return {
             "version": VERSION,
             "epoch": self.epoch,
             "samples_done": self.samples_done,
             "rounds": self.rounds,
             "global_batch": self._batch,
-            "loader": None if self._of is None else self._of[0],
-            "samples": None if self._of is None else self._of[1],
+            **dict(zip(Opened._fields, of, strict=True)),
         }
 
     def check(self, state: Any) -> int:
@@ -157,8 +184,14 @@ class Progress:
         """Resume from ``state``. Raises PacelineError as ``check`` does."""
         self.rounds = self.check(state)
         self.epoch, self.samples_done = int(state["epoch"]), int(state["samples_done"])
-        of = state.get("loader"), state.get("samples")  # not in the checkpoints of older versions
-        self._of = None if None in of else (int(of[0]), int(of[1]))  # type: ignore[arg-type]
+        number, samples, seed = (
+            state.get(name) for name in LATER
+        )  # not in the checkpoints of older versions
+        self._of = None
+        if number is not None and samples is not None:
+            self._of = Opened(
+                int(number), int(samples), None if seed is None else int(seed), state.get("shuffle")
+            )
         self._midway = True
 
 
@@ -179,6 +212,8 @@ def check_state(state: Any) -> None:
         least = int(name == "global_batch")
         if not (name in LATER and value is None) and not (_whole(value) and value >= least):
             refuse(name, f"a whole number of at least {least}")
+    if not isinstance(state.get("shuffle"), bool | None):
+        refuse("shuffle", "True, False or None")
     if not isinstance(state.get("policy"), str):
         refuse("policy", "the name of a policy")
     if not isinstance(state.get("balancer"), dict):

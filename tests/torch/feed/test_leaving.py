@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils.data import DataLoader
 
 from paceline.errors import PacelineError
 from paceline.torch import Pace, RoundResult
@@ -145,6 +146,65 @@ def test_a_checkpoint_goes_on_with_the_loader_that_it_was_made_in() -> None:
     again.load_state_dict(state)
     assert len(second) == 4
     again.host.detach()
+
+
+def begun(seed: int, shuffle: bool) -> dict[str, Any]:
+    """The state after two of an epoch's six rounds."""
+    model, optimizer, pace = paced()
+    for x, y, _ in pace.loader(Samples(83), seed=seed, shuffle=shuffle):
+        pace.backward(LOSS(model(x), y))
+        if pace.step(optimizer) and pace.rounds == 2:
+            break
+    state = pace.state_dict()
+    pace.host.detach()
+    return state
+
+
+def go_on(state: dict[str, Any], kind: str, **order: Any) -> None:
+    """Draw the next batch after this state was loaded."""
+    _, _, again = paced()
+    data = Samples(83)
+    own = kind == "batch_sampler"
+    loader: Any = (
+        DataLoader(data, batch_sampler=again.batch_sampler(data, **order))
+        if own
+        else again.loader(data, **order)
+    )
+    again.load_state_dict(state)
+    try:
+        next(iter(loader))
+    finally:
+        again.host.detach()
+
+
+@guarantee(
+    "A resumed run continues with the same plans and samples; a state that does not fit raises and changes "
+    "nothing."
+)
+@pytest.mark.parametrize("kind", ["loader", "batch_sampler"])
+@pytest.mark.parametrize(
+    ("order", "words"),
+    [
+        ({"seed": 6}, r"with seed=6, shuffle=True; expected seed=5, shuffle=True, in whose order"),
+        (
+            {"seed": 5, "shuffle": False},
+            r"with seed=5, shuffle=False; expected seed=5, shuffle=True, in whose",
+        ),
+    ],
+)
+def test_an_epoch_that_continues_in_another_order_raises(
+    kind: str, order: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(PacelineError, match=words):
+        go_on(begun(5, True), kind, **order)
+
+
+def test_an_epoch_continues_if_its_order_is_the_same_or_unknown() -> None:
+    go_on(begun(5, True), "loader", seed=5)
+    go_on(begun(5, False), "batch_sampler", seed=6, shuffle=False)  # no seed decides that order
+    older = begun(5, True)
+    del older["seed"], older["shuffle"]
+    go_on(older, "loader", seed=6)
 
 
 @guarantee("With `quantum=m`, every batch is a multiple of m, or the data set is refused.")

@@ -141,7 +141,7 @@ class BalancedLoader:
         check_options(options, terms.batch, loop.ranks)
         switches(shuffle=shuffle, drop_last=drop_last, padded=costs[1])
         whole("seed", seed, 0, 2**63 - 1)
-        self.dataset, self.number = dataset, number
+        self.dataset, self.number, self.order = dataset, number, (seed, shuffle)
         self._loop, self._order = loop, Order(len(dataset), seed, shuffle)
         facts = {"samples": len(dataset), "seed": seed, "shuffle": shuffle, "drop_last": drop_last}
         factor = options.get("prefetch_factor")

@@ -119,6 +119,7 @@ class Sizes:
 
     number: int | None = None
     samples: int | None = None
+    order = (None, None)
 
     def __init__(self, loop: Loop, rounds: int | None) -> None:
         terms = loop.terms

@@ -47,7 +47,7 @@ class BalancedSampler:
         switches(shuffle=shuffle, drop_last=drop_last)
         whole("seed", seed, 0, 2**63 - 1)
         whole("ahead", ahead, 0)
-        self.dataset, self.number = dataset, number
+        self.dataset, self.number, self.order = dataset, number, (seed, shuffle)
         self._loop, self._order, self._ahead = loop, Order(len(dataset), seed, shuffle), ahead
         facts = {"samples": len(dataset), "seed": seed, "shuffle": shuffle, "drop_last": drop_last}
         loop.drawn_ahead(max(peers.agree(facts, ahead)))

@@ -112,6 +112,7 @@ class StreamLoader:
     """
 
     samples: int | None = None  # of an epoch; unknown
+    order = (None, None)  # the stream's own
 
     def __init__(
         self,
