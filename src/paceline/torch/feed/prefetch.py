@@ -23,6 +23,7 @@ from paceline.torch.liveness.shutdown import end_with_parent
 
 # The user's DataLoader options that these processes use, too.
 TAKEN_OVER = ("num_workers", "worker_init_fn", "multiprocessing_context", "timeout")
+FACTOR = 2  # parts that a process loads ahead, unless ``prefetch_factor`` says it; also torch's default
 
 
 class Prefetch:
@@ -40,6 +41,12 @@ class Prefetch:
         self._workers = int(options.get("num_workers") or 0)
         self._begun: deque[tuple[Indices, int]] = deque()  # micro-steps, and the parts that each is loaded in
         self._queues: list[Any] = []
+        # A process reads its queue only while the DataLoader owes this rank a part: no more are requested. A thread
+        # of the queue writes the indices: a pipe may hold less than those of one part.
+        factor = options.get("prefetch_factor")
+        self._most = self._workers * (FACTOR if factor is None else int(factor))
+        self._later: deque[list[int]] = deque()  # parts that were begun and are not requested yet
+        self._requested = 0  # parts that were requested and are not received yet
         self._loaded: Iterator[Any] = iter(())
         if self._workers:
             plain = collate is default_collate and joinable(collate([dataset[0]]))
@@ -47,17 +54,23 @@ class Prefetch:
             context = options.get("multiprocessing_context") or torch.multiprocessing.get_context()
             if isinstance(context, str):
                 context = torch.multiprocessing.get_context(context)
-            self._queues += [context.SimpleQueue() for _ in range(self._workers)]
+            self._queues += [context.Queue() for _ in range(self._workers)]
+            for queue in self._queues:
+                queue.cancel_join_thread()  # the program ends though a process that was killed reads nothing more
             loader: DataLoader[Any] = DataLoader(
                 _Requested(dataset, collate, self._queues),
                 batch_size=None,
                 collate_fn=as_it_is,
+                prefetch_factor=self._most // self._workers,
                 generator=draws,  # the user's random numbers must not depend on claims
                 **{name: options[name] for name in TAKEN_OVER if name in options},
             )
             self._loaded = iter(loader)
         self._task = 0  # number of the next part: the loader takes parts from its processes in turn, in order
         self._end = weakref.finalize(self, _end_processes, self._queues)
+        self._end.atexit = (
+            False  # the processes end with this one, which can start no thread of a queue by then
+        )
 
     def begin(self, micro_steps: list[Indices]) -> None:
         """Begin to load each of these, after what was begun before; from any thread."""
@@ -65,10 +78,10 @@ class Prefetch:
             start, many = 0, len(micro_step)
             parts = cut(many, -(-many // self._parts)) if self._workers else []
             for size in parts:
-                self._queues[self._task % self._workers].put(micro_step[start : start + size].tolist())
-                self._task += 1
+                self._later.append(micro_step[start : start + size].tolist())
                 start += size
             self._begun.append((micro_step, len(parts)))
+        self._request()
 
     def expect(self, micro_steps: list[Indices]) -> None:
         """These come next: begin them, unless exactly these were begun."""
@@ -89,18 +102,33 @@ class Prefetch:
         _, parts = self._begun.popleft()
         if not self._workers:
             return loaded(self._dataset, self._collate, micro_step.tolist())
-        return joined([next(self._loaded) for _ in range(parts)])
+        return joined([self._part() for _ in range(parts)])
 
     def reset(self) -> None:
         """Discard what was begun and not taken by ``next``."""
-        while self._begun:
-            for _ in range(self._begun.popleft()[1]):
-                next(self._loaded)
+        self._begun.clear()
+        self._later.clear()
+        while self._requested:
+            self._part()
 
     def close(self) -> None:
         """No more samples."""
         self._end()
         self._loaded = iter(())  # ends the processes now, see ``BalancedLoader.end``
+
+    def _request(self) -> None:
+        """Request the next parts, as many as the processes may load ahead."""
+        while self._later and self._requested < self._most:
+            self._queues[self._task % self._workers].put(self._later.popleft())
+            self._task += 1
+            self._requested += 1
+
+    def _part(self) -> Any:
+        """Wait for the next part that was requested."""
+        self._requested -= 1
+        part = next(self._loaded)
+        self._request()
+        return part
 
 
 class _Requested(IterableDataset):
@@ -138,3 +166,4 @@ def as_it_is(batch: Any) -> Any:
 def _end_processes(queues: list[Any]) -> None:
     for queue in queues:
         queue.put(None)
+        queue.close()
