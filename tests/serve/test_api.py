@@ -463,6 +463,30 @@ def test_whole_states_are_stored_now_and_then(tmp_path: Path, monkeypatch: pytes
     asyncio.run(service.store.close())
 
 
+def test_log_of_workers_that_only_join_and_leave_stays_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.serve.service.CALLS", 10)
+    monkeypatch.setattr("paceline.serve.service.CALLS_PER_WORKER", 1)
+
+    async def all_of_it() -> tuple[int, Any]:
+        async with serving(tmp_path) as call:
+            await call.ask("PUT", "/jobs/j", JOB)
+            for _ in range(50):
+                await call.join("a")
+                mine = {"X-Worker-Secret": call.secrets["a"]}
+                assert (await call.ask("DELETE", "/jobs/j/workers/a", headers=mine))[0] == 204
+            state = call.service.catalog.running["j"].job.state_dict()
+            (kept,) = call.service.store.read()
+            return len(kept.calls), state
+
+    calls, state = asyncio.run(all_of_it())
+    assert calls <= 20
+    service = Service(tmp_path)
+    assert json.dumps(service.catalog.running["j"].job.state_dict()) == json.dumps(state)
+    asyncio.run(service.store.close())
+
+
 def test_damaged_state_is_reported(tmp_path: Path) -> None:
     (tmp_path / "service.sqlite").write_bytes(b"no database at all" * 100)
     with pytest.raises(ValueError, match=r"service.sqlite cannot be used .*choose another directory"):

@@ -1,5 +1,7 @@
-"""The record of a served job that lost rounds, as when the disk was full: no gap is passed over in silence."""
+"""The record of a served job: a kill loses no round of it, and a gap, as after a full disk, is not silent."""
 
+import asyncio
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,10 @@ from paceline import runs
 from paceline.files import part_of
 from paceline.rounds import RoundResult
 from paceline.serve.catalog import JobRecord
+from paceline.serve.events import Report
 from paceline.serve.models import Settings
+from paceline.serve.service import Service
+from support.calling import JOB, Caller, serving
 
 NAMES = ["gpu-a", None]
 
@@ -39,3 +44,43 @@ def test_a_record_that_lacks_rounds_is_moved_aside(tmp_path: Path) -> None:
     after = runs.read(tmp_path / "j")
     assert after.round.tolist() == [6, 7]
     assert after.notes == ["Rounds are missing from the record, first before round 6."]
+
+
+async def two_rounds(call: Caller) -> None:
+    """Two rounds for "a" and "b" are handed out at once, and closed by two simultaneous reports of "a"."""
+    assert (await call.ask("PUT", "/jobs/j", JOB | {"ahead": 1}))[0] == 201
+    for name in "ab":
+        await call.join(name)
+    reports = [Report(number, 6, 1.0) for number in range(2)]
+    for report in reports:
+        await call.next("b")
+        await call.service.report("j", "b", call.secrets["b"], report)
+    await asyncio.gather(*[call.service.report("j", "a", call.secrets["a"], each) for each in reports])
+
+
+def test_kill_between_commit_and_record_loses_no_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service's files are copied when the first round is about to be recorded, as a kill would leave them."""
+    monkeypatch.setattr("paceline.serve.service.CALLS", 1)
+    monkeypatch.setattr("paceline.serve.service.CALLS_PER_WORKER", 0)
+    write, killed = JobRecord.write, tmp_path / "killed"
+
+    def writes(record: JobRecord, closed: RoundResult, names: list[str | None]) -> None:
+        if not killed.exists():
+            shutil.copytree(tmp_path / "service", killed)
+        write(record, closed, names)
+
+    async def all_of_it() -> None:
+        async with serving(tmp_path / "service") as call:
+            await two_rounds(call)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(JobRecord, "write", writes)
+        asyncio.run(all_of_it())
+    after = Service(killed)
+    asyncio.run(after.stop())
+    assert [path.name for path in (killed / "runs").iterdir()] == ["j"], "it is not moved aside"
+    found = runs.read(killed / "runs" / "j")
+    assert found.round.tolist() == [0, 1]
+    assert not found.notes

@@ -59,6 +59,7 @@ class JobRuntime:
         self.newest = 0.0  # the time of the newest call
         self.write: asyncio.Future[Any] | None = None  # the write of the newest call
         self.logged = self.done = self.stored = kept.through  # newest call handled, on disk, in the state
+        self.last_closed = kept.through  # newest call that has closed a round
         behind: list[RoundResult] = []
         if kept.state is not None:
             try:

@@ -93,9 +93,11 @@ class Service:
         PacelineError if the job refuses it, and SetAside if the job failed."""
         self.check_open()
         most = max(CALLS, CALLS_PER_WORKER * runtime.job.settings.workers)
-        if runtime.job.closing and runtime.logged - runtime.stored >= most:
-            # Stored from time to time to bound the log, and just before a round closes: then a policy's decision in
-            # the background is ready, and nothing waits for it.
+        since = runtime.logged - runtime.stored
+        # Stored from time to time to bound the log, and just before a round closes: then a policy's decision in the
+        # background is ready, and nothing waits for it. If no round closes, workers join and leave: then at any call.
+        # A round that has closed since the last commit must be in the log, from which a restart records it.
+        if since >= (most if runtime.job.closing else 2 * most) and runtime.last_closed <= runtime.done:
             self.write_state(runtime)
         try:
             effects = runtime.job.handle(event)
@@ -107,6 +109,8 @@ class Service:
             self.catalog.set_aside(runtime.name, paceline.__version__, f"its call {number} failed ({error})")
             raise events.SetAside(self.catalog.aside[runtime.name]) from error
         runtime.logged, runtime.newest = runtime.logged + 1, event.now
+        if any(isinstance(each, RoundResult) for each in effects):
+            runtime.last_closed = runtime.logged
         runtime.write = self.store.write(
             stored.called(runtime.name, runtime.logged, events.logged(event)),
             act=functools.partial(self._act, runtime, runtime.logged, effects),
