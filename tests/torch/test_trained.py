@@ -214,10 +214,11 @@ def says(judge: nn.Module, samples: torch.Tensor, real: float) -> torch.Tensor:
     return nn.functional.binary_cross_entropy_with_logits(out, torch.full_like(out, real))
 
 
-def two_models(rank: int, ranks: int, weigh: str, through: str) -> tuple[float, float]:
+def two_models(rank: int, ranks: int, weigh: str, through: str, counted: bool) -> tuple[float, float]:
     """A generative adversarial network as docs/porting.md has it: the differences of both models from one process.
 
-    through: the second backward pass goes through the first model's own module, or through its wrapper."""
+    through: the second backward pass goes through the first model's own module, or through its wrapper. counted: the
+    samples of the first one are counted."""
     maker, judge, data, first, second = maker_and_judge()
     netg, netd = DistributedDataParallel(maker), DistributedDataParallel(judge)
     with Pace(netd, 20, TWO, limits=[(0, None)] * 2, weigh=weigh) as pace:
@@ -226,7 +227,8 @@ def two_models(rank: int, ranks: int, weigh: str, through: str) -> tuple[float, 
                 netd.zero_grad()
                 fake = netg(noise)
                 loss = says(netd, real, 1.0) + says(judge, fake.detach(), 0.0)
-                loss.backward() if weigh == "hook" else pace.backward(loss)
+                count = len(real) if counted else None
+                loss.backward() if weigh == "hook" else pace.backward(loss, count=count)
                 pace.step(first)
                 netg.zero_grad()
                 pace.weighted(says(judge if through == "module" else netd, fake, 1.0)).backward()
@@ -255,9 +257,17 @@ def alone() -> tuple[nn.Module, nn.Module]:
 
 
 @guarantee("Two models in one loop, as in a GAN, train as in one process; mistakes with them raise an error.")
-@pytest.mark.parametrize(("weigh", "through"), [("loss", "module"), ("loss", "wrapper"), ("hook", "module")])
-def test_two_models_equal_those_of_one_process(weigh: str, through: str) -> None:
-    for found in run_ranks(2, two_models, weigh, through):
+@pytest.mark.parametrize(
+    ("weigh", "through", "counted"),
+    [
+        ("loss", "module", False),
+        ("loss", "wrapper", False),
+        ("loss", "wrapper", True),
+        ("hook", "module", False),
+    ],
+)
+def test_two_models_equal_those_of_one_process(weigh: str, through: str, counted: bool) -> None:
+    for found in run_ranks(2, two_models, weigh, through, counted):
         assert max(found) < 1e-12
 
 
@@ -294,6 +304,116 @@ def mistakes_with_two(rank: int, ranks: int) -> None:
 @guarantee("Two models in one loop, as in a GAN, train as in one process; mistakes with them raise an error.")
 def test_mistakes_with_two_models_raise() -> None:
     run_ranks(2, mistakes_with_two)
+
+
+WEIGHTS = torch.tensor([1.0, 5.0, 0.2], dtype=torch.float64)
+
+
+def joined(
+    rank: int,
+    ranks: int,
+    how: str = "DDP",
+    counted: bool = False,
+    normalised: bool = False,
+    apart: str = "",
+    **options: Any,
+) -> float | str:
+    """The loss has parameters outside of Pace's model: the largest difference from one process, or the message.
+
+    how: their gradients are summed by a second ``DDP``, by the ``loop`` itself, or not at all in one process,
+    ``alone``. counted: class weights are counted; normalised: the loop divides by those of all ranks. apart: they
+    have an optimizer of their own, which is stepped ``before`` or ``after`` pace.step.
+    """
+
+    def parts() -> tuple[nn.Module, nn.Module, list[torch.optim.Optimizer]]:
+        model, head = fresh(torch.float64), nn.Linear(3, 3).double()
+        own, others = [*model.parameters()], [*head.parameters()]
+        groups = [own, others] if apart else [own + others]
+        return model, head, [torch.optim.SGD(each, lr=0.1, momentum=0.9) for each in groups]
+
+    weights = WEIGHTS if counted or normalised else None
+    data, (model, head, (first, *others)) = Samples(16 * 4), parts()
+    one, its, optimizers = parts()
+    for chosen in torch.from_numpy(Order(len(data), 5).epoch(0)).split(16):
+        nn.functional.cross_entropy(its(one(data.x[chosen])), data.y[chosen], weights).backward()
+        for each in optimizers:
+            each.step()
+            each.zero_grad()
+    ddp = model if how == "alone" else DistributedDataParallel(model)
+    through = DistributedDataParallel(head) if how == "DDP" else head
+    pace = Pace(ddp, 16, TWO if ranks == 2 else "equal", **options)
+    try:
+        for x, y, _ in pace.loader(data, seed=5):
+            loss = nn.functional.cross_entropy(through(ddp(x)), y, weights)
+            if normalised:
+                total = WEIGHTS[y].sum()
+                dist.all_reduce(total)
+                pace.backward(loss * WEIGHTS[y].sum() / (total / ranks), "global")
+            elif options:
+                loss.backward()
+            else:
+                pace.backward(loss, count=WEIGHTS[y].sum() if counted else None)
+            if how == "loop":
+                for parameter in head.parameters():
+                    dist.all_reduce(parameter.grad)
+                    parameter.grad /= ranks
+            if apart == "after":
+                pace.step(first)
+            for other in others:
+                other.step()
+                other.zero_grad()
+            if apart != "after":
+                pace.step(first)
+    except PacelineError as error:
+        return str(error)
+    finally:
+        pace.host.detach()
+    return difference([*model.parameters(), *head.parameters()], [*one.parameters(), *its.parameters()])
+
+
+OUTSIDE = guarantee(
+    "Parameters of the loss outside of Pace's model train as in one process; where `count=` or `weigh='hook'` would "
+    "not reach them, the optimizer's step raises."
+)
+
+
+@OUTSIDE
+def test_parameters_outside_of_the_model_train_as_in_one_process() -> None:
+    cases: dict[str, dict[str, Any]] = {
+        "second DDP": {},
+        "the loop's own sum": {"how": "loop"},
+        "own optimizer": {"apart": "after"},
+        "the total of all ranks": {"normalised": True},
+    }
+    for name, found in run_cases(2, joined, cases).items():
+        assert all(isinstance(far, float) and far < 1e-12 for far in found), f"{name}: {found}"
+
+
+@OUTSIDE
+def test_parameters_that_an_option_does_not_reach_raise() -> None:
+    cases: dict[str, dict[str, Any]] = {
+        "second DDP": {"counted": True},
+        "the loop's own sum": {"how": "loop", "counted": True},
+        "stepped before": {"counted": True, "apart": "before"},
+        "stepped after": {"counted": True, "apart": "after"},
+        "hook": {"weigh": "hook"},
+        "hook, stepped after": {"weigh": "hook", "apart": "after"},
+        "hook, stepped before": {"weigh": "hook", "apart": "before"},
+    }
+    for name, found in run_cases(2, joined, cases).items():
+        option = "weigh='hook'" if "hook" in name else "count="
+        for message in found:
+            assert f"of shape (3, 3) outside of the model, and {option} weights the model's" in str(
+                message
+            ), name
+
+
+@OUTSIDE
+def test_counted_loss_with_parameters_outside_of_the_model_raises_in_one_process() -> None:
+    assert "count= weights the model's gradients alone" in str(joined(0, 1, how="alone", counted=True))
+    far = joined(0, 1, how="alone")
+    assert isinstance(far, float)
+    assert far < 1e-12
 
 
 def test_second_model_in_micro_steps_raises() -> None:

@@ -144,6 +144,11 @@ class RoundState:
         return None if self.piece is None or self.ready else self.piece.step
 
     @property
+    def passing(self) -> bool:
+        """Whether a micro-step is running whose backward pass has not ended."""
+        return self.phase == DRAWN or self.phase == WEIGHED
+
+    @property
     def unstepped(self) -> int | None:
         """The number of the running round before its step is due; else None."""
         waits = self.piece is not None and self.phase != COMPLETE and not self.taken

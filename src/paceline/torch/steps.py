@@ -19,6 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from paceline.errors import PacelineError, short
 from paceline.torch import timing
+from paceline.torch.gradients.outside import Outside
 from paceline.torch.gradients.weighing import Weighing, held
 from paceline.torch.host import Host
 from paceline.torch.members import Members
@@ -43,10 +44,18 @@ class OptimizerWatch:
 
     model: has the parameters; those that require gradients now are summed over the ranks, and no others. whole:
     nothing else is summed, not even the parameters of another DistributedDataParallel module. alone: nothing is
-    summed, since there is one rank, so that parameters may begin to require gradients later."""
+    summed, since there is one rank, so that parameters may begin to require gradients later. outside, option: find
+    gradients outside of the model that are wrong with the option, "" if none are."""
 
     def __init__(
-        self, model: torch.nn.Module, whole: bool, before: Before, after: After, alone: bool = False
+        self,
+        model: torch.nn.Module,
+        whole: bool,
+        before: Before,
+        after: After,
+        alone: bool = False,
+        outside: Outside | None = None,
+        option: Callable[[], str] = str,
     ) -> None:
         self.seconds = 0.0  # of the newest step
         self._began = 0.0
@@ -56,6 +65,8 @@ class OptimizerWatch:
         self._frozen = [] if alone else [p for p in model.parameters() if not p.requires_grad]
         # The number of parameters of each optimizer when it was checked that all of them are summed.
         self._sizes: dict[weakref.ref[Any], int] = {}
+        self._others: set[weakref.ref[Any]] = set()  # those with parameters outside of the model
+        self._outside, self._option = outside, option
         # A weak reference to the optimizer that was last found to concern the model, and its number of parameters.
         self._known: Any = int
         self._size = -1
@@ -161,13 +172,16 @@ class OptimizerWatch:
         """Notice no more steps."""
         for hook in self._hooks:
             hook.remove()
+        if self._outside is not None:
+            self._outside.close()
 
     def _check_summed(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raises PacelineError if the optimizer would move parameters that were not trained when Pace was made."""
+        """Raises PacelineError if the optimizer would move parameters that were not trained when Pace was made, or
+        whose gradients the running options have left wrong."""
         size, this = sum(map(len, map(_PARAMETERS, optimizer.param_groups))), weakref.ref(optimizer)
         if self._sizes.get(this) != size or any(map(_REQUIRES_GRAD, self._frozen)):
             names = {id(p): name for name, p in self._model.named_parameters()}
-            alone = self._whole and any(id(p) in self._ours for p in held(optimizer))
+            alone = self._whole and self._holds(optimizer)
             for parameter in held(optimizer):
                 name = names.get(id(parameter), "a parameter outside of the model" if alone else "")
                 if name and parameter.requires_grad and id(parameter) not in self._ours:
@@ -177,14 +191,38 @@ class OptimizerWatch:
                         "DistributedDataParallel and Pace"
                     )
             self._sizes[this] = size
-        if optimizer is self._known() and not self._frozen:
+            if not all(id(p) in names for p in held(optimizer)):
+                self._others.add(this)
+        if this in self._others:
+            self._check_outside(optimizer)
+        elif optimizer is self._known() and not self._frozen:
             self._size = size
+
+    def _check_outside(self, optimizer: torch.optim.Optimizer) -> None:
+        """Raises PacelineError if the optimizer would move parameters outside of the model by gradients that the
+        running options have left wrong."""
+        outside = self._outside
+        if outside is None or not (option := self._option()):
+            return
+        own = {id(p) for p in self._model.parameters()}
+        moved = [p for p in held(optimizer) if p.grad is not None and id(p) not in own]
+        # An optimizer of its own may move another model, by the gradients of another loss.
+        wrong = next(iter(moved), None) if self._holds(optimizer) else outside.look(moved)
+        if wrong is not None:
+            raise PacelineError(
+                f"optimizer.step() would move a parameter of shape {tuple(wrong.shape)} outside of the model, and "
+                f"{option} weights the model's gradients alone; expected one module with all parameters of the "
+                "loss, wrapped once and given to Pace"
+            )
+
+    def _holds(self, optimizer: torch.optim.Optimizer) -> bool:
+        return any(id(p) in self._ours for p in held(optimizer))
 
     def _concerned(self, optimizer: torch.optim.Optimizer) -> bool:
         """True when the optimizer holds one of the parameters."""
         if optimizer is self._known():
             return True
-        if found := any(id(p) in self._ours for p in held(optimizer)):  # usually its first parameter
+        if found := self._holds(optimizer):  # usually by its first parameter
             self._known, self._size = weakref.ref(optimizer), -1
             if self._known not in self._of_model:
                 self._of_model.append(self._known)
@@ -235,7 +273,9 @@ class RoundSteps:
         self._round, self._gradients, self._meter, self._members = round, gradients, meter, members
         self._progress, self._end, self._records_rates = progress, end, rates
         self._rates, self._host = LearningRateWatch(), Host()
-        self.watch = OptimizerWatch(model, members.carries_rows, self._step_begins, self._step_ended, single)
+        outside = Outside(gradients.parameters, lambda: round.passing)
+        watch = members.carries_rows, self._step_begins, self._step_ended, single
+        self.watch = OptimizerWatch(model, *watch, outside, lambda: gradients.alone)
 
     def hosted_by(self, host: Host) -> None:
         """A framework runs the loop."""

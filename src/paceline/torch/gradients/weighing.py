@@ -25,6 +25,8 @@ from paceline.torch.hooks_of_torch import version
 from paceline.torch.plan import Piece
 
 MEAN, SUM, GLOBAL = KINDS = "mean", "sum", "global"  # what a loss is over its samples
+# Options that weigh or correct the model's gradients after they have been computed, and no others.
+COUNT, DROP, DETERMINISTIC, HOOK = "count=", "drop=", "deterministic=True", "weigh='hook'"
 _GRAD, _THERE = attrgetter("grad"), partial(is_not, None)  # in C: they run once a round for each parameter
 
 
@@ -163,6 +165,8 @@ class Weighing(GradientStash):
         sums: A round's last backward pass sums its gradients over the ranks.
         no_global, no_second: Why a loss over the samples of all ranks, or that of a second model, cannot be weighted;
             "" if it can.
+        alone: The option with which a loss leaves wrong gradients in parameters outside of the model; "" if they are
+            as exact as the model's.
     """
 
     def __init__(
@@ -187,6 +191,7 @@ class Weighing(GradientStash):
             * reducer.carries_counts
         )
         self.no_second = "ElasticPace sums the gradients of one model only" * reducer.carries_counts
+        self.alone = DROP * varies
         self._counts = Counts(device, counted)
         self.entered: AbstractContextManager[Any] | None = None  # the ``no_sync`` that is in effect
 
@@ -232,6 +237,8 @@ class Weighing(GradientStash):
             return
         given = self._counts.given
         if given or self._varies:
+            if given and not self.alone:
+                self.alone = COUNT  # the factor does not reach them
             self.scale(self._counts.factor(piece.step, piece.batch))
         elif given is not None:
             self._counts.begin()
@@ -256,6 +263,7 @@ class ExactWeighing(Weighing):
     ) -> None:
         super().__init__(parameters, device, reducer, **options)
         self._sum, self._averaged, self.sums = ExactSum(parameters), 1, False
+        self.alone = DETERMINISTIC
 
     def done(self, piece: Piece) -> None:
         self._sum.add()
@@ -272,6 +280,12 @@ class HookWeighing(Weighing):
     # gradients accumulated so far are a mean over.
     _count: float | None = None
     _weighed = 0.0
+
+    def __init__(
+        self, parameters: Sequence[torch.nn.Parameter], device: torch.device, reducer: Reducer, **options: Any
+    ) -> None:
+        super().__init__(parameters, device, reducer, **options)
+        self.alone = HOOK
 
     def weigh(self, piece: Piece, part: float, count: float | None, first: bool, reduction: str) -> float:
         if first:

@@ -1,0 +1,68 @@
+"""Gradients of parameters outside of the model that come from a round's own loss.
+
+Some options weigh or correct the gradients of the model after they have been computed, and reach no other parameter:
+``Weighing.alone``. A second model with a backward pass of its own is not concerned, such as the generator of a GAN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from paceline.torch.gradients.reducers import LOOKS
+from paceline.torch.hooks_of_torch import running_pass
+
+NEVER = -2  # the number of no pass
+
+
+class Outside:
+    """Whether parameters outside of the model get their gradients in the backward pass that also gives the model's.
+
+    parameters: the model's. passing: whether the running micro-step's backward pass has not ended.
+    """
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], passing: Callable[[], bool]) -> None:
+        self._parameters, self._passing = parameters, passing
+        self._left = LOOKS  # then the hooks go, which cost time: this mistake is made from the beginning
+        self._own = -1  # torch's number of the newest pass of a round's loss
+        self._newest: dict[
+            int, int
+        ] = {}  # by identity, the number of the pass that last gave a parameter a gradient
+        self._hooks: list[Any] = []
+
+    def look(self, parameters: Iterable[torch.nn.Parameter]) -> torch.nn.Parameter | None:
+        """One of the ``parameters`` whose gradient came in the newest pass of a round's loss. Those that are given
+        for the first time are looked at in the passes that follow."""
+        if not self._left:
+            return None
+        self._left -= 1
+        if not self._hooks:
+            self._hook(self._parameters, self._ours)
+        for parameter in parameters:
+            if (newest := self._newest.get(id(parameter))) is None:
+                self._newest[id(parameter)] = NEVER
+                self._hook([parameter], self._theirs)
+            elif newest == self._own:
+                return parameter
+        if not self._left:
+            self.close()
+        return None
+
+    def close(self) -> None:
+        """Look at no more parameters."""
+        self._left = 0
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    def _hook(self, parameters: Iterable[torch.nn.Parameter], notify: Callable[[torch.Tensor], None]) -> None:
+        self._hooks += [p.register_post_accumulate_grad_hook(notify) for p in parameters if p.requires_grad]
+
+    def _ours(self, _: torch.Tensor) -> None:
+        if self._passing():
+            self._own = running_pass()
+
+    def _theirs(self, parameter: torch.Tensor) -> None:
+        self._newest[id(parameter)] = running_pass()
