@@ -67,6 +67,18 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> Path:
     return path
 
 
+def place_first(part: Path, path: Path) -> None:
+    """Put the whole file ``part`` in its place, unless another process was first; ``part`` is gone afterwards."""
+    try:
+        os.link(part, path)
+    except FileExistsError:
+        pass
+    except OSError:  # a file system without links
+        os.rename(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
 def part_of(path: Path) -> Path:
     """A new name beside ``path`` for a file that will be renamed to ``path``."""
     return path.parent / f"{PART}{secrets.token_hex(8)}"  # short, even if the name is long

@@ -33,11 +33,13 @@ def matches(secret: str, kept: str) -> bool:
     return hmac.compare_digest(digest(secret), kept)
 
 
-def checked(token: str) -> str:
-    """A token that a person chose. Raises PacelineError if it is too short or does not fit into an HTTP header."""
+def checked(token: str, what: str = "the token", instead: str = "") -> str:
+    """A token that a person chose. Raises PacelineError if it is too short or does not fit into an HTTP header.
+
+    what, instead: how the message begins, and the advice at its end."""
     if len(token) < LEAST or not token.isascii() or not token.isprintable() or " " in token:
         raise PacelineError(
-            f"the token has {len(token)} characters: expected {LEAST} or more, of ASCII and without spaces"
+            f"{what} has {len(token)} characters: expected {LEAST} or more, of ASCII and without spaces{instead}"
         )
     return token
 
@@ -45,13 +47,14 @@ def checked(token: str) -> str:
 def read(path: Path) -> str | None:
     """The token in a file, None if there is no such file. Raises PacelineError if it can't be used."""
     try:
-        return checked(files.read(path, files.SMALL).decode().strip())
+        token = files.read(path, files.SMALL).decode().strip()
     except FileNotFoundError:
         return None
     except UnicodeDecodeError as error:
         raise PacelineError(f"cannot read the token in {path}: it is not text") from error
     except OSError as error:
         raise PacelineError(f"cannot read the token in {path}: {error.strerror or error}") from error
+    return checked(token, f"the token in {path}", "; write one there, or delete the file")
 
 
 def kept_in(path: Path, otherwise: str = "choose another --token-file") -> str:
@@ -60,9 +63,18 @@ def kept_in(path: Path, otherwise: str = "choose another --token-file") -> str:
     otherwise: advice for the message if it cannot be written. Raises PacelineError."""
     if (kept := read(path)) is not None:
         return kept
-    token = fresh()
+    part = files.part_of(path)
     with saying(f"cannot write the token to {path}", otherwise):
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(token + "\n")
-    return token
+        try:
+            handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(fresh() + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            files.place_first(part, path)
+        finally:
+            part.unlink(missing_ok=True)
+    kept = read(path)  # another process may have been first
+    if kept is None:
+        raise PacelineError(f"cannot write the token to {path}: it cannot be read back; {otherwise}")
+    return kept

@@ -275,7 +275,7 @@ def test_a_worker_that_has_work_for_too_long_is_given_up(monkeypatch: pytest.Mon
             ["--join", "192.0.2.1:80", "--token-file", "nowhere", "--patience", "0", __file__],
             "nowhere does not exist",
         ),
-        (["--join", "192.0.2.1:80", "--token-file", __file__, __file__], "the token has"),
+        (["--join", "192.0.2.1:80", "--token-file", __file__, __file__], "the token in "),
         (["--host", "192.0.2.1", __file__], "--host 192.0.2.1 is not an address of this machine"),
     ],
 )

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from paceline.errors import PacelineError
+from paceline.files import place_first
 from paceline.serve.events import NotStored
 
 FORMAT = 4
@@ -315,12 +316,7 @@ def _make(path: Path) -> None:
             database.execute(f"pragma user_version={FORMAT}")
             database.executescript(TABLES)
             database.execute("pragma journal_mode=wal")
-        try:
-            os.link(name, path)
-        except FileExistsError:
-            pass  # another service was faster
-        except OSError:  # a file system without links
-            os.rename(name, path)
+        place_first(Path(name), path)
     finally:
         Path(name).unlink(missing_ok=True)
 
