@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -20,7 +21,7 @@ import torch
 
 from paceline.torch.elastic.gateway import Gateway, socket_at
 from paceline.torch.elastic.messages import Signer, Where
-from paceline.torch.elastic.nodes import GONE, NodeAgent
+from paceline.torch.elastic.nodes import COUNT, GONE, Lost, NodeAgent
 from paceline.torch.elastic.nodes import OtherMachines as Known
 from paceline.torch.elastic.supervisor import _store
 from support.elastic_runs import alone, network
@@ -287,3 +288,55 @@ def test_first_machine_with_another_run_receives_the_workers() -> None:
     station.leave()
     thread.join(30)
     assert status == [0]
+
+
+def test_machine_that_ends_while_it_joins_keeps_no_other_out() -> None:
+    """It has a number and gives no report: it is neither waited for nor counted."""
+    store, said, workers, status = _store(0), list[str](), list[Stands](), list[int]()
+    gateway = Gateway("127.0.0.1", 0, "", store.port, said.append)
+    known = Known(store, 5.0, Signer(gateway.secret))
+
+    def start(where: Where) -> Stands:
+        workers.append(Stands(where))
+        return workers[-1]
+
+    store.add(COUNT, 1)
+    assert not known.look()
+    store.add(COUNT, 1)
+    known.start(Where("127.0.0.1", store.port, 0, 0, 1))
+    station = NodeAgent("127.0.0.1", gateway.port, 2, start, 5.0, 5.0, said.append)
+    thread = threading.Thread(target=lambda: status.append(station.run()), daemon=True)
+    thread.start()
+    _until(lambda: bool(workers), said, lambda: said.extend(known.look()))
+    assert "machine 4 has joined" in said
+    assert known.free == 1, "of the machine with room for 2, which has one worker"
+    known.close(0)
+    thread.join(20)
+    assert status == [0]
+    gateway.close()
+
+
+def test_machine_that_fails_to_join_counts_once_when_it_joins_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store does not answer in time when the machine has its number."""
+    store, said, status, failed = _store(0), list[str](), list[int](), list[str]()
+    gateway = Gateway("127.0.0.1", 0, "", store.port, said.append)
+    known, ask = Known(store, 5.0, Signer(gateway.secret)), NodeAgent._ask
+
+    def ask_late(agent: NodeAgent, name: str, *arguments: Any) -> Any:
+        answer = ask(agent, name, *arguments)
+        if name == "set" and not failed:
+            failed.append(arguments[0])
+            raise Lost("the store has not answered for 5 s")
+        return answer
+
+    monkeypatch.setattr(NodeAgent, "_ask", ask_late)
+    station = NodeAgent("127.0.0.1", gateway.port, 2, Stands, 5.0, 5.0, said.append)
+    thread = threading.Thread(target=lambda: status.append(station.run()), daemon=True)
+    thread.start()
+    _until(lambda: "machine 3 has joined" in said, said, lambda: said.extend(known.look()))
+    assert failed == ["machine/2/orders"]
+    assert known.free == 2
+    known.close(0)
+    thread.join(20)
+    assert status == [0]
+    gateway.close()

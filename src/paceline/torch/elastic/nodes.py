@@ -125,7 +125,8 @@ class OtherMachines:
     def __init__(self, store: Any, dead: float, signer: Signer) -> None:
         self._store, self._dead, self._signer, self._detector = store, dead, signer, FailureDetector(dead)
         self._machines: dict[int, OtherMachine] = {}  # that live, by number
-        self._known, self._begun = FIRST, False
+        self._counted, self._begun = FIRST, False
+        self._coming: set[int] = set()  # numbers without a report: it is on its way, or its agent has ended
         self._waiting: list[Remote] = []
 
     def start(self, where: Where) -> Remote:
@@ -144,10 +145,11 @@ class OtherMachines:
         joined, left or been lost. begun: whether the run has begun."""
         found, self._begun = [], begun
         dead = patience(self._dead, begun)
-        for number in range(self._known, FIRST + self._store.add(COUNT, 0)):
-            if not self._store.check([REPORT(number)]):
-                break  # its first report is on its way
-            self._known += 1
+        counted = FIRST + self._store.add(COUNT, 0)
+        self._coming.update(range(self._counted, counted))
+        self._counted = counted
+        for number in [number for number in sorted(self._coming) if self._store.check([REPORT(number)])]:
+            self._coming.remove(number)
             self._machines[number] = OtherMachine(self._report(number).room)
             found.append(f"machine {number} has joined")
         reports = {number: self._report(number) for number in self._machines}
@@ -273,8 +275,9 @@ class NodeAgent:
         self._seconds = FIRST_SECONDS
         self._signer, self._store = self._within(self._connected)
         number = int(self._ask("add", COUNT, 1)) - 1 + FIRST
+        # A join that fails takes another number. This one counts for a machine from its first report on, which is
+        # written once these orders can be read.
         self._ask("set", ORDERS(number), self._signer.signed(ORDERS(number), Orders()))
-        self._ask("set", REPORT(number), self._signer.signed(REPORT(number), NodeReport(0, self._room)))
         return number
 
     def _serve(self, number: int) -> int:
