@@ -340,3 +340,27 @@ def test_machine_that_fails_to_join_counts_once_when_it_joins_again(monkeypatch:
     thread.join(20)
     assert status == [0]
     gateway.close()
+
+
+def test_sigterm_while_a_worker_starts_reaches_it() -> None:
+    """The signal's handler runs while the process is started, before the agent has it."""
+    store, said, workers, status = _store(0), list[str](), list[Stands](), list[int]()
+    gateway = Gateway("127.0.0.1", 0, "", store.port, said.append)
+    known = Known(store, 5.0, Signer(gateway.secret))
+
+    def start(where: Where) -> Stands:
+        station.leave()
+        workers.append(Stands(where))
+        return workers[-1]
+
+    known.start(Where("127.0.0.1", store.port, 0, 0, 1))
+    station = NodeAgent("127.0.0.1", gateway.port, 1, start, 5.0, 5.0, said.append)
+    thread = threading.Thread(target=lambda: status.append(station.run()), daemon=True)
+    thread.start()
+    _until(lambda: bool(workers and workers[0].told), said, lambda: said.extend(known.look()))
+    assert workers[0].told == ["leave"]
+    workers[0].over = 0
+    _until(lambda: "machine 2 has left" in said, said, lambda: said.extend(known.look()))
+    thread.join(20)
+    assert status == [0]
+    gateway.close()

@@ -315,6 +315,8 @@ class NodeAgent:
             here = where._replace(secret=self._signer.secret, host=LOOPBACK, port=self._forwarder.port)
             self._workers[where.ident] = self._start(here)
             self._orders[where.ident] = START
+            if self._leaving:  # since it was started: ``leave`` did not know it yet
+                self._workers[where.ident].terminate()
         if order == self._orders.get(where.ident):
             return
         self._orders[where.ident] = order
