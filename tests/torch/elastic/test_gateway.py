@@ -149,7 +149,7 @@ def test_what_a_stranger_writes_into_the_store_is_refused(tmp_path: Path) -> Non
         stranger.set("word/0/1", '{"has": true, "done": 99}')
         stranger.add("arrived/0", 1)
         with pytest.raises(WorkerError, match="word/0/1 in the run's store, which belongs to worker 1"):
-            link.meet(both, {"has": True, "done": 0})
+            link.meet(both, {"has": True, "done": 0}, "round 0")
 
         stranger.set("membership/0", "[0, [[0, 0], [7, 1]], true]")
         for ident in (0, 1):

@@ -6,6 +6,8 @@ import atexit
 import base64
 import threading
 import time
+import warnings
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -23,16 +25,19 @@ from paceline.torch.elastic.messages import (
     MembershipEpoch,
     Signer,
     Where,
+    WorkerId,
     pack,
     settings,
     unpack,
 )
+from paceline.torch.liveness import stall
 from paceline.torch.liveness.detector import BEAT_SECONDS
 
 CONNECT_SECONDS = 60.0
 START_SECONDS = 300.0  # that a worker waits for the others in ``gather`` when the run begins
 LOOK = 0.001  # seconds between two looks in a rendezvous
 STAY_SECONDS = 5.0  # that a leaving worker waits until the others have let go of it, at most
+LATE_SECONDS = stall.SECONDS  # that a rendezvous waits until the members that have not come are named
 LONG = timedelta(days=30)
 CLOSE_SECONDS = 2.0  # that a thread may take to end, for example if the launcher is stopped
 
@@ -198,10 +203,14 @@ class LauncherLink:
                 raise Left(0)  # before it took part
             time.sleep(LOOK)
 
-    def meet(self, epoch: MembershipEpoch, word: dict[str, Any]) -> dict[int, dict[str, Any]] | None:
+    def meet(
+        self, epoch: MembershipEpoch, word: dict[str, Any], running: str
+    ) -> dict[int, dict[str, Any]] | None:
         """The words of all members of an epoch, by ident, once all have arrived; None if a newer epoch comes first.
-        All members get the same answer. word: this worker's own, of types that JSON has."""
+        All members get the same answer. word: this worker's own, of types that JSON has. running: the round that they
+        meet in, for a warning about members that do not come."""
         number, members = epoch.number, epoch.members
+        began, beats, late = time.monotonic(), self._beats(members), False
         self.post(f"word/{number}/{self.ident}", word)
         self.add(f"arrived/{number}", 1)
         verdict = b""
@@ -210,6 +219,9 @@ class LauncherLink:
                 verdict = self._call("compare_set", f"verdict/{number}", "", "go")
             elif self.newer(number):
                 verdict = self._call("compare_set", f"verdict/{number}", "", "skip")
+            elif not late and time.monotonic() - began >= LATE_SECONDS:
+                late = True
+                self._warn_of_late(epoch, beats, running)
             else:
                 time.sleep(LOOK)
             self._check()
@@ -236,6 +248,29 @@ class LauncherLink:
                 break  # all have left
             time.sleep(LOOK)
         raise Left(0)
+
+    def _beats(self, members: Sequence[WorkerId]) -> dict[int, bytes]:
+        """The newest heartbeat of each member, by ident."""
+        raws = self._call("multi_get", [BEAT(member.ident) for member in members])
+        return {member.ident: bytes(raw) for member, raw in zip(members, raws, strict=True)}
+
+    def _warn_of_late(self, epoch: MembershipEpoch, before: dict[int, bytes], running: str) -> None:
+        """Warn of the members that have not come to a rendezvous; the first of those that have come does it.
+        before: their heartbeats when this worker came."""
+        came = {member for member in epoch.members if self.posted(f"word/{epoch.number}/{member.ident}")}
+        late = [member for member in epoch.members if member not in came]
+        if not late or min(came, key=lambda member: member.place).ident != self.ident:
+            return
+        now = self._beats(late)
+        who = "worker " + ", ".join(str(member.place) for member in late)
+        where = f"{who} has not come to the rendezvous of {running} for {LATE_SECONDS:.0f} s"
+        if any(now[member.ident] == before[member.ident] for member in late):
+            what = "and not each of them gives heartbeats" if late[1:] else "and gives no heartbeat"
+            does = "the launcher kills one that gives none after --dead-after"
+        else:
+            what = "but gives heartbeats: it may be busy with something else, or hang"
+            does = "if it stays so, kill its process, and the others continue without it"
+        warnings.warn(f"{where}, {what}; {does}", RuntimeWarning, stacklevel=2)
 
     def _beat(self) -> None:
         number = 0

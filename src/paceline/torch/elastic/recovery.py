@@ -85,10 +85,11 @@ class Rendezvous:
         Raises WorkerError if no member with the model is left, or the members cannot reach one another."""
         began, number = time.perf_counter(), self.number
         word, unreached = {**word, "has": self._has}, 0
+        running = "the running round" if word["done"] == FRESH else f"round {word['done']}"
         while True:
             coming = self._link.next(number)
             number = coming.number
-            words = self._link.meet(coming, word)
+            words = self._link.meet(coming, word, running)
             if words is None:
                 continue
             idents = [member.ident for member in coming.members]
