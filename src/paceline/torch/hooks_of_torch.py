@@ -7,6 +7,7 @@ uses a name of torch with an underscore.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -71,6 +72,16 @@ def summed_rows(node: Any) -> int:
     """For the node of a sum over all elements, the first dimension of what it sums; 0 if unknown."""
     sizes: Any = getattr(node, "_saved_self_sym_sizes", ())
     return int(sizes[0]) if sizes else 0
+
+
+def reduced(node: Any) -> int:
+    """For the node of a sum, a mean, or a loss with such a reduction, the elements that it is over; 0 if unknown."""
+    shape: Any = getattr(node, "_saved_self_sym_sizes", None)
+    if shape is None:
+        behind = [(one, index) for one, index in node.next_functions if one is not None]
+        shapes = [output_shapes(one)[index] for one, index in behind if index < len(output_shapes(one))]
+        shape = shapes[0] if shapes else (0,)
+    return math.prod(shape) if all(isinstance(one, int) for one in shape) else 0
 
 
 def saved_factors(node: Any) -> Iterator[torch.Tensor]:

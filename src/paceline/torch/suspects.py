@@ -1,7 +1,7 @@
 """Warns of losses that train another model where loads differ. It looks at a rank's first micro-steps of each epoch,
 and costs nothing afterwards. What it finds it reports once, and it changes nothing.
 
-- A mean over class weights, or over the targets that ``ignore_index`` leaves, counts as one over samples.
+- A mean over class weights, or over the elements that a mask or ``ignore_index`` leaves, counts as one over samples.
 - A sum counts as a mean, or a mean that is multiplied by this rank's number of samples.
 - A loss that a total of all ranks has normalised, or that contains a statistic which was summed over the ranks, gets
   another weight.
@@ -17,7 +17,7 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,13 +25,13 @@ import torch.distributed as dist
 
 from paceline.errors import PacelineError
 from paceline.torch import hooks_of_torch, timing
+from paceline.torch.averages import Averages
 from paceline.torch.gradients.reducers import LOOKS
 from paceline.torch.hooks_of_torch import MEAN, SUM
+from paceline.torch.loss_ends import End, ends, joins, nodes_of
 from paceline.torch.plan import Piece
 from paceline.torch.source import divides_by_own
 
-PASSED = "Add", "Clone", "Div", "Mul", "Neg", "Sub", "ToCopy", "_DDPSink"  # graph nodes of sums and multiples
-SCALES = "Div", "Mul"
 GATHERS = "allgather", "_allgather_base", "all_gather_single"
 CALLED_BY = (
     *("distributed_c10d.py", "c10d_logger.py", "_functional_collectives.py", "functional.py", "function.py"),
@@ -40,7 +40,6 @@ CALLED_BY = (
 CALLS = 64  # collectives of an epoch that are looked at
 LATER = 2  # losses of each later epoch that are looked at
 GRAPHS = 4  # graphs without a collective that are looked at, in a run
-DEEP = 20_000  # nodes of a graph that are looked at
 ROUNDS = 2  # of an epoch, in which the sizes that ranks give to a gather are compared
 TWICE = 2  # micro-steps in which a number is found, as one may be equal by chance
 _TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -81,9 +80,11 @@ class LossWatch:
         self._said: set[str] = set()
         self._stop: Callable[[], None] | None = None
         self._calls: list[Summed] = []  # of the running micro-step
-        self._sums = self._totals = 0  # micro-steps in which they were found
+        self._sums = list[int]()  # samples of the micro-steps whose loss was a sum
+        self._totals = 0  # micro-steps whose loss was divided by a total
         # Of each sum or mean in the loss, by its place there: what multiplies the sum, and the numbers of samples.
         self._scales: dict[int, tuple[float, set[int]]] = {}
+        self._averages = Averages()
         self._injected: dict[Any, tuple[float, float]] = {}  # by function: what it was given, and has added
         self._read: set[tuple[str, int]] = set()  # places whose source was read
 
@@ -126,39 +127,28 @@ class LossWatch:
     def _chain(self, loss: torch.Tensor, piece: Piece, reduction: str, calls: list[Summed]) -> None:
         """Look at the sums and multiples that a loss is made of."""
         totals = {one: found for one in calls if (found := one.total()) is not None and found}
-        nodes: list[tuple[Any, float | None]] = [(loss.grad_fn, None)]  # with what multiplies it
+        parts, factors = ends(loss, piece.samples)
         alone = "statistic" not in self._said
-        for place, (node, scale) in enumerate(nodes):
-            kind = "" if node is None else node.name()
-            if kind.startswith(PASSED):
-                alone = alone and not kind.startswith(("Add", "Sub"))
-                if kind.startswith(SCALES):
-                    factors = list(_factors(node))
-                    for factor in factors if totals else ():
-                        self._normalised(factor, totals, piece)
-                    by = factors[0] if len(factors) == 1 and factors[0] else math.nan
-                    scale = (1.0 if scale is None else scale) * (1.0 / by if kind.startswith("Div") else by)
-                # Each node once: a sum may contain the same node many times.
-                known = [one for one, _ in nodes]
-                nodes += [(behind, scale) for behind, _ in node.next_functions if behind not in known]
-                continue
-            if reduction != "mean":
-                continue
-            if scale is not None:
-                self._grows(place, node, kind, scale, piece)
-            if kind.startswith("NllLoss") and hooks_of_torch.reduction(node) == MEAN:
-                over, targets = hooks_of_torch.nll_weights(node)
-                if abs(over - targets) > 1e-6 * targets:
-                    self._say(
-                        "mean",
-                        f"round {piece.step}: the loss is a mean over {over:g}, the weights of its {targets} targets "
-                        f"or those that ignore_index leaves, and counts as one over {piece.samples} samples, so that "
-                        "the gradient is not that of the whole batch; pass the number that it is a mean over: "
-                        "pace.backward(loss, count=weight[y].sum()), or count=(y != ignore_index).sum()",
-                    )
-            elif scale is None and _sums(node, kind, alone, piece.samples):
-                self._sums += 1
-                if self._sums == TWICE:
+        for factor in factors if totals else ():
+            self._normalised(factor, totals, piece)
+        if reduction != "mean":
+            return
+        if not totals and (over := self._averages.wavering(parts, piece)) is not None:
+            self._say(
+                "mean",
+                f"round {piece.step}: the loss is a mean over {over:g}, which depends on the data, and counts as one "
+                f"over {piece.samples} samples, so that the gradient is not that of the whole batch; pass the number "
+                "that it is a mean over: pace.backward(loss, count=mask.sum()), or count=weight[y].sum()",
+            )
+        for end in parts:
+            if end.scale is not None and "mean" not in self._said:
+                self._grows(end, end.scale, piece)
+            if end.kind.startswith("NllLoss") and hooks_of_torch.reduction(end.node) == MEAN:
+                self._weighted(end, parts, piece)
+            elif end.scale is None and _sums(end, alone and end.alone, piece.samples):
+                self._sums.append(piece.samples)
+                # Losses in one tensor may be as many as the samples by chance, but not for two numbers of samples.
+                if len(set(self._sums) if joins(end.node) else self._sums) == TWICE:
                     self._say(
                         "sum",
                         f"round {piece.step}: the loss is a sum, and counts as a mean over {piece.samples} samples, "
@@ -168,19 +158,33 @@ class LossWatch:
                     )
                 return
 
-    def _grows(self, place: int, node: Any, kind: str, scale: float, piece: Piece) -> None:
+    def _weighted(self, end: End, parts: list[End], piece: Piece) -> None:
+        """Whether a negative log-likelihood is a mean over other weights than one for each target."""
+        own, likes = piece.samples, sum(one.kind.startswith("NllLoss") for one in parts)
+        over, targets = hooks_of_torch.nll_weights(end.node)
+        # A loss for each sample may be a mean over anything: their mean is one over samples.
+        if abs(over - targets) > 1e-6 * targets and (own == 1 or likes % own):
+            self._say(
+                "mean",
+                f"round {piece.step}: the loss is a mean over {over:g}, the weights of its {targets} targets "
+                f"or those that ignore_index leaves, and counts as one over {own} samples, so that "
+                "the gradient is not that of the whole batch; pass the number that it is a mean over: "
+                "pace.backward(loss, count=weight[y].sum()), or count=(y != ignore_index).sum()",
+            )
+
+    def _grows(self, end: End, scale: float, piece: Piece) -> None:
         """Whether a loss grows with its samples: a sum times the same number for other numbers of samples, or a mean
         times its own multiple."""
         own = piece.samples
-        if _sums(node, kind, True, own):
+        if _sums(end, True, own):
             times = scale
-        elif kind.startswith("Mean") or hooks_of_torch.reduction(node) == MEAN:
+        elif end.kind.startswith("Mean") or hooks_of_torch.reduction(end.node) == MEAN:
             times = scale / own
         else:
             return
-        before, samples = self._scales.get(place, (math.nan, set()))
+        before, samples = self._scales.get(end.place, (math.nan, set()))
         if not abs(times - before) <= 1e-6 * abs(times):
-            self._scales[place] = times, {own}
+            self._scales[end.place] = times, {own}
             return
         samples.add(own)
         if len(samples) > TWICE:
@@ -218,7 +222,7 @@ class LossWatch:
         if not (within or self._graphs):
             return
         self._graphs -= not within
-        for node in _nodes(loss.grad_fn):
+        for node in nodes_of(loss.grad_fn):
             if (one := within.get(id(node))) is not None:
                 self._say(
                     "statistic",
@@ -369,33 +373,11 @@ def _level() -> int:
     return level
 
 
-def _sums(node: Any, kind: str, alone: bool, samples: int) -> bool:
-    """Whether a node sums over samples. alone: nothing is added to it; else it may be a penalty."""
-    if kind.startswith("SumBackward"):
-        return alone and samples > 1 and hooks_of_torch.summed_rows(node) == samples
-    return hooks_of_torch.reduction(node) == SUM
-
-
-def _factors(node: Any) -> Iterator[float]:
-    """The single numbers that a node multiplies or divides by."""
-    for factor in hooks_of_torch.saved_factors(node):
-        if factor.numel() == 1 and not factor.requires_grad:
-            with hooks_of_torch.without_modes():
-                yield float(factor)
-
-
-def _nodes(first: Any) -> Iterator[Any]:
-    """The nodes of a graph, each once."""
-    left, known = [first], {first}
-    while left and len(known) < DEEP:
-        node = left.pop()
-        if node is None:
-            continue
-        yield node
-        for behind, _ in node.next_functions:
-            if behind is not None and behind not in known:
-                known.add(behind)
-                left.append(behind)
+def _sums(end: End, alone: bool, samples: int) -> bool:
+    """Whether an end sums over samples. alone: nothing is added to it; else it may be a penalty."""
+    if end.kind.startswith("SumBackward"):
+        return alone and samples > 1 and hooks_of_torch.summed_rows(end.node) == samples
+    return hooks_of_torch.reduction(end.node) == SUM
 
 
 def _size(node: Any, index: int) -> int:
