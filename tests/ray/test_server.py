@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import signal
 import socket
@@ -19,6 +20,7 @@ from programs import Slowed, X, lowered, quadratic
 from paceline.errors import PacelineError, WorkerError
 from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.samples import Epochs
+from paceline.paramserver.starts import RETRIES
 from paceline.ray import Server, torch_program, train
 from paceline.ray.worker import Crew
 
@@ -232,6 +234,135 @@ def test_death_of_all_workers_raises():
         served(choices(), during=during)
 
 
+class Heard(logging.Handler):
+    """Calls ``then`` with each warning of the server."""
+
+    def __init__(self, then=lambda: None):
+        super().__init__(logging.WARNING)
+        self.then, self.warnings = then, []
+
+    def emit(self, record):
+        self.warnings.append(record.getMessage())
+        self.then()
+
+    def __enter__(self):
+        logging.getLogger("paceline.ray.server").addHandler(self)
+        return self
+
+    def __exit__(self, *error):
+        logging.getLogger("paceline.ray.server").removeHandler(self)
+
+
+def failing_once(marker, tries):
+    """A program that cannot start while there is a file ``marker``; it notes each try in another one."""
+
+    def program(worker):
+        if marker.exists():
+            with tries.open("a") as file:
+                file.write("x")
+            raise OSError("no space left for the data")
+        return quadratic(worker)
+
+    return program
+
+
+def killing(marker):
+    """Kills worker 1 after the second update; a replacement fails to start from then on."""
+
+    def during(server, update):
+        if update.version == 2:
+            marker.touch()
+            os.kill(server.processes[1], signal.SIGKILL)
+
+    return during
+
+
+def test_replacement_that_fails_to_start_is_tried_again_and_named(tmp_path):
+    marker, tries = tmp_path / "marker", tmp_path / "tries"
+    joined = []
+
+    def during(server, update):
+        killing(marker)(server, update)
+        if "worker 1 joined" in update.changed:
+            joined.append(update.version)
+            server.pool.epochs = server.pool._begun  # the epoch that has begun is the last
+
+    with Heard(marker.unlink) as heard:
+        served(
+            choices(), epochs=10**6, during=during, replace=True, floor=60.0, delay=Slowed([0.02] * 3),
+            program=failing_once(marker, tries),
+        )  # fmt: skip
+    (warning,) = heard.warnings
+    assert "worker 1 could not start: OSError: no space left for the data; it is started again" in warning
+    assert tries.read_text() == "x"
+    assert joined
+
+
+def test_replacement_that_never_starts_is_given_up_with_a_warning(tmp_path):
+    marker, tries = tmp_path / "marker", tmp_path / "tries"
+
+    def during(server, update):
+        killing(marker)(server, update)
+        if len(heard.warnings) == 1 + RETRIES:
+            server.pool.epochs = server.pool._begun
+
+    with Heard() as heard:
+        _, log, _ = served(
+            choices(), epochs=10**6, during=during, replace=True, floor=60.0, delay=Slowed([0.02] * 3),
+            program=failing_once(marker, tries),
+        )  # fmt: skip
+    assert tries.read_text() == "x" * (1 + RETRIES)
+    assert "it failed too often; add() tries once more" in heard.warnings[-1]
+    assert log[-1].present == 2
+
+
+def all_frozen(server, update):
+    if update.version == 4:
+        for process in server.processes.values():
+            os.kill(process, signal.SIGSTOP)
+
+
+def test_workers_that_all_freeze_are_named_and_continue_when_they_are_back():
+    processes = {}
+
+    def during(server, update):
+        processes.update(server.processes)
+        all_frozen(server, update)
+
+    def back():
+        for process in processes.values():
+            os.kill(process, signal.SIGCONT)
+
+    with Heard(back) as heard:
+        _, log, pool = served(choices(), during=during, delay=Slowed([0.02] * 3), floor=0.3)
+    assert heard.warnings
+    for words in heard.warnings:
+        assert "no worker takes part after update" in words
+        assert "worker 0, worker 1, worker 2 may be frozen" in words
+    assert set(pool.uses) == {2}
+    assert log[-1].version == 20
+
+
+def test_workers_that_all_stay_frozen_raise(monkeypatch):
+    monkeypatch.setattr("paceline.ray.server.START_SECONDS", 0.5)
+    processes = {}
+
+    def during(server, update):
+        processes.update(server.processes)
+        all_frozen(server, update)
+
+    try:
+        with (
+            Heard() as heard,
+            pytest.raises(WorkerError, match=r"no worker has answered for 0.5 s after update"),
+        ):
+            served(choices(), during=during, delay=Slowed([0.02] * 3), floor=0.3)
+    finally:
+        for process in processes.values():
+            os.kill(process, signal.SIGKILL)
+    assert len(heard.warnings) == 1
+
+
 def test_one_call():
     values = train(quadratic, len(X), workers=2, global_batch=50, epochs=12, lr=0.05, backup="dbw")
     assert np.abs(values - X.mean(0)).max() < 0.3
@@ -314,7 +445,7 @@ def test_a_program_that_fails_is_quoted(monkeypatch):
     def broken(worker):
         raise ValueError("no such file: data.npz")
 
-    with pytest.raises(WorkerError, match=r"a worker could not start: .*no such file: data\.npz"):
+    with pytest.raises(WorkerError, match=r"worker 0 could not start: .*no such file: data\.npz"):
         train(broken, 10, workers=2, global_batch=10)
 
 

@@ -7,6 +7,7 @@ workers and their nodes can neither delay an update nor make it fail.
 
 from __future__ import annotations
 
+import logging
 import math
 import queue
 import time
@@ -19,17 +20,20 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from paceline.errors import PacelineError, WorkerError, number, short, switches, whole
 from paceline.machines import sizes
+from paceline.paramserver.absence import Absence, Step
 from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.coordinator import Coordinator
 from paceline.paramserver.engine import Answer, Arrive, Moved, Start, Task, Update, WorkerJoin, WorkerLeave
 from paceline.paramserver.samples import SampleSource
+from paceline.paramserver.starts import Starts
 from paceline.ray.pieces import Pieces
 from paceline.ray.shards import Arrived, Shards
-from paceline.ray.start import Closing, connect
+from paceline.ray.start import START_SECONDS, Closing, connect
 from paceline.ray.worker import Crew, Delay, GradientReport, Program, check_functions, last_line
 from paceline.rounds import Indices, Vector
 
 LOOK_SECONDS = 0.25  # at most, between two checks of deadlines, joining workers and commands
+_log = logging.getLogger(__name__)
 
 
 class _Sent(NamedTuple):
@@ -93,7 +97,8 @@ class Server(Closing):
         self.on_update = on_update or (lambda update: None)
         self._give_up, self._floor, self._replace = give_up, floor, replace
         self._commands: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
-        self._wanted = 0  # workers to be started as soon as there is a free place
+        self._starts = Starts()
+        self._absence = Absence(START_SECONDS)  # by then, workers that were started instead would be up
         self._pending: dict[Any, _Sent] = {}  # by each ref that is not on this node yet
         self._here: dict[int, Arrived] = {}  # arrived gradients by task
         self.buffers: Vector | None = None
@@ -125,7 +130,8 @@ class Server(Closing):
             The newest parameters, one flat vector.
 
         Raises:
-            WorkerError: If no worker is left, or a server actor has died.
+            WorkerError: If no worker is left, if none has answered for 120 s after all were given up, or if a
+                server actor has died.
         """
         coordinator = self._coordinator
         if not coordinator.present:
@@ -297,14 +303,26 @@ class Server(Closing):
             ready += ray.wait(rest, num_returns=len(rest), timeout=0)[0]
         for ref in ready:
             if ref in self._crew.starting:
-                if (rank := self._crew.welcome(ref)) is not None:
-                    self._coordinator.handle(WorkerJoin(self._now(), rank))
+                self._welcome(ref)
             else:
                 sent = self._pending.pop(ref)
                 if not any(each in self._pending for each in (*sent.parts, sent.report)):
                     self._take(sent)
             if self.pool.finished():
                 break
+
+    def _welcome(self, ref: Any) -> None:
+        """Let a worker that was started take part, or start it again if it has failed."""
+        try:
+            place = self._crew.welcome(ref)
+        except WorkerError as error:
+            again = self._starts.failed()
+            after = "it is started again" if again else "it failed too often; add() tries once more"
+            _log.warning("%s; %s", error, after)
+            return
+        if place is not None:
+            self._starts.up()
+            self._coordinator.handle(WorkerJoin(self._now(), place))
 
     def _take(self, sent: _Sent) -> None:
         """Handle a task that has ended, whose results are all on this node or lost."""
@@ -390,13 +408,35 @@ class Server(Closing):
         while not self._commands.empty():
             name, worker = self._commands.get()
             if name == "add":
-                self._wanted += 1
+                self._starts.want()
             elif worker in self._actors:
                 self._coordinator.handle(WorkerLeave(now, worker, "left"))
                 self._crew.remove(worker)
         # A worker that was given up may die later, and only then its place is free.
-        while self._wanted and self._crew.add():
-            self._wanted -= 1
+        while self._starts.wanted and self._crew.add():
+            self._starts.began()
+            self._absence.began(now)
+        self._look_for_anyone(now)
+
+    def _look_for_anyone(self, now: float) -> None:
+        """Warn if all workers were given up; raises WorkerError if none of them comes back."""
+        step = self._absence.look(now, bool(self._coordinator.present), bool(self._crew.starting))
+        if step is Step.NOTHING or self.pool.finished() or not self._actors:
+            return
+        names = ", ".join(f"worker {place}" for place in sorted(self._actors))
+        if step is Step.WARN:
+            _log.warning(
+                "no worker takes part after update %d: %s may be frozen or cut off; the run waits %g s for one of "
+                "them to answer",
+                self.updates,
+                names,
+                START_SECONDS,
+            )
+            return
+        raise WorkerError(
+            f"no worker has answered for {START_SECONDS:g} s after update {self.updates}: {names} may be frozen or "
+            "cut off; continue from the last checkpoint"
+        )
 
     def _gone(self, sent: _Sent) -> None:
         """Handle the death of the task's worker, whose place another one may have by now."""
@@ -406,7 +446,7 @@ class Server(Closing):
         del self._actors[worker]
         self._coordinator.handle(WorkerLeave(self._now(), worker, "died"))
         if self._replace:
-            self._wanted += 1
+            self._starts.want()
 
     def _now(self) -> float:
         return time.perf_counter() - self._began

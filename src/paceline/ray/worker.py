@@ -155,7 +155,8 @@ class Crew:
         return bool(free)
 
     def welcome(self, ref: Any) -> int | None:
-        """The place of a worker whose first answer has arrived; None if it has died, or left meanwhile."""
+        """The place of a worker whose first answer has arrived; None if it has left meanwhile. Raises WorkerError if
+        it could not start; its place is free then."""
         place, actor = self.starting.pop(ref)
         if self.actors.get(place) is not actor:
             return None
@@ -163,7 +164,7 @@ class Crew:
             self._up(place, ref)
         except WorkerError:
             del self.actors[place]
-            return None
+            raise
         return place
 
     def remove(self, place: int) -> None:
@@ -186,7 +187,7 @@ class Crew:
 
     def _up(self, place: int, ref: Any) -> int:
         """Note a worker's process; returns the size of its model."""
-        size, self.processes[place] = _answers([ref])[0]
+        size, self.processes[place] = _answers([ref], f"worker {place}")[0]
         return int(size)
 
 
@@ -203,8 +204,8 @@ def last_line(error: Exception) -> str:
     return lines[-1] if lines else type(error).__name__
 
 
-def _answers(refs: list[Any]) -> list[Any]:
+def _answers(refs: list[Any], who: str = "a worker") -> list[Any]:
     try:
         return list(ray.get(refs))
     except RayError as error:
-        raise WorkerError(f"a worker could not start: {last_line(error)}") from error
+        raise WorkerError(f"{who} could not start: {last_line(error)}") from error

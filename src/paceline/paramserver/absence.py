@@ -1,0 +1,43 @@
+"""What a parameter server does while none of its workers takes part, for instance because all of them are frozen."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Step(Enum):
+    """What to do now."""
+
+    NOTHING = 0
+    WARN = 1
+    END = 2
+
+
+class Absence:
+    """Judges for how long no worker has taken part; times are seconds of the caller's clock.
+
+    patience: seconds after which the run ends. A worker that is started in the meantime gets them anew.
+    """
+
+    def __init__(self, patience: float) -> None:
+        self._patience = patience
+        self._since: float | None = None
+        self._warned = False
+
+    def began(self, now: float) -> None:
+        """A worker is being started."""
+        self._since = None if self._since is None else now
+
+    def look(self, now: float, present: bool, starting: bool) -> Step:
+        """What to do now. present, starting: whether any worker takes part, and whether one is being started."""
+        if present:
+            self._since, self._warned = None, False
+            return Step.NOTHING
+        if self._since is None:
+            self._since = now
+        if now - self._since > self._patience:
+            return Step.END
+        if starting or self._warned:
+            return Step.NOTHING
+        self._warned = True
+        return Step.WARN
