@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import mmap
 import os
 import resource
 from pathlib import Path
@@ -214,9 +215,8 @@ def test_limits_of_a_cgroup_and_its_parents_are_read(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(memory_limits, "Path", path)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    held = memory_limits._number("/proc/self/status", "VmRSS")
-    room = memory_limits._resident(memory_limits._cgroups())
-    assert room - held == pytest.approx((400e6 - 160e6 + 40e6) / 2, abs=10e6)
+    resident = memory_limits.Resident(memory_limits._cgroups())
+    assert resident.room() - resident.now() == pytest.approx((400e6 - 160e6 + 40e6) / 2, abs=10e6)
 
 
 @pytest.mark.parametrize(
@@ -455,23 +455,45 @@ def test_number_of_a_file_is_in_bytes_and_infinite_if_it_is_not_there(tmp_path: 
 def test_free_memory_is_shared_by_the_ranks_of_a_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    free = {"/proc/meminfo": 800.0, "/proc/self/status": 100.0}
-    monkeypatch.setattr(memory_limits, "_number", lambda path, name: free.get(str(path), 30.0 * 1024))
+    free = {"/proc/meminfo": 800.0, "VmRSS": 100.0, "RssFile": 40.0}
+    monkeypatch.setattr(
+        memory_limits, "_number", lambda path, name: free.get(str(path), free.get(name, 30.0 * 1024))
+    )
     files = tuple(tmp_path / name for name in ("limit", "used", "stat"))
     for file, text in zip(files, ("500", "480", ""), strict=True):
         file.write_text(text)
+    machine, cgroup = memory_limits.Resident([]), memory_limits.Resident([files])  # type: ignore[list-item]
     monkeypatch.setattr(peers, "ranks", lambda: 5)
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    assert memory_limits._resident([]) == 100 + 800 / 5
+    assert machine.room() == 60 + 800 / 5
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert memory_limits._resident([]) == 100 + 800 / 4
-    assert memory_limits._resident([files]) == 100 + (500 - 480 + 30) / 4
+    assert machine.room() == 60 + 800 / 4
+    assert cgroup.room() == 60 + (500 - 480 + 30) / 4
     files[1].write_text("900")
-    assert memory_limits._resident([files]) == 100  # others hold more than the limit
+    assert cgroup.room() == 60  # others hold more than the limit
     files[0].write_text("max")
-    assert memory_limits._resident([files]) == 100 + 800 / 4
+    assert cgroup.room() == 60 + 800 / 4
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "0")
-    assert memory_limits._resident([]) == 900
+    assert machine.room() == 860
+    free["RssFile"] = math.inf  # this kernel does not report it
+    assert machine.room() == 900
+
+
+@WITHIN_MEMORY
+def test_pages_of_a_mapped_file_do_not_count(tmp_path: Path) -> None:
+    """Those of libraries that are used for the first time, for instance; where the peak may have been with or without
+    them, it is taken with them."""
+    file, many = tmp_path / "library", 64 * MEGABYTE
+    file.write_bytes(bytes(many))
+    resident = memory_limits.Resident([])
+    resident.begin()
+    before = resident.now()
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        assert sum(mapped[:: mmap.PAGESIZE]) == 0
+        assert resident.now() < before + 8 * MEGABYTE
+        assert before + 56 * MEGABYTE < resident.peak() < before + 72 * MEGABYTE
+        resident.begin()
+        assert resident.peak() < before + 8 * MEGABYTE
 
 
 def test_error_message_names_samples_and_bytes_of_the_tightest_kind(monkeypatch: pytest.MonkeyPatch) -> None:

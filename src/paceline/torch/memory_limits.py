@@ -35,6 +35,7 @@ GROWTH = 2.0  # limit of the next amount, as a multiple of the largest that has 
 AFTER = 7 / 8  # limit after a failure, as a portion of the amount that did not fit
 PASSES = 64  # passes for which that limit holds; each further failure doubles them
 LOOK_SECONDS = 0.1  # seconds between two looks at the memory, while amounts do not grow
+STATUS = "/proc/self/status"
 SAID = ("can't allocate memory", "bad_alloc", "out of memory", "could not create a memory object")
 
 T = TypeVar("T")
@@ -59,7 +60,6 @@ class Gauge(NamedTuple):
 
 def gauges(device: torch.device) -> list[Gauge]:
     """The kinds of memory that may run out for a model on this device. (Not yet run on a GPU.)"""
-    status = partial(_number, "/proc/self/status")
     if device.type == "cuda":
         cuda = torch.cuda
 
@@ -72,20 +72,13 @@ def gauges(device: torch.device) -> list[Gauge]:
 
         held, most = partial(cuda.memory_allocated, device), partial(cuda.max_memory_allocated, device)
         return [Gauge(begin, held, most, free)]
-    resident = partial(status, "VmRSS"), partial(status, "VmHWM")
-    found = [Gauge(_forget, *resident, partial(_resident, _cgroups()))]
+    resident = Resident(_cgroups())
+    found = [Gauge(resident.begin, resident.now, resident.peak, resident.room)]
     addresses = float(resource.getrlimit(resource.RLIMIT_AS)[0])
     if addresses != resource.RLIM_INFINITY:
-        sizes = partial(status, "VmSize"), partial(status, "VmPeak")
+        sizes = partial(_number, STATUS, "VmSize"), partial(_number, STATUS, "VmPeak")
         found.append(Gauge(lambda: False, *sizes, lambda: addresses))
     return found
-
-
-def _forget() -> bool:
-    with suppress(OSError):  # not every kernel supports it
-        Path("/proc/self/clear_refs").write_text("5")
-        return True
-    return False
 
 
 def _cgroups() -> list[tuple[Path, Path, Path]]:
@@ -105,15 +98,46 @@ def _cgroups() -> list[tuple[Path, Path, Path]]:
     return found
 
 
-def _resident(cgroups: list[tuple[Path, Path, Path]]) -> float:
-    """Bytes that this process may hold in its machine or cgroup: its own, and an equal part of the free ones."""
-    free = _number("/proc/meminfo", "MemAvailable")
-    for limit, used, stat in cgroups:
-        with suppress(OSError, ValueError):  # "max" is no number
-            reclaimable = _number(stat, "inactive_file") / 1024
-            free = min(free, int(limit.read_text()) - int(used.read_text()) + reclaimable)
-    sharing = int(os.environ.get("LOCAL_WORLD_SIZE") or peers.ranks())  # by torchrun; all ranks at most
-    return _number("/proc/self/status", "VmRSS") + max(free, 0.0) / max(sharing, 1)
+class Resident:
+    """What this process holds of the machine's memory, without the pages of mapped files, such as those of libraries:
+    the kernel drops them if memory runs short, and maps them again when they are used.
+
+    cgroups: see ``_cgroups``.
+    """
+
+    def __init__(self, cgroups: list[tuple[Path, Path, Path]]) -> None:
+        self._cgroups, self._files = cgroups, self._mapped()
+
+    def begin(self) -> bool:
+        """Reset the peak, where the kernel supports it."""
+        self._files = self._mapped()
+        with suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")
+            return True
+        return False
+
+    def now(self) -> float:
+        """Bytes that this process holds."""
+        return _number(STATUS, "VmRSS") - self._mapped()
+
+    def peak(self) -> float:
+        """The most bytes since ``begin``. The kernel's peak has the files' pages of an unknown moment, so this
+        subtracts the fewer of those at both ends."""
+        return _number(STATUS, "VmHWM") - min(self._files, self._mapped())
+
+    def room(self) -> float:
+        """Bytes that this process may hold in its machine or cgroup: its own, and an equal part of the free ones."""
+        free = _number("/proc/meminfo", "MemAvailable")
+        for limit, used, stat in self._cgroups:
+            with suppress(OSError, ValueError):  # "max" is no number
+                reclaimable = _number(stat, "inactive_file") / 1024
+                free = min(free, int(limit.read_text()) - int(used.read_text()) + reclaimable)
+        sharing = int(os.environ.get("LOCAL_WORLD_SIZE") or peers.ranks())  # by torchrun; all ranks at most
+        return self.now() + max(free, 0.0) / max(sharing, 1)
+
+    def _mapped(self) -> float:
+        pages = _number(STATUS, "RssFile")
+        return pages if pages < math.inf else 0.0  # not every kernel reports them
 
 
 def _number(path: str | Path, name: str) -> float:
