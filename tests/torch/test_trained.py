@@ -416,6 +416,58 @@ def test_counted_loss_with_parameters_outside_of_the_model_raises_in_one_process
     assert far < 1e-12
 
 
+def through_two(rank: int, ranks: int, loop: str, when: str) -> str | int:
+    """A second DDP module in the loss, or with a backward pass of its own before or after that of a round: the
+    message, or the rounds."""
+    ddp = DistributedDataParallel(fresh(torch.float64))
+    head = DistributedDataParallel(nn.Linear(3, 3).double())
+    optimizer = torch.optim.SGD([*ddp.parameters(), *head.parameters()], lr=0.1)
+    limits = [(0, None)] * 2
+    pace = Pace(ddp, 16, TWO, loop=loop, limits=limits, **({} if loop == "whole" else {"micro_batch": 4}))
+
+    def loss_of(x: torch.Tensor, y: torch.Tensor, _: Any) -> torch.Tensor:
+        return LOSS(head(ddp(x)) if when == "in the loss" else ddp(x), y)
+
+    def own(of: torch.Tensor) -> None:
+        head(of).square().mean().backward()
+
+    ones = torch.ones(4, 3, dtype=torch.float64)
+    try:
+        for batch in pace.loader(Samples(16 * 5), seed=5):
+            if when == "before":
+                own(ones)
+            if loop == "round":
+                pace.round(batch, loss_of)
+            else:
+                pace.backward(loss_of(*batch))
+            if pace.step(optimizer) and when == "after":
+                own(ones)
+    except PacelineError as error:
+        pace._loop.failed(error)
+        return str(error)
+    pace.host.detach()
+    return pace.rounds
+
+
+@guarantee(
+    "A collective within rounds whose micro-steps differ between ranks "
+    "raises with its file and line, and does not hang."
+)
+@pytest.mark.parametrize("loop", ["round", "pieces"])
+def test_second_ddp_module_in_the_loss_of_a_divided_round_raises(loop: str) -> None:
+    for message in run_ranks(2, through_two, loop, "in the loss"):
+        assert "round 0: a backward pass runs through a second DistributedDataParallel module" in str(message)
+        assert f"of Linear, whose sums would hang since loop={loop!r} runs" in str(message)
+
+
+@pytest.mark.parametrize(
+    ("loop", "when"),
+    [("whole", "in the loss"), ("round", "before"), ("round", "after"), ("pieces", "after")],
+)
+def test_second_ddp_module_with_as_many_passes_on_each_rank_runs(loop: str, when: str) -> None:
+    assert run_ranks(2, through_two, loop, when) == [5, 5]
+
+
 def test_second_model_in_micro_steps_raises() -> None:
     model = fresh(torch.float64)
     optimizer = optimizer_of(model)

@@ -20,6 +20,7 @@ from paceline.torch import batches, peers, timing
 from paceline.torch.callbacks import Callback, overriding
 from paceline.torch.claims import Claims
 from paceline.torch.drops import Drops
+from paceline.torch.gradients.second import SecondModels
 from paceline.torch.gradients.weighing import LocalWeighing
 from paceline.torch.host import Host
 from paceline.torch.liveness.monitor import Alone
@@ -152,6 +153,7 @@ class Loop:
         self._own_end = self._failed = False
         self._closing = ExitStack()
         self._gathers: GatherSizes | None = None
+        self._second: SecondModels | None = None
         self._left: LeftWithin | None = None  # the micro-step in whose middle the newest iteration was left
 
     def watch_over(self, lookout: Alone) -> None:
@@ -167,6 +169,9 @@ class Loop:
         alike = self.ranks == 1 or self.terms.lockstep or self.terms.fixed_micro_steps
         if not (alike or self.changes):
             self._closing.callback(timing.refuse(lambda: self.round.computing, self.terms.loop))
+            how = "LocalSGD" if self.terms.loop == "local" else f"loop={self.terms.loop!r}"
+            self._second = SecondModels(lambda: self.round.unlike(self.terms.loop == "round"), how)
+            self._closing.callback(self._second.close)
         if not (alike or self.terms.loop == "local"):  # there each micro-step is a step
             self._closing.callback(refuse_averages(lambda: self.round.unstepped))
         if self.ranks > 1 and not (self.changes or self.terms.loop == "local"):
@@ -421,6 +426,8 @@ class Loop:
         self.passes.watch.again()
         if self._gathers is not None:
             self._gathers.again(self.progress.rounds)
+        if self._second is not None:
+            self._second.find()
         source.open()
         return self._running
 

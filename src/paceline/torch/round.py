@@ -154,6 +154,13 @@ class RoundState:
         waits = self.piece is not None and self.phase != COMPLETE and not self.taken
         return self.piece.step if waits and self.piece is not None else None
 
+    def unlike(self, whole: bool) -> int | None:
+        """The number of the round while ranks may run different numbers of backward passes in it; else None. whole:
+        only those of ``pace.round`` are, whose losses are all weighed, since the loop itself has one turn a round."""
+        if whole:
+            return self.piece.step if self.phase == WEIGHED and self.piece is not None else None
+        return self.unstepped
+
     @property
     def more(self) -> bool:
         """Whether further passes of the micro-step follow the running one."""

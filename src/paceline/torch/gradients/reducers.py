@@ -9,6 +9,7 @@ after its last gradient; in FSDP2 in each layer. ``elastic.member.Summing`` is a
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,8 @@ from paceline.errors import PacelineError
 from paceline.torch import hooks_of_torch
 
 LOOKS = 16  # backward passes at the beginning that are checked
+# The modules of all reducers, which put off their sums to a round's last pass; only ``Replicated`` changes it.
+deferred: WeakSet[DistributedDataParallel] = WeakSet()
 Waits = Literal["never", "behind", "within"]
 """Where a backward pass waits for other ranks: behind the callbacks that were queued while it ran, or within it."""
 
@@ -106,6 +109,7 @@ class Replicated(Reducer):
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
         self.ddp = ddp
+        deferred.add(ddp)
         self._hooks = hooks_of_torch.comm_hooks(ddp)  # the user's
         self._prepared, self._looks = _Prepared(), LOOKS
         trained = [p for p in ddp.parameters() if p.requires_grad]
@@ -161,6 +165,7 @@ class Replicated(Reducer):
 
     def close(self) -> None:
         self._forget()
+        deferred.discard(self.ddp)
 
 
 class Sharded(Reducer):
