@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -297,6 +298,18 @@ def test_workers_are_told_how_many_share_their_machine(monkeypatch: pytest.Monke
     monkeypatch.setattr(launcher, "_run", lambda asked, token, start: start(Where("", 0, 0, 0, 4)) or 0)
     assert launcher.main(["--workers", "4", __file__]) == 0
     assert told["LOCAL_WORLD_SIZE"] == "4"
+
+
+def test_killed_worker_that_does_not_end_holds_up_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel may hold it, as in a read from a file server that does not answer: here no signal reaches it."""
+    monkeypatch.setattr(launcher, "KILLED_SECONDS", 0.01)
+    worker = launcher.Process(["sleep", "60"])
+    with monkeypatch.context() as held:
+        held.setattr(subprocess.Popen, "kill", lambda self: None)
+        worker.kill()
+    assert worker.poll() is None
+    worker.kill()
+    assert worker.wait() == -signal.SIGKILL
 
 
 def test_a_first_machine_that_is_not_there_is_told_in_sentences() -> None:

@@ -41,6 +41,9 @@ LOOK = 0.005  # seconds between two looks at the workers, and at a file
 PATIENCE = 60.0  # seconds for which the store may be away
 LONGEST = 1e9  # the largest number of seconds for an option
 PORTS = 65535  # the highest port
+# Seconds that a killed worker may take to end before the launcher looks after the others again. It takes
+# milliseconds, unless the kernel holds it, as in a read from a file server that does not answer.
+KILLED_SECONDS = 1.0
 
 
 class _Parser(argparse.ArgumentParser):
@@ -195,8 +198,10 @@ class Process(subprocess.Popen[bytes]):
     """A worker of the script."""
 
     def kill(self) -> None:
+        """Kill it, and release its process if that ends in time; else ``subprocess`` does so at a later start."""
         super().kill()
-        self.wait()
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(KILLED_SECONDS)
 
 
 def watch(supervisor: Supervisor, asked_to_end: list[int]) -> int:
