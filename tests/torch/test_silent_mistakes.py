@@ -20,6 +20,7 @@ from paceline.torch.feed.pieces import Order
 from paceline.torch.open_rounds import Finite, LoadResponseCheck
 from support.guarantees import guarantee
 from support.ranks import errors_of, run_ranks
+from support.scripted import Script
 from support.small_net import Samples, fresh, optimizer_of, replayed
 
 
@@ -355,3 +356,66 @@ def other_epochs(rank: int, ranks: int) -> None:
 def test_ranks_in_different_epochs_raise() -> None:
     for words in errors_of(3, other_epochs):
         assert "rank 1 is in another epoch than the other ranks" in words
+
+
+def with_synced_norm(rank: int, ranks: int) -> list[str]:
+    """The error messages, or the number of rounds, of handles and loaders for a model with SyncBatchNorm."""
+    ddp = DistributedDataParallel(fresh(torch.float64))
+    ddp.module.norm = nn.SyncBatchNorm(3, affine=False)  # a layer that a CPU has, but cannot run
+
+    def said(samples: int, drop_last: bool, own: bool, **options: Any) -> str:
+        try:
+            pace = Pace(ddp, 16, **options)
+        except PacelineError as error:
+            return str(error)
+        try:
+            loader = pace.batch_sampler if own else pace.loader
+            return str(len(loader(Samples(samples), drop_last=drop_last)))  # type: ignore[operator]
+        except PacelineError as error:
+            return str(error)
+        finally:
+            pace.host.detach()
+
+    def idle() -> str:
+        pace = Pace(ddp, 16, Script(((1, 0),)))
+        try:
+            with warnings.catch_warnings(record=True) as heard:
+                warnings.simplefilter("always")
+                next(iter(pace.sizes(1)))
+            return str(heard[0].message)
+        finally:
+            pace.host.detach()
+
+    return [
+        said(83, False, False),
+        said(83, False, True),
+        said(83, True, False),
+        said(84, False, False),
+        said(80, False, True),
+        said(81, False, False),  # a single sample joins the round before
+        said(80, False, False, limits=[(2, None), (0, None)]),
+        said(80, False, False, limits=[(2, None), (2, None)]),
+        said(80, False, False, loop="round", micro_batch=4),
+        idle(),
+    ]
+
+
+@guarantee(
+    "SyncBatchNorm with limits, a short last round or passes that would leave a rank without work raises; an own "
+    "policy that does so causes a warning."
+)
+@pytest.mark.processes
+def test_synced_batch_norm_that_would_count_filler_samples_raises() -> None:
+    for short, own, dropped, enough, none, single, limits, allowed, passes, idle in run_ranks(
+        2, with_synced_norm
+    ):
+        assert short.startswith("the last round of an epoch has 3 samples, too few for all ranks")
+        assert own == short
+        assert "drop_last=True" in short
+        assert (dropped, enough, none, single, allowed) == ("5", "6", "5", "5", "5")
+        assert limits == (
+            "the model has SyncBatchNorm: it would count the filler samples of a rank without work; set "
+            "limits=[(2, None)] * 2"
+        )
+        assert "micro_batch=4 lets ranks take different numbers of passes" in passes
+        assert "runs filler samples, which SyncBatchNorm counts" in idle

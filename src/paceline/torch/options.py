@@ -162,6 +162,20 @@ class Options:
         }
         refuse(f"policy {policy} moves work within the round", reasons)
 
+    def check_synced(self, least: Sequence[int], each: int, lockstep: bool) -> None:
+        """Raises PacelineError if SyncBatchNorm would hang, or count the filler samples of a rank without work.
+
+        least: each rank's least load. each: the least that gives it work in each micro-step."""
+        local, varies = self.every is not None, self.fixed_micro_steps is None and not lockstep
+        reasons = {
+            "with local steps no layer can wait for the other ranks; use another norm": local,
+            f"micro_batch={self.micro_batch} lets ranks take different numbers of passes, and each layer waits for "
+            "all ranks; use loop='whole'": varies and self.micro_batch is not None,
+            f"it would count the filler samples of a rank without work; set limits=[({each}, None)] * "
+            f"{len(least)}": min(least) < each,
+        }
+        refuse("the model has SyncBatchNorm", reasons)
+
     def check_deterministic(self, policy: str, moves_work: bool, norms: bool, cell: int) -> None:
         """Raises PacelineError if results cannot have the same bits whichever rank runs which samples.
 
@@ -200,6 +214,11 @@ def check_weigh(weigh: str) -> None:
 def has_batch_norm(model: torch.nn.Module) -> bool:
     """Whether the model has batch norm, whose variance needs two samples on each rank that works."""
     return any(is_batch_norm(m) for m in model.modules())
+
+
+def has_synced_norm(model: torch.nn.Module) -> bool:
+    """Whether the model has batch norm with the statistics of all ranks, which count each rank's filler samples."""
+    return any(isinstance(m, torch.nn.SyncBatchNorm) for m in model.modules())
 
 
 def least_and_most(limits: Limits | None, ranks: int, batch: int, floor: int) -> tuple[list[int], list[int]]:

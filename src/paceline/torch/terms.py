@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ from paceline.sync import intervals
 from paceline.torch import options, peers, plan
 from paceline.torch.gradients import same_bits
 from paceline.torch.local import Every, Merge
-from paceline.torch.options import Options, has_batch_norm, least_and_most
+from paceline.torch.options import Options, has_batch_norm, has_synced_norm, least_and_most
 from paceline.torch.plan import RoundPlan
 
 CELLS = 32  # default number of cells of a round, if results must have the same bits
@@ -35,6 +36,7 @@ class Terms:
     moves_work: bool  # work may move within the round
     micro_batch: int | None  # samples of a micro-step at most, on this rank
     floor: int  # least samples of a rank that works
+    full: int  # least samples of a round in which each rank works; 0 if one without work does no harm
     fills: bool  # a micro-step without work gets samples that count for nothing
     most: Indices  # samples that each rank may take in a round, (n,)
     largest: Indices  # samples that fit into each rank's memory at once, (n,)
@@ -56,6 +58,13 @@ class Terms:
         """The plan of round ``step`` of these ``loads``, whose samples begin at ``start``, with what may be claimed.
 
         present: which ranks take part, (n,); by default all."""
+        if self.full and not loads.all():
+            warnings.warn(
+                "a rank without work in a round runs filler samples, which SyncBatchNorm counts like others; choose "
+                "a policy that gives each rank work, and end streams with their last full round",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         piece_plan = self.piece_plan(step, present)
         division = None
         if piece_plan is not None:
@@ -102,6 +111,8 @@ def agree(model: torch.nn.Module, given: Options, lockstep: bool) -> Terms:
     if memory := isinstance(given.limits, str):
         given.check_memory(lockstep)
     least, most = least_and_most(limits, ranks, global_batch, floor)
+    if synced := ranks > 1 and has_synced_norm(model):
+        given.check_synced(least, floor * (fixed or 1), lockstep)
     if fixed is not None:
         most = [min(m, fixed * (own or m)) for m, own in zip(most, peers.gather(micro_batch), strict=True)]
         if given.loop == "whole" and sum(most) < global_batch:
@@ -149,6 +160,7 @@ def agree(model: torch.nn.Module, given: Options, lockstep: bool) -> Terms:
         moves_work=moves_work,
         micro_batch=micro_batch,
         floor=floor,
+        full=sum(least) if synced else 0,
         fills=fills,
         most=np.array(most),
         largest=np.array(largest),

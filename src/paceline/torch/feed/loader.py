@@ -36,6 +36,7 @@ from paceline.torch.feed.rounds import iterate
 from paceline.torch.hooks_of_torch import pin_memory
 from paceline.torch.loop import Loop
 from paceline.torch.plan import Claim, Piece, RoundPlan
+from paceline.torch.terms import Terms
 
 
 def check_indexed(dataset: Any) -> None:
@@ -100,8 +101,9 @@ def check_options(options: Mapping[str, Any], global_batch: int, ranks: int, str
         )
 
 
-def check_sizes(samples: int, used: int, batch: int, quantum: int) -> None:
-    """Raises PacelineError if rounds of ``batch`` cannot divide an epoch, which uses so many of all samples."""
+def check_sizes(samples: int, used: int, terms: Terms) -> None:
+    """Raises PacelineError if rounds cannot divide an epoch, which uses so many of all samples."""
+    batch, quantum = terms.batch, terms.quantum
     if not used:
         raise PacelineError(
             f"drop_last=True leaves nothing of {samples} samples, fewer than global_batch={batch}; leave it out, or "
@@ -112,6 +114,11 @@ def check_sizes(samples: int, used: int, batch: int, quantum: int) -> None:
         raise PacelineError(
             f"the last round of an epoch has {short} samples, which is no multiple of quantum={quantum}; use "
             "drop_last=True, which leaves it out, or another quantum"
+        )
+    if terms.floor <= short < terms.full:
+        raise PacelineError(
+            f"the last round of an epoch has {short} samples, too few for all ranks, and SyncBatchNorm would count "
+            "the filler samples of a rank without work; use drop_last=True, which leaves it out"
         )
 
 
@@ -151,7 +158,7 @@ class BalancedLoader:
         step = loop.progress.rounds
         self._dealer = agreed_dealer(terms, dataset, collate, costs, step)
         self.samples = len(dataset) - (len(dataset) % terms.batch if drop_last else 0)
-        check_sizes(len(dataset), self.samples, terms.batch, terms.quantum)
+        check_sizes(len(dataset), self.samples, terms)
         # If members change, processes load at most the next round's part ahead.
         loop.drawn_ahead(min(max(lags), 1) if loop.changes else max(lags))
         self._pins = bool(options.get("pin_memory")) and torch.cuda.is_available()

@@ -52,7 +52,7 @@ class BalancedSampler:
         facts = {"samples": len(dataset), "seed": seed, "shuffle": shuffle, "drop_last": drop_last}
         loop.drawn_ahead(max(peers.agree(facts, ahead)))
         self.samples = len(dataset) - (len(dataset) % terms.batch if drop_last else 0)
-        check_sizes(len(dataset), self.samples, terms.batch, terms.quantum)
+        check_sizes(len(dataset), self.samples, terms)
         self._length: int | None = None  # rounds of the running iteration
         self._newest: weakref.ref[_Batches] | None = None
         self._cuts: Iterator[tuple[list[int], Piece]] = iter(())
