@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
@@ -85,3 +86,17 @@ def rounds_that_are_left(rank: int, ranks: int, place: Path) -> list[float]:
 def test_rank_that_has_sent_a_later_row_needs_no_earlier_one(tmp_path: Path) -> None:
     first, second = run_ranks(2, rounds_that_are_left, tmp_path)
     assert first[-2:] == second == [0, 1]
+
+
+def rank_that_sees_no_other(rank: int, ranks: int) -> list[int]:
+    """The last rank is on another machine, so that the ranks cannot share memory: the open files before and after."""
+    if rank == ranks - 1:
+        exchange.shared_memory.find = lambda *_: None
+    before = len(os.listdir("/proc/self/fd"))
+    assert exchange.MemoryExchange.of_all(ROW) is None
+    return [before, len(os.listdir("/proc/self/fd"))]
+
+
+def test_ranks_without_shared_memory_keep_no_files_open() -> None:
+    for before, after in run_ranks(3, rank_that_sees_no_other):
+        assert after == before

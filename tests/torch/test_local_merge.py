@@ -288,6 +288,8 @@ class Summing:
 
     def connect(self, merge: Any) -> None: ...
 
+    def close(self) -> None: ...
+
     def forget(self) -> None:
         self.forgot += 1
 

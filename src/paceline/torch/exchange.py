@@ -22,7 +22,6 @@ import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import timedelta
 from typing import Protocol
 from zlib import crc32
 
@@ -32,7 +31,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from paceline.errors import WorkerError
-from paceline.torch import peers, shared_memory
+from paceline.torch import groups, peers, shared_memory
 
 SLOTS = 4  # rounds that a rank may have sent and not yet received
 LOOK_SECONDS = 0.05  # between two polls of a rank that is waited for, at most
@@ -123,16 +122,22 @@ class MemoryExchange:
         length, rank = SLOTS * (STEP.size + dtype.itemsize + CHECK.size) + STEP.size + 1, peers.rank()
         own, place = shared_memory.make(length)
         others: dict[int, tuple[shared_memory.Memory, int]] = {}
+        near = False
         try:
             for other, where in enumerate(peers.gather(place)):
                 if other != rank and (found := shared_memory.find(where, length)) is not None:
                     found.close_file()
                     assert where is not None
                     others[other] = found, _process(where.process)
-            if not all(peers.gather(len(others) == peers.ranks() - 1)):
-                return None
+            near = all(peers.gather(len(others) == peers.ranks() - 1))
         finally:
             own.close_file()  # all ranks have opened it by now
+            if not near:
+                for _, process in others.values():
+                    if process >= 0:
+                        os.close(process)
+        if not near:
+            return None
         return cls(dtype, own, others, peers.timeout() if timeout is None else timeout)
 
     def send(self, step: int, row: Row, lost: Lost = none_lost) -> None:
@@ -247,12 +252,15 @@ class GroupExchange:
 
     def __init__(self, dtype: np.dtype[np.void], timeout: float | None = None) -> None:
         self._dtype, self._timeout = dtype, peers.timeout() if timeout is None else timeout
-        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=peers.timeout()))
+        self._group = groups.take("gloo")
+        self._open = True
+        self._unreceived = 0  # rounds that this rank has sent and not received
         self._pending: dict[int, tuple[dist.Work, list[torch.Tensor]]] = {}
 
     def send(self, step: int, row: Row, lost: Lost = none_lost) -> None:
         mine = torch.frombuffer(bytearray(_bytes(row)), dtype=torch.float64)
         out = [torch.empty_like(mine) for _ in range(peers.ranks())]
+        self._unreceived += 1
         self._pending[step] = (dist.all_gather(out, mine, group=self._group, async_op=True), out)
         self._pending.pop(step - SLOTS, None)  # of a round that was left
 
@@ -265,10 +273,14 @@ class GroupExchange:
             work.wait()
         except RuntimeError as error:
             raise _no_answer("another rank") from error
+        self._unreceived -= 1
         return torch.stack(out).numpy().view(self._dtype)[:, 0]
 
     def close(self) -> None:
         self._pending.clear()
+        if self._open and not self._unreceived:  # else another rank may not take part in the next collective
+            groups.give(self._group, "gloo")
+        self._open = False
 
 
 def _bytes(row: Row) -> bytes:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 from zlib import crc32
 
@@ -23,7 +22,7 @@ from paceline import policies
 from paceline.errors import PacelineError, meant, refuse, short
 from paceline.rounds import Array
 from paceline.sync import intervals
-from paceline.torch import peers
+from paceline.torch import groups, peers
 from paceline.torch.options import Options
 
 SENT, BLOCK = ("bf16", "int8"), 256  # formats in which changes may be sent; numbers that share a scale
@@ -186,6 +185,7 @@ class Merging:
     def __init__(self, model: torch.nn.Module, ranks: int) -> None:
         self._ranks = ranks
         self._group: Any = None  # the default one
+        self._complete = True  # no sum has failed, and the group is not given back
         self._left: Errors = {}
         if ranks == 1:
             return
@@ -202,12 +202,13 @@ class Merging:
     def connect(self, merge: Merge) -> None:
         """The ranks agree on ``merge``. Collective."""
         if merge.delay and self._ranks > 1:  # its sums run at the same time as the program's
-            self._group = dist.new_group(timeout=timedelta(seconds=peers.timeout()))
+            self._group = groups.take()
 
     def sum(self, own: Sequence[torch.Tensor], send: str | None) -> None:
         """Sum these over the ranks, in place. send: see ``Merge``."""
         if self._ranks == 1:
             return
+        self._complete = False
         if send is not None:
             left, (*flats, table) = self._left, own
             dist.all_reduce(table, group=self._group)
@@ -216,9 +217,16 @@ class Merging:
             )  # divided by it, rounding errors fit the scale of the next merge
             for number, flat in enumerate(flats if weight else ()):
                 flat.copy_(self._rounded(left, number, flat / weight, send) * weight)
-            return
-        for work in [dist.all_reduce(flat, group=self._group, async_op=True) for flat in own]:
-            work.wait()
+        else:
+            for work in [dist.all_reduce(flat, group=self._group, async_op=True) for flat in own]:
+                work.wait()
+        self._complete = True
+
+    def close(self) -> None:
+        """No more sums, and none is running. Safe to call twice."""
+        if self._group is not None and self._complete:
+            groups.give(self._group)
+        self._complete = False
 
     def forget(self) -> None:
         """Other parameters were loaded: forget the rounding errors of earlier merges, which do not belong to them."""

@@ -346,6 +346,8 @@ class Merges:
     def close(self) -> None:
         """End the thread that sums; no merges may follow."""
         self._aside.close()
+        if self._ranks.merging is not None and not self.flights:
+            self._ranks.merging.close()
 
     # -- within ----------------------------------------------------------------------------------------------
 
