@@ -104,6 +104,7 @@ class Loop:
         counted = self._meter.counted_by_all
         self._gradients = local or weighing_of(parameters, device, reducer, terms, counted)
         self.passes = Passes(
+            model if reducer.ddp is None else reducer.ddp.module,
             device,
             reducer,
             terms,
@@ -134,7 +135,10 @@ class Loop:
         self.steps: RoundSteps | LocalSteps
         if self.merges is None or local is None:
             rates = bool(self.rounds.listeners)
-            self.steps = RoundSteps(model, self.round, self._gradients, *parts, single=single, rates=rates)
+            foreign = self.passes.foreign
+            self.steps = RoundSteps(
+                model, self.round, self._gradients, foreign, *parts, single=single, rates=rates
+            )
         else:
             self.steps = LocalSteps(
                 model,
@@ -424,6 +428,7 @@ class Loop:
         self.steps.open(source)
         self._running, self._left = object(), None
         self.passes.watch.again()
+        self.passes.foreign.again()
         if self._gathers is not None:
             self._gathers.again(self.progress.rounds)
         if self._second is not None:

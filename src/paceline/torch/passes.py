@@ -11,6 +11,7 @@ import torch
 from paceline.errors import PacelineError, WorkerError, short
 from paceline.torch import peers
 from paceline.torch.batches import PLAIN
+from paceline.torch.gradients.foreign import ForeignPasses
 from paceline.torch.gradients.reducers import Reducer, weigh_in_hook
 from paceline.torch.gradients.weighing import (
     GLOBAL,
@@ -36,14 +37,16 @@ class Passes:
     """Carries out what the events of micro-steps ask for. Call ``begin`` for each, ``weight`` before its backward
     pass and ``ended`` after it; under the hook DDP replaces the latter two calls.
 
-    gradients: weighs them. round: gets all events. meter: its ``stop`` is called when the last gradient of a round is
-    there. halfway: called with the running piece when its backward pass begins. commit: called with the piece after
-    each backward pass if rows travel with the gradients; it returns whether the round is complete. name: called with
-    an error of a backward pass; it raises another if the error only means that another rank is lost.
+    model: the module whose forward passes lead to the losses. gradients: weighs them. round: gets all events. meter:
+    its ``stop`` is called when the last gradient of a round is there. halfway: called with the running piece when its
+    backward pass begins. commit: called with the piece after each backward pass if rows travel with the gradients; it
+    returns whether the round is complete. name: called with an error of a backward pass; it raises another if the
+    error only means that another rank is lost.
     """
 
     def __init__(
         self,
+        model: torch.nn.Module,
         device: torch.device,
         reducer: Reducer,
         terms: Terms,
@@ -65,8 +68,11 @@ class Passes:
         # The loss, part and count that the running pass has put on record, if it may be taken back.
         self._recorded: tuple[torch.Tensor | None, float, float | None] | None = None
         self.watch = LossWatch(lambda: round.piece, peers.ranks(), self._hook is not None)
+        self.foreign = ForeignPasses(model, gradients.parameters)
         if terms.merge is not None:
             self.watch.never()  # each step's loss is its own mean, so it needs no check
+        if terms.merge is not None or self._hook is not None:
+            self.foreign.never()  # a loss weighs the same without Paceline, or the hook weighs each pass
         self._last: Any = None  # a ``LastGradient``, unless ``ended`` is early enough
         trained = [p for p in gradients.parameters if p.requires_grad]
         if reducer.waits != "never" or self._hook is not None:
@@ -136,6 +142,8 @@ class Passes:
         weight = self.weight(loss, reduction, None if count is None else checked_count(count))
         if self._ends_with_gradient and (piece := self._round.piece) is not None and piece.last:
             self._last.begins(loss)
+        if self.foreign.left:
+            self.foreign.announced(loss)
         if weight:
             return loss if weight == 1.0 else loss * weight
         return torch.nan_to_num(loss) * 0.0
@@ -160,6 +168,8 @@ class Passes:
         else:
             raise PacelineError(f"reduction={reduction!r}: expected 'mean', 'sum' or 'global'")
         first = round.weighed()
+        if self.foreign.left:
+            self.foreign.weighs(first, piece.last)
         if count is None:
             if self.watch.left:
                 self.watch.look(loss, piece, reduction)
@@ -211,6 +221,7 @@ class Passes:
     def close(self) -> None:
         """Remove all hooks from the model."""
         self.watch.close()
+        self.foreign.close()
         self.gradients.release()
         for hook in self._hooks:
             hook.remove()

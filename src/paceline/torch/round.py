@@ -45,7 +45,7 @@ REFUSED = {
     "backward after": "pace.backward() was called after the step of round {step}; expected it once a round, before "
     "pace.step(optimizer): for the loss of a second model, pace.weighted(loss).backward()",
     "backward twice": "round {step}: pace.backward() was called twice in one micro-step of the loop; expected one "
-    "call: add the losses, and call it with the sum",
+    "call with the sum of the losses, or with Pace also pace.weighted(loss).backward() for a second forward pass",
     "not weighed": "round {step}: pace.host.backward_done() was called before pace.host.weight(loss); expected the "
     "loss to be multiplied by that weight first",
     "left out": "round {step}: the loop went on without {how}; call it once for each micro-batch that the loader "

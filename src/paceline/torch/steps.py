@@ -19,6 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from paceline.errors import PacelineError, short
 from paceline.torch import timing
+from paceline.torch.gradients.foreign import ForeignPasses
 from paceline.torch.gradients.outside import Outside
 from paceline.torch.gradients.weighing import Weighing, held
 from paceline.torch.host import Host
@@ -262,6 +263,7 @@ class RoundSteps:
         model: torch.nn.Module,
         round: RoundState,
         gradients: Weighing,
+        foreign: ForeignPasses,
         meter: Meter,
         members: Members,
         progress: Progress,
@@ -271,6 +273,7 @@ class RoundSteps:
         rates: bool,
     ) -> None:
         self._round, self._gradients, self._meter, self._members = round, gradients, meter, members
+        self._foreign = foreign
         self._progress, self._end, self._records_rates = progress, end, rates
         self._rates, self._host = LearningRateWatch(), Host()
         outside = Outside(gradients.parameters, lambda: round.passing)
@@ -303,6 +306,7 @@ class RoundSteps:
                 forget_unscaled(scaler)
                 self._end.after(0.0, by=optimizers)  # this rank has received the state after the step
                 return True
+            self._foreign.check(piece)
             self._gradients.check_there(piece, optimizers)
         elif not round.taken:
             optimizers = []
@@ -353,12 +357,16 @@ class RoundSteps:
         self._host.step_begins(round.piece)
         self.watch.begin()
         round.steps(closure, self._gradients.there)
+        if round.phase == COMPLETE:
+            self._foreign.check(round.running)
         if self._progress.running or round.piece is not None:
             round.once([optimizer])
 
     def _step_ended(self, optimizer: torch.optim.Optimizer) -> None:
         round = self._round
         round.steps(False, self._gradients.there)  # a closure has only now run its backward pass
+        if round.phase == COMPLETE:
+            self._foreign.check(round.running)
         seconds = self.watch.end()
         if self._progress.running or round.piece is not None:
             round.took([optimizer])

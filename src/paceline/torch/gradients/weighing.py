@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from paceline.errors import PacelineError
 from paceline.torch import peers
-from paceline.torch.gradients.reducers import Reducer
+from paceline.torch.gradients.reducers import LOOKS, Reducer
 from paceline.torch.gradients.same_bits import ExactSum
 from paceline.torch.hooks_of_torch import version
 from paceline.torch.plan import Piece
@@ -44,16 +44,17 @@ class GradientStash:
         self._had: list[bool] = []  # which parameters had gradients when the newest round was complete
         self._used: list[tuple[int, int] | None] | None = None  # identity and version after the last step
         self._passed = False  # another model's backward pass may have left gradients here since
+        self._looks = LOOKS  # at gradients that are there before a round's first pass, and may all be zero
 
-    def bring_back(self, step: int, scale: float = 1.0, apart: bool = False) -> None:
+    def bring_back(self, step: int, scale: float = 1.0, apart: bool = False, fresh: bool = False) -> None:
         """A backward pass of round ``step`` begins: put the accumulated gradients back, times ``scale``; if the pass
-        runs ``apart``, ``join`` does so after it.
+        runs ``apart``, ``join`` does so after it. fresh: it is the round's first, and no gradient may be there.
 
         Raises PacelineError if the model has a gradient that is not of this round.
         """
         self._begun = True
         if self._passed:
-            self._passed = False
+            self._passed = fresh = False
             if any(p.grad is not None and bool(p.grad.any()) for p in self.parameters):
                 raise PacelineError(
                     f"round {step}: the backward pass of another model has left gradients in this one, which would "
@@ -62,7 +63,9 @@ class GradientStash:
         if (kept := self._kept) is None:
             if self._used is not None:
                 self._check_fresh(step, self._used)
-                self._used = None
+            if fresh and any(map(_THERE, map(_GRAD, self.parameters))):
+                self._check_own(step)
+            self._used = None
             return
         if any(p.grad is not None for p in self.parameters):
             raise PacelineError(
@@ -152,6 +155,18 @@ class GradientStash:
                 "stepped and zeroed once a round: pace.step(optimizer), or pace.step([one, other])"
             )
 
+    def _check_own(self, step: int) -> None:
+        """Raises PacelineError if a backward pass has left gradients here that is not Paceline's."""
+        if self._looks:
+            self._looks -= (
+                1  # a loop that zeroes in place leaves zeros in each round: reading them costs time
+            )
+            if self.there():
+                raise PacelineError(
+                    f"round {step}: a loss.backward() without a weight has left gradients in the model; expected "
+                    "pace.backward(loss) with the sum of the losses, and zero_grad() after other passes"
+                )
+
 
 class Weighing(GradientStash):
     """Weighs the loss of each micro-step. For each ``begin``, then ``weigh`` before its backward pass and ``done``
@@ -206,7 +221,9 @@ class Weighing(GradientStash):
         """A backward pass of a micro-step begins: the weight of its loss, which counts as a mean over ``part``
         samples. count: what it is over, if not its samples. first: it is the micro-step's first pass."""
         if first:
-            self.bring_back(piece.plan.step, apart=self.apart and not (piece.last and self.sums))
+            self.bring_back(
+                piece.plan.step, apart=self.apart and not (piece.last and self.sums), fresh=piece.first
+            )
             self._count_in(piece, count)
         self._reducer.check_sync(piece.last and self.sums)
         return self._averaged * part / piece.plan.batch
