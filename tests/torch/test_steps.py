@@ -14,7 +14,7 @@ from paceline.errors import PacelineError
 from paceline.torch import Pace
 from paceline.torch.feed.pieces import Order
 from support.guarantees import guarantee
-from support.small_net import Samples, fresh
+from support.small_net import Net, Samples, difference, fresh
 
 GUARANTEES = (
     "A loop with a line left out, doubled, swapped or replaced (101 cases) trains the same model or "
@@ -154,3 +154,94 @@ def test_one_process_trains_parameters_that_were_frozen_at_first() -> None:
             optimizer.zero_grad()
     for ours, theirs in zip(paced.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+
+
+def actor_and_critic(model: Net) -> list[torch.optim.Optimizer]:
+    """Two optimizers that share the first layer."""
+    return [
+        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+        torch.optim.SGD(model.first.parameters(), lr=0.05),
+    ]
+
+
+def layer_by_layer(model: Net) -> list[torch.optim.Optimizer]:
+    """Two optimizers that share nothing."""
+    return [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in (model.first, model.second)]
+
+
+Steps = Callable[[Pace, list[torch.optim.Optimizer]], object]
+
+
+def in_one_call(pace: Pace, optimizers: list[torch.optim.Optimizer]) -> None:
+    pace.step(optimizers)
+
+
+def one_by_one(pace: Pace, optimizers: list[torch.optim.Optimizer]) -> None:
+    for one in optimizers:
+        pace.step(one)
+
+
+def second_by_itself(pace: Pace, optimizers: list[torch.optim.Optimizer]) -> None:
+    first, second = optimizers
+    pace.step(first)
+    second.step()
+    second.zero_grad()
+
+
+def first_by_itself(pace: Pace, optimizers: list[torch.optim.Optimizer]) -> None:
+    first, second = optimizers
+    first.step()
+    pace.step(second)
+    first.zero_grad()
+
+
+def stepped(steps: Steps, optimizers_of: Callable[[Net], list[torch.optim.Optimizer]]) -> list[nn.Parameter]:
+    """The parameters after three rounds."""
+    model, loss_of = fresh(torch.float64), nn.CrossEntropyLoss()
+    optimizers, pace = optimizers_of(model), Pace(model, 8, "equal")
+    try:
+        for x, y, _ in pace.loader(Samples(24), seed=5):
+            pace.backward(loss_of(model(x), y))
+            steps(pace, optimizers)
+    finally:
+        pace.host.abandon()
+        pace.host.detach()
+    return [*model.parameters()]
+
+
+@guarantee(
+    "Optimizers that share parameters train as in one process by one `pace.step([first, second])`; one by one they "
+    "raise."
+)
+@pytest.mark.parametrize("steps", [one_by_one, second_by_itself])
+def test_optimizers_that_share_parameters_stepped_one_by_one_raise(steps: Steps) -> None:
+    with pytest.raises(
+        PacelineError, match=r"^round 0: an optimizer shares parameters .*pace\.step\(\[first, second\]\)$"
+    ):
+        stepped(steps, actor_and_critic)
+
+
+@guarantee(
+    "Optimizers that share parameters train as in one process by one `pace.step([first, second])`; one by one they "
+    "raise."
+)
+@pytest.mark.parametrize(
+    ("steps", "optimizers_of"),
+    [
+        (in_one_call, actor_and_critic),
+        (first_by_itself, actor_and_critic),
+        (one_by_one, layer_by_layer),
+        (second_by_itself, layer_by_layer),
+    ],
+)
+def test_two_optimizers_equal_those_of_one_process(
+    steps: Steps, optimizers_of: Callable[[Net], list[torch.optim.Optimizer]]
+) -> None:
+    plain, data = fresh(torch.float64), Samples(24)
+    optimizers = optimizers_of(plain)
+    for chosen in torch.from_numpy(Order(24, 5).epoch(0)).split(8):
+        plain.zero_grad()
+        nn.functional.cross_entropy(plain(data.x[chosen]), data.y[chosen]).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    assert difference(stepped(steps, optimizers_of), plain.parameters()) < 1e-12

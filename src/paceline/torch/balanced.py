@@ -170,8 +170,11 @@ class Balanced:
         """Step and zero the optimizer when the round is complete; otherwise do nothing. True when it stepped.
 
         Args:
-            optimizer: One, or several in a list; or call it once for each of them.
+            optimizer: One, or several in a list. Optimizers that share no parameter may also have a call each.
             scaler: A torch GradScaler to step and update; several optimizers must then go into one call.
+
+        Raises:
+            PacelineError: The step is not due, or would use gradients that are not the round's.
         """
         return self._loop.steps.step(
             [*optimizer] if isinstance(optimizer, (list, tuple)) else [optimizer], scaler

@@ -22,6 +22,7 @@ from paceline.torch import timing
 from paceline.torch.gradients.foreign import ForeignPasses
 from paceline.torch.gradients.outside import Outside
 from paceline.torch.gradients.weighing import Weighing, held
+from paceline.torch.gradients.zeroed import SharedParameters
 from paceline.torch.host import Host
 from paceline.torch.members import Members
 from paceline.torch.meter import Meter
@@ -273,7 +274,7 @@ class RoundSteps:
         rates: bool,
     ) -> None:
         self._round, self._gradients, self._meter, self._members = round, gradients, meter, members
-        self._foreign = foreign
+        self._foreign, self._shared = foreign, SharedParameters(gradients)
         self._progress, self._end, self._records_rates = progress, end, rates
         self._rates, self._host = LearningRateWatch(), Host()
         outside = Outside(gradients.parameters, lambda: round.passing)
@@ -314,6 +315,8 @@ class RoundSteps:
             raise PacelineError(
                 "with a GradScaler, several optimizers are stepped together: pace.step([first, second], scaler)"
             )
+        else:
+            self._shared.check(self._progress.rounds - 1, round.taken, optimizers)
         # The checks before a step have been made above, and a plain host needs no notice of it.
         seconds = watch.take(optimizers, scaler, heard=self._host.__class__ is not Host)
         if round.piece is None:  # a host may have reported the step
@@ -361,6 +364,8 @@ class RoundSteps:
             self._foreign.check(round.running)
         if self._progress.running or round.piece is not None:
             round.once([optimizer])
+            if round.piece is None and round.taken and self._host.__class__ is Host:  # pace.step() has zeroed
+                self._shared.check(self._progress.rounds - 1, round.taken, [optimizer])
 
     def _step_ended(self, optimizer: torch.optim.Optimizer) -> None:
         round = self._round

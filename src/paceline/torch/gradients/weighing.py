@@ -118,6 +118,11 @@ class GradientStash:
                     "zeroes"
                 )
 
+    def removed(self, parameters: Iterable[torch.nn.Parameter]) -> bool:
+        """Whether one of these had a gradient when the newest round was complete, and has none or zeros now."""
+        had = {id(p) for p, there in zip(self.parameters, self._had, strict=False) if there}
+        return any(id(p) in had and (p.grad is None or not bool(p.grad.any())) for p in parameters)
+
     def used(self) -> None:
         """The round's step was taken, or left out on purpose."""
         left = any(map(_THERE, map(_GRAD, self.parameters)))  # else no gradient can be counted again
