@@ -515,6 +515,28 @@ def test_loss_now_is_the_loss_of_the_round(counts: bool, loop: str) -> None:
         assert len(now) == 6
 
 
+def losses_of_passes(rank: int, ranks: int, passes: int) -> list[float]:
+    """``loss_now`` of some rounds whose objective is a sum of two losses, weighted in so many passes."""
+    ddp = DistributedDataParallel(fresh(torch.float64))
+    optimizer, now = optimizer_of(ddp), []
+    with Pace(ddp, 16, TWO, limits=[(0, None)] * 2) as pace:
+        for x, y, _ in pace.loader(Samples(83), seed=5):
+            loss = LOSS(ddp(x), y)
+            if passes == 1:
+                pace.backward(loss + ddp(-x).square().mean())
+            else:
+                pace.backward(loss)
+                pace.weighted(ddp(-x).square().mean()).backward()
+            now.append(pace.loss_now())
+            pace.step(optimizer)
+    return now
+
+
+def test_loss_of_a_round_is_the_sum_of_its_weighted_losses() -> None:
+    for once, twice in zip(run_ranks(2, losses_of_passes, 1), run_ranks(2, losses_of_passes, 2), strict=True):
+        assert twice == pytest.approx(once, rel=1e-12)
+
+
 def one_sample(rank: int, ranks: int) -> list[str]:
     """The notes of the error that a rank makes of a batch of one sample."""
     ddp = DistributedDataParallel(nn.Linear(6, 1).double())

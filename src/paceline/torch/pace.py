@@ -168,6 +168,11 @@ class Pace(Exact, Drawing):
     def weighted(self, loss: torch.Tensor, reduction: str = "mean", count: Any = None) -> torch.Tensor:
         """``loss`` times its weight; zero if it counts for nothing, though a mean over nothing is NaN.
 
+        Before ``pace.step`` it weights the loss of a further forward pass through the model, whose gradients add to
+        those of ``pace.backward``: ``pace.weighted(loss).backward()``. The loss of the round, as ``pace.loss`` and
+        ``pace.loss_now()`` give it, is the sum of all losses that were weighted in it. With sharpness-aware
+        minimization (SAM) it is the sum of both passes.
+
         After ``pace.step`` it weights the loss of a second model, on the same batch, whose gradients are averaged by
         its own DistributedDataParallel: ``pace.weighted(loss).backward()``, then its optimizer's step.
         """
