@@ -101,8 +101,8 @@ class Loop:
         local: LocalWeighing | None = None
         if self.merges is not None:
             local = LocalWeighing(parameters, device, reducer, self.merges.begin)
-        counted = self._meter.counted_by_all
-        self._gradients = local or weighing_of(parameters, device, reducer, terms, counted)
+        counts = self._meter.counted_by_all, lambda: self.rounds.per_sample
+        self._gradients = local or weighing_of(parameters, device, reducer, terms, *counts)
         self.passes = Passes(
             model if reducer.ddp is None else reducer.ddp.module,
             device,
@@ -121,7 +121,7 @@ class Loop:
         self.progress = Progress(
             terms.batch, terms.floor, terms.global_batch if terms.every.fixed else terms.every.size
         )
-        self.rounds = OpenRounds(
+        self.rounds: OpenRounds = OpenRounds(
             terms.balancer,
             self._meter,
             terms.moves_work,

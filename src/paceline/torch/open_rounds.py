@@ -74,6 +74,7 @@ class OpenRounds:
         self.links_due = False  # sums take long: each rank's link is to be measured, once
         self.links: Array | None = None  # seconds of each link, (n,), to be recorded with the next round
         self.loss = math.nan  # of the newest settled round
+        self.per_sample = 1.0  # the count of a sample in the newest counted round, as a power of two
         self._finite, self._blind = Finite(callbacks), LoadResponseCheck()
         self._settling = SETTLING_ROUNDS  # rounds left of the beginning
         # Ranks for each processor, which decide at the same time.
@@ -160,6 +161,8 @@ class OpenRounds:
         batches = np.array([int(loads.sum())] if self._meter.drops else list(map(BATCH, plans)))
         means = mean_losses(losses, counts, batches).tolist()
         self.loss = means[-1]
+        if counts is not None:
+            self.per_sample = per_sample(counts[:, -1].tolist(), int(batches[-1]), self.per_sample)
         for number, each in enumerate(rounds if self.listeners else ()):
             deal = each.plan.deal
             own = parts if deal is None or many == 1 else deal.parts
@@ -214,6 +217,16 @@ def mean_losses(losses: Array, counts: Array | None, batches: NDArray[np.int64])
         counted = ~np.isnan(counts)
         many = np.where(counted.any(0), np.where(counted, counts, 0.0).sum(0), batches)
     return losses.sum(0) / np.where(many > 0, many, np.nan)
+
+
+def per_sample(counts: Sequence[float], batch: int, before: float) -> float:
+    """The power of two that is nearest to the count of a sample, from the ranks' counts of a round, (n,); ``before``
+    if nothing was counted. No rounding depends on an order, so it is the same on all ranks and processors."""
+    total = math.fsum(counts)
+    if not (0 < total < math.inf and batch):
+        return before
+    part, power = math.frexp(total / batch)
+    return math.ldexp(1.0, power if part >= math.sqrt(0.5) else power - 1)
 
 
 class Finite:

@@ -392,6 +392,7 @@ def weighing_of(
     reducer: Reducer,
     terms: Terms,
     counted: Callable[[int], float | None],
+    per_sample: Callable[[], float],
 ) -> Weighing:
     """The weighing that suits the terms of a run without local steps."""
     # Sums that carry counts are without rounding by themselves.
@@ -404,7 +405,8 @@ def weighing_of(
     )
     apart = terms.memory and terms.fixed_micro_steps is None
     varies = terms.drop is not None
-    return kind(parameters, device, reducer, varies=varies, counted=counted, apart=apart)
+    counts: dict[str, Any] = {"counted": counted, "per_sample": per_sample}
+    return kind(parameters, device, reducer, varies=varies, apart=apart, **counts)
 
 
 def check_loss(loss: Any) -> None:

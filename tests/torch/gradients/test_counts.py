@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from functools import partial
@@ -18,6 +19,7 @@ from paceline.hosts.accumulating import HostedPace
 from paceline.torch import Pace, RoundResult
 from paceline.torch.callbacks import OnRound
 from paceline.torch.feed.pieces import Order
+from paceline.torch.open_rounds import per_sample
 from support.guarantees import guarantee
 from support.ranks import errors_of, run_cases, run_ranks
 from support.sentences import BATCH, COUNT, IGNORED, LENGTH, WORDS, loss_of, means_of_sentences, model
@@ -177,6 +179,75 @@ def test_token_means_train_the_model_of_one_process() -> None:
         for parameters, losses in ranks:
             assert parameters < 1e-12, f"{name}: relative difference {parameters:.1e}"
             assert losses < 1e-12, f"{name}: losses differ by {losses:.1e}"
+
+
+def scaled(rank: int, ranks: int, many: float) -> list[float]:
+    """The GradScaler's scale after each round of a loop in float16 whose samples count ``many`` each."""
+    torch.manual_seed(3)
+    net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    ddp = DistributedDataParallel(net)
+    optimizer, scaler = torch.optim.SGD(net.parameters(), lr=0.1), torch.amp.GradScaler("cpu")
+    scales = []
+    with Pace(ddp, BATCH, UNEVEN, limits=LOOSE) as pace:
+        for x, y, _ in pace.loader(Samples(6 * BATCH, torch.float32), seed=5):
+            with torch.autocast("cpu", torch.float16):
+                loss = nn.functional.cross_entropy(ddp(x).float(), y)
+            pace.backward(loss, scaler=scaler, count=many * len(x))
+            pace.step(optimizer, scaler)
+            scales.append(scaler.get_scale())
+    return scales
+
+
+@guarantee("With `count=`, means and sums over tokens are those of one process, also if a rank has no token.")
+def test_counts_of_many_tokens_overflow_in_no_round_but_the_first() -> None:
+    for few, many in zip(
+        *run_cases(3, scaled, {"few": {"many": 1}, "many": {"many": 2**15}}).values(), strict=True
+    ):
+        assert len(few) == len(many) == 6
+        assert set(few) == {2.0**16}
+        assert set(many) == {2.0**15}, "the first step is left out, and no other"
+
+
+def left(rank: int, ranks: int) -> float:
+    """The difference from one process, if a counted round is left in its middle and run again in a resumed loop."""
+    net, data = fresh(torch.float64), Samples(5 * BATCH)
+    ddp = DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.3, momentum=0.9)
+    with Pace(ddp, BATCH, UNEVEN, loop="pieces", limits=LOOSE, micro_batch=2) as pace:
+        loader, state, stops = pace.loader(data, seed=5), pace.state_dict(), True
+        while pace.rounds < 5:
+            for x, y, _ in loader:
+                weights = 1e4 * (1.0 + y)
+                loss = (nn.functional.cross_entropy(ddp(x), y, reduction="none") * weights).sum()
+                leaves, stops = stops and pace.rounds == 3, stops and pace.rounds < 3
+                if not (leaves and pace.host.last):  # which would wait for the others
+                    pace.backward(loss, "sum", count=weights.sum())
+                if leaves:
+                    break
+                if pace.step(optimizer):
+                    state = pace.state_dict()
+            if pace.rounds < 5:
+                pace.load_state_dict(state)
+    one = fresh(torch.float64)
+    optimizer = torch.optim.SGD(one.parameters(), lr=0.3, momentum=0.9)
+    for chosen in torch.from_numpy(Order(len(data), 5).epoch(0)).split(BATCH):
+        weights = 1.0 + torch.arange(3, dtype=torch.float64)
+        nn.functional.cross_entropy(one(data.x[chosen]), data.y[chosen], weights).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return difference(net.parameters(), one.parameters())
+
+
+@guarantee("With `count=`, means and sums over tokens are those of one process, also if a rank has no token.")
+def test_counted_round_that_was_left_and_resumed_trains_the_model_of_one_process() -> None:
+    assert max(run_ranks(3, left)) < 1e-12
+
+
+def test_count_of_a_sample_is_the_nearest_power_of_two() -> None:
+    assert [per_sample([total], 4, 8.0) for total in (0.0, 4.0, 5.6, 5.7, 2e-3)] == [8, 1, 1, 2, 2**-11]
+    ranks = [1e16, 1.0, -0.0, 1.0]
+    assert per_sample(ranks, 7, 1.0) == per_sample(ranks[::-1], 7, 1.0)
+    assert per_sample([math.nan, 3.0], 7, 4.0) == per_sample([3.0], 0, 4.0) == 4.0
 
 
 def collectives(rank: int, ranks: int) -> list[tuple[str, bool]]:

@@ -179,6 +179,7 @@ class Weighing(GradientStash):
 
     varies: the number of samples run in a round is only known at its end. counted: gives the count over all ranks
         that a round's losses are means over, once its last gradient is ready; None if it is not known by then.
+    per_sample: about the count of a sample, a power of two, the same on all ranks from one round to the next.
     apart: gradients of a pass are added to the accumulated ones when it has ended, so that a failed one is undone.
 
     Attributes:
@@ -197,6 +198,7 @@ class Weighing(GradientStash):
         *,
         varies: bool = False,
         counted: Callable[[int], float | None] = lambda step: None,
+        per_sample: Callable[[], float] = lambda: 1.0,
         apart: bool = False,
     ) -> None:
         super().__init__(parameters)
@@ -212,7 +214,7 @@ class Weighing(GradientStash):
         )
         self.no_second = "ElasticPace sums the gradients of one model only" * reducer.carries_counts
         self.alone = DROP * varies
-        self._counts = Counts(device, counted)
+        self._counts = Counts(device, counted, per_sample)
         self.entered: AbstractContextManager[Any] | None = None  # the ``no_sync`` that is in effect
 
     def begin(self, piece: Piece) -> None:
@@ -231,7 +233,7 @@ class Weighing(GradientStash):
             )
             self._count_in(piece, count)
         self._reducer.check_sync(piece.last and self.sums)
-        return self._averaged * part / piece.plan.batch
+        return self._averaged * part / (piece.plan.batch * self._counts.per_sample)
 
     def _count_in(self, piece: Piece, count: float | None) -> None:
         if (count is not None or not piece.last or self._counts.given) and not self._reducer.carries_counts:
@@ -327,7 +329,7 @@ class HookWeighing(Weighing):
 
     def share(self, piece: Piece) -> float:
         """The factor by which the hook multiplies this rank's accumulated gradients."""
-        return self._weighed / piece.batch
+        return self._weighed / (piece.batch * self._counts.per_sample)
 
     def gather(self, piece: Piece) -> None:
         """A micro-step's backward pass begins."""
@@ -428,18 +430,30 @@ class Counts:
     tokens, nodes of a graph, pixels that count.
 
     The round's gradient is the sum over everything counted, divided by its number in the whole round. That number is
-    unknown before the last piece of the round is drawn: until then the number of samples takes its place, and the
-    gradients are corrected at the round's end (LB-BSP's weighted aggregation, with tokens for samples).
+    unknown before the last piece of the round is drawn: until then the number of samples takes its place, times
+    ``per_sample``, and the gradients are corrected at the round's end (LB-BSP's weighted aggregation, with tokens for
+    samples). Without ``per_sample`` gradients would be as many times too large until then as a sample has tokens, and
+    overflow in float16. A power of two changes no digit of theirs.
+
+    Attributes:
+        given: Whether the round's pieces come with a count.
+        per_sample: About the count of a sample, as it was when the round began; 1 if nothing is counted.
     """
 
-    def __init__(self, device: torch.device, counted: Callable[[int], float | None]) -> None:
-        self._device, self._counted = device, counted
+    def __init__(
+        self,
+        device: torch.device,
+        counted: Callable[[int], float | None],
+        per_sample: Callable[[], float] = lambda: 1.0,
+    ) -> None:
+        self._device, self._counted, self._newest = device, counted, per_sample
         self.begin()
 
     def begin(self) -> None:
         """A round begins."""
         self._own = 0.0
-        self.given: bool | None = None  # whether the round's pieces come with a count
+        self.given: bool | None = None
+        self.per_sample = 1.0
         self._total: torch.Tensor | None = None
         self._work: Any = None
 
@@ -451,6 +465,8 @@ class Counts:
             raise PacelineError(
                 f"round {step}: one piece was given a count and another was not; expected count= with each or none"
             )
+        if given and self.given is None:
+            self.per_sample = self._newest()
         self.given = given
         self._own += count or 0.0
         if given and last and self._device.type != "cpu":
@@ -463,13 +479,13 @@ class Counts:
 
         On a device it is a tensor, shape (), so that the host does not wait until it is known.
         """
-        total = self._total
+        total, taken = self._total, batch * self.per_sample
         if total is None:
             counted = self._counted(step)
             self.begin()
             assert counted is not None
-            return batch / counted if counted else 0.0
+            return taken / counted if counted else 0.0
         if self._work is not None:
             self._work.wait()  # the sum began before the gradients' own; on a device only the stream waits
         self.begin()
-        return torch.where(total > 0, batch / total, 0.0)[0]
+        return torch.where(total > 0, taken / total, 0.0)[0]
