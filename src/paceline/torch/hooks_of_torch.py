@@ -8,6 +8,7 @@ uses a name of torch with an underscore.
 from __future__ import annotations
 
 import math
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -126,6 +127,21 @@ def dataloader_iterator(iterator: Any) -> tuple[bool, int]:
     draws ahead."""
     ahead = getattr(iterator, "_num_workers", 0) * (getattr(iterator, "_prefetch_factor", None) or 0)
     return bool(getattr(iterator, "_in_order", True)), int(ahead)
+
+
+def each_batch(iterator: Any, notify: Callable[[Any], None]) -> None:
+    """Call ``notify`` with each batch that an iterator of a DataLoader is about to give to the loop; nothing happens
+    for another iterator."""
+    if (next_data := getattr(type(iterator), "_next_data", None)) is None:
+        return
+    own = weakref.ref(iterator)  # a circle would keep the processes of workers
+
+    def noted() -> Any:
+        batch = next_data(own())
+        notify(batch)
+        return batch
+
+    iterator._next_data = noted
 
 
 # -- DistributedDataParallel and FSDP2 -----------------------------------------------------------------------

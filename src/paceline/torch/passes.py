@@ -93,6 +93,11 @@ class Passes:
         else:  # an empty batch adds nothing to a sum over ranks
             self._round.drawn(piece, None, not (self._fills or isinstance(batch, int)))
 
+    def received(self, batch: Any) -> None:
+        """The running micro-step's batch has come from a loader of the program's own."""
+        if (piece := self._round.piece) is not None and piece.samples:
+            self._round.holds(self._rows.missing(batch, piece.samples))
+
     def cuts(self, batch: Any) -> bool:
         """Whether the running micro-step's batch can be cut: everything in it has a row for each sample."""
         piece = self._round.piece

@@ -204,6 +204,11 @@ class RoundState:
         self.phase, self._known, self.rows, self.asked = DRAWN, 0, rows, asked
         self.piece = self.whole = piece
 
+    def holds(self, rows: int | None) -> None:
+        """The batch of the micro-step that has begun is there. rows: see the attributes."""
+        if self.phase == DRAWN:
+            self.rows = rows
+
     def cut(self, samples: int, first: bool, more: bool) -> Piece:
         """The next pass runs this many of the micro-step's samples. first: it is the micro-step's first pass. more:
         further ones follow it. Returns its piece."""

@@ -287,3 +287,33 @@ def test_stream_or_changed_data_set_raises() -> None:
         data.x, data.y = data.x[:10], data.y[:10]
         with pytest.raises(PacelineError, match=r"has 10 samples, and had 20 when pace\.batch_sampler\(\)"):
             next(iter(loader))
+
+
+class Gaps(Samples):
+    """Every fifth sample cannot be read, so that each batch of 16 lacks 3 or 4."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return super().__getitem__(index) if index % 5 else None
+
+
+def readable(items: list[Any]) -> Any:
+    return torch.utils.data.default_collate([one for one in items if one is not None])
+
+
+@guarantee(
+    "Losses with class weights, ignored targets or left-out samples are exact with `count=`; without it, "
+    "Paceline raises or warns once."
+)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_collate_function_of_an_own_loader_that_leaves_out_samples_raises(workers: int) -> None:
+    data, model = Gaps(64), fresh(torch.float64)
+    with Pace(model, 16) as pace:
+        sampler = pace.batch_sampler(data, shuffle=False, ahead=2 * workers)
+        loader = loader_of(sampler, data, workers, collate_fn=readable)
+        for x, y, _ in loader:
+            with pytest.raises(
+                PacelineError, match=r"the batch has 1\d rows; expected the 16 planned samples"
+            ):
+                pace.backward(LOSS(model(x), y))
+            pace.backward(LOSS(model(x), y), count=len(x))
+            pace.step(optimizer_of(model))

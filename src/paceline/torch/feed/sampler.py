@@ -19,7 +19,7 @@ from paceline.errors import PacelineError, switches, whole
 from paceline.torch import peers
 from paceline.torch.feed.loader import check_indexed, check_sizes
 from paceline.torch.feed.pieces import Order, planned_pieces
-from paceline.torch.hooks_of_torch import dataloader_iterator
+from paceline.torch.hooks_of_torch import dataloader_iterator, each_batch
 from paceline.torch.loop import Loop
 from paceline.torch.plan import Claim, Piece
 
@@ -73,6 +73,7 @@ class BalancedSampler:
         return rounds * (self._loop.terms.fixed_micro_steps or 1)
 
     def __iter__(self) -> Iterator[list[int]]:
+        each_batch(sys._getframe(1).f_locals.get("self"), self._loop.passes.received)
         return _Batches(self)
 
     def finish(self) -> None:
