@@ -12,6 +12,7 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
@@ -335,3 +336,37 @@ def test_each_sample_of_an_epoch_counts_once_under_all_options(
         return
     event("in pieces" if before[0].moves_work else "as planned")
     assert sorted(counted) == list(range(samples))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "options", "words"),
+    [
+        (
+            2,
+            {"global_batch": 2**27 + 1},
+            "a round may have 134217729 samples, and claims are counted up to 134217728",
+        ),
+        (
+            2,
+            {"loop": LOCAL, "every": 2**20, "merge": Merge(), "global_batch": 256},
+            "may have 268435456 samples",
+        ),
+        (2048, {"global_batch": 4096}, "2048 ranks take part, and claims are counted for 2047"),
+    ],
+)
+def test_rounds_with_more_claims_than_are_counted_raise(
+    ranks: int, options: dict[str, Any], words: str
+) -> None:
+    """The counter of claims would begin again, and samples would count twice; whole rounds need no counter."""
+    factoring = DEFAULT | {"policy": "factoring"} | options
+    with company(0, ranks):
+        with pytest.raises(PacelineError, match=f"policy factoring moves work within the round: .*{words}"):
+            terms.agree(PLAIN, Options(**factoring), False)
+        assert not terms.agree(PLAIN, Options(**factoring | {"policy": "level"}), False).moves_work
+
+
+@pytest.mark.parametrize(("ranks", "batch"), [(2, 2**27), (2047, 4096)])
+def test_rounds_with_as_many_claims_as_are_counted_move_work(ranks: int, batch: int) -> None:
+    with company(0, ranks):
+        found = terms.agree(PLAIN, Options(**DEFAULT | {"policy": "factoring", "global_batch": batch}), False)
+    assert found.moves_work

@@ -16,10 +16,10 @@ import torch.distributed as dist
 
 from paceline.errors import WorkerError
 from paceline.torch import peers, shared_memory
+from paceline.torch.options import RANKS, SAMPLES
 from paceline.torch.shared_memory import Memory
 
-SAMPLES, RANKS = 28, 11  # bits of the counter; the other 24 hold the speeds
-SPEED_UNITS = 1 << 12  # units that the expected speed of all ranks together has
+SPEED_UNITS = 1 << 12  # units that the expected speed of all ranks together has; 24 bits hold the sum
 MOST_SPEED = 1 << 11  # times that speed; the sum of what all ranks report must stay below
 CONNECT_SECONDS = 60.0  # seconds to reach the store
 

@@ -21,6 +21,10 @@ from paceline.torch.callbacks import Callback
 from paceline.torch.hooks_of_torch import is_batch_norm
 
 LOOPS, LOCAL = ("whole", "round", "pieces"), "local"  # of the exact handles, and of local steps
+# Bits of the counter of a round's claims: for the samples that were claimed, and for the ranks that have reported.
+SAMPLES, RANKS = 28, 11
+# Samples of a round that moves work, at most: ranks that claim at the same instant may count its last ones twice.
+MOST_SAMPLES = 1 << SAMPLES - 1
 MEMORY = "memory"  # value of limits: training finds what fits
 Limits = Sequence[tuple[int | None, int | None]]  # (least, most) of each rank
 
@@ -143,10 +147,13 @@ class Options:
         }
         refuse(f"drop={short(self.drop)}", reasons)
 
-    def check_pieces(self, policy: str, moves_work: bool, lockstep: bool, fills: bool) -> None:
+    def check_pieces(
+        self, policy: str, moves_work: bool, lockstep: bool, fills: bool, samples: int, ranks: int
+    ) -> None:
         """Raises PacelineError if rounds cannot be run in pieces, as ``policy`` requires (``moves_work``).
 
         lockstep: every rank must run the same number of micro-steps. fills: a rank without work gets samples, too.
+        samples: of a round, at most.
         """
         if not moves_work:
             return
@@ -159,6 +166,11 @@ class Options:
             "policy that plans whole rounds, such as level": self.loop == "whole",
             "a rank's last micro-step in a round may count for nothing, and weigh='hook' cannot separate its "
             "gradient from those of earlier claims; use weigh='loss'": fills and self.weigh == "hook",
+            f"a round may have {samples} samples, and claims are counted up to {MOST_SAMPLES}; use a smaller "
+            "global_batch or every=, or a policy that plans whole rounds, such as level": samples
+            > MOST_SAMPLES,
+            f"{ranks} ranks take part, and claims are counted for {(1 << RANKS) - 1}; use a policy that plans whole "
+            "rounds, such as level": ranks >= 1 << RANKS,
         }
         refuse(f"policy {policy} moves work within the round", reasons)
 

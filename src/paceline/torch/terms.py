@@ -139,7 +139,7 @@ def agree(model: torch.nn.Module, given: Options, lockstep: bool) -> Terms:
     largest = peers.agree(facts, global_batch if micro_batch is None else micro_batch)
     moves_work, fills = balancer.piece_plan(0) is not None, given.fills or norms
     given.check_drop(lockstep, moves_work, next((p.device for p in model.parameters()), torch.device("cpu")))
-    given.check_pieces(name, moves_work, lockstep, fills)
+    given.check_pieces(name, moves_work, lockstep, fills, global_batch, ranks)
     if given.elastic and balancer.policy.trains:
         raise PacelineError(
             f"policy {name} decides in its own thread, and a rank that joins cannot take part in "
