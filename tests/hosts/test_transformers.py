@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import random
 import time
@@ -285,6 +286,57 @@ def test_two_ranks_resume_after_three(found: Found, folder: str) -> None:
     second = [i for rank in found[resumed] for i in rank["resumed"][1][1]]
     second += [i for _, after in both[continued] for i in after[1]]
     assert sorted(second) == list(range(COUNT))
+
+
+@together
+def repeated(_: int, folder: str) -> dict[str, Any]:
+    """By what ended the first ``train()``: the second one's steps, its samples in each epoch, and its last epoch."""
+    from transformers import TrainerCallback
+
+    class Interrupts(TrainerCallback):
+        at = 0  # the step that is interrupted when it ends
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == self.at:
+                self.at = 0
+                raise KeyboardInterrupt
+
+    found = {}
+    for ended in ("complete", "max_steps", "between steps", "within a step"):
+        model = Classifier()
+        trainer = trainer_of(folder, model, Named(), max_steps=3 if ended == "max_steps" else -1)
+        trainer.add_callback(interrupts := Interrupts())
+        interrupts.at = 2 if ended == "between steps" else 0
+        within = iter(range(3, 0, -1) if ended == "within a step" else ())
+        used: dict[int, list[int]] = {}
+
+        def note(indices: list[int], trainer: Any = trainer, within: Any = within, used: Any = used) -> None:
+            if next(within, None) == 1:
+                raise KeyboardInterrupt
+            if trainer.pace.counts:
+                used.setdefault(trainer.pace.epoch, []).extend(indices)
+
+        model.note = note
+        with contextlib.suppress(KeyboardInterrupt):
+            trainer.train()
+        used.clear()
+        trainer.args.max_steps = -1
+        trainer.train()
+        found[ended] = (
+            trainer.state.global_step,
+            trainer.state.epoch,
+            [used.get(e, []) for e in range(EPOCHS)],
+        )
+    return found
+
+
+@guarantee(
+    "A second `train()` of one Trainer trains all its epochs from the first sample, also after Ctrl-C."
+)
+@pytest.mark.parametrize("ended", ["complete", "max_steps", "between steps", "within a step"])
+def test_second_train_of_one_trainer_uses_every_sample_once(found: Found, ended: str) -> None:
+    assert all(rank[ended][:2] == (8, 2.0) for rank in found[repeated])
+    hosts.every_sample_once([rank[ended][2] for rank in found[repeated]])
 
 
 @together

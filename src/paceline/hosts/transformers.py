@@ -113,6 +113,8 @@ class BalancedTrainer(Trainer):
         self._loss: torch.Tensor | None = None  # sum of the weighted losses of the current round
 
     def get_train_dataloader(self) -> Any:
+        if self.pace is not None and self.pace.host.in_round:  # the run before was interrupted
+            self.pace.host.abandon()
         if isinstance(self.train_dataset, IterableDataset):
             return StreamedRounds(self, super().get_train_dataloader())
         if self.shared is not None:
@@ -227,8 +229,9 @@ class Pacing(TrainerCallback, ExportableState):
                 "BalancedTrainer's: leave it as it is, and override collator and data set"
             )
         self._rounds = train_dataloader
-        kept = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
-        train_dataloader.start(kept["attributes"]["saved"], state.global_step)
+        # Without a checkpoint, the Trainer has made its state from ``self.state()``, which is that of the run before.
+        kept = state.stateful_callbacks.get(type(self).__name__) if state.global_step else None
+        train_dataloader.start(kept and kept["attributes"]["saved"], state.global_step)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._began = time.perf_counter()
