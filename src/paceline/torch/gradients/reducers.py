@@ -21,6 +21,12 @@ from paceline.torch import hooks_of_torch
 LOOKS = 16  # backward passes at the beginning that are checked
 # The modules of all reducers, which put off their sums to a round's last pass; only ``Replicated`` changes it.
 deferred: WeakSet[DistributedDataParallel] = WeakSet()
+STATELESS = (
+    "allreduce_hook",
+    "fp16_compress_hook",
+    "bf16_compress_hook",
+    "weigh_in_hook",
+)  # communication hooks
 Waits = Literal["never", "behind", "within"]
 """Where a backward pass waits for other ranks: behind the callbacks that were queued while it ran, or within it."""
 
@@ -32,6 +38,7 @@ class Reducer:
     averages = False  # ``grad`` holds the mean over the ranks after a round; else it holds the sum
     sums = False  # a round's last backward pass sums its gradients over the ranks
     carries_counts = False  # the counts that losses are means over are summed with the gradients
+    remembers = False  # a communication hook may keep a part of a round's gradients for the next one
     lockstep = False  # all ranks must take the same number of micro-steps in a round
     waits: Waits = "never"
     ddp: Any = None  # the DistributedDataParallel to be released before the process group ends
@@ -119,6 +126,10 @@ class Replicated(Reducer):
     @property
     def waits(self) -> Waits:  # type: ignore[override]
         return "within" if self._hooks else "behind"  # a hook may wait for the sum that it starts
+
+    @property
+    def remembers(self) -> bool:  # type: ignore[override]
+        return any(getattr(hook, "__name__", "") not in STATELESS for hook, _ in self._hooks)
 
     def no_sync(self) -> AbstractContextManager[Any]:
         return self.ddp.no_sync()

@@ -214,7 +214,8 @@ class Weighing(GradientStash):
         )
         self.no_second = "ElasticPace sums the gradients of one model only" * reducer.carries_counts
         self.alone = DROP * varies
-        self._counts = Counts(device, counted, per_sample)
+        # PowerSGD adds the errors of one round to the gradients of the next, so that both must have one unit.
+        self._counts = Counts(device, counted, lambda: 1.0 if reducer.remembers else per_sample())
         self.entered: AbstractContextManager[Any] | None = None  # the ``no_sync`` that is in effect
 
     def begin(self, piece: Piece) -> None:
