@@ -45,6 +45,23 @@ def call_in_pass(loss: torch.Tensor, first: Any, key: int, notify: Callable[...,
     hooks[key] = notify
 
 
+def has_hooks(tensor: torch.Tensor) -> bool:
+    """Whether the program has registered hooks on a tensor. Those of ``torch.autograd.graph`` only notice a pass, and
+    DDP's are hooks of nodes."""
+    hooks: Any = tensor._backward_hooks or {}
+    return any(getattr(hook, "__module__", None) != torch.autograd.graph.__name__ for hook in hooks.values())
+
+
+def first_hook(tensor: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> Any:
+    """Register a hook on a tensor that has some, before these. Returns the handle for its removal."""
+    hooks: Any = tensor._backward_hooks
+    others = list(hooks.items())
+    hooks.clear()  # torch calls them in the order of their insertion, which ``move_to_end`` does not change
+    handle = tensor.register_hook(hook)
+    hooks.update(others)
+    return handle
+
+
 def version(tensor: torch.Tensor) -> int:
     """A number that grows with each change of the tensor in place."""
     return tensor._version

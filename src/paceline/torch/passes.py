@@ -67,14 +67,14 @@ class Passes:
         self._rows, self._hooks = RowCheck(), list[Any]()
         # The loss, part and count that the running pass has put on record, if it may be taken back.
         self._recorded: tuple[torch.Tensor | None, float, float | None] | None = None
-        self.watch = LossWatch(lambda: round.piece, peers.ranks(), self._hook is not None)
+        trained = [p for p in gradients.parameters if p.requires_grad]
+        self.watch = LossWatch(lambda: round.piece, peers.ranks(), self._hook is not None, trained)
         self.foreign = ForeignPasses(model, gradients.parameters)
         if terms.merge is not None:
             self.watch.never()  # each step's loss is its own mean, so it needs no check
         if terms.merge is not None or self._hook is not None:
             self.foreign.never()  # a loss weighs the same without Paceline, or the hook weighs each pass
         self._last: Any = None  # a ``LastGradient``, unless ``ended`` is early enough
-        trained = [p for p in gradients.parameters if p.requires_grad]
         if reducer.waits != "never" or self._hook is not None:
             self._last = LastGradient(trained, self._gradients_ready)
             self._hooks.append(self._last)
@@ -225,7 +225,7 @@ class Passes:
 
     def close(self) -> None:
         """Remove all hooks from the model."""
-        self.watch.close()
+        self.watch.end()
         self.foreign.close()
         self.gradients.release()
         for hook in self._hooks:

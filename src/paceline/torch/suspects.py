@@ -6,6 +6,7 @@ and costs nothing afterwards. What it finds it reports once, and it changes noth
 - A loss that a total of all ranks has normalised, or that contains a statistic which was summed over the ranks, gets
   another weight.
 - A statistic that was summed over the ranks is divided by this rank's own number of samples.
+- A hook of the program limits the gradient of a parameter, which has the weight of this rank's loss.
 - A custom autograd function adds its own gradient, which no weight of the loss reaches.
 
 ``GatherSizes`` refuses a gather to which ranks give tensors of other sizes, since it would end the processes.
@@ -17,7 +18,7 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ import torch.distributed as dist
 from paceline.errors import PacelineError
 from paceline.torch import hooks_of_torch, timing
 from paceline.torch.averages import Averages
+from paceline.torch.gradient_limits import GradientLimits
 from paceline.torch.gradients.reducers import LOOKS
 from paceline.torch.hooks_of_torch import MEAN, SUM
 from paceline.torch.loss_ends import End, ends, joins, nodes_of
@@ -67,10 +69,18 @@ class LossWatch:
     ``close`` at the end.
 
     running: gives the piece of the running micro-step, None between rounds. ranks: of the run. by_hook: gradients are
-    weighted instead of the loss.
+    weighted instead of the loss. parameters: those that are trained.
     """
 
-    def __init__(self, running: Callable[[], Piece | None], ranks: int, by_hook: bool) -> None:
+    def __init__(
+        self,
+        running: Callable[[], Piece | None],
+        ranks: int,
+        by_hook: bool,
+        parameters: Sequence[torch.nn.Parameter] = (),
+    ) -> None:
+        self._parameters = parameters
+        self._limits: GradientLimits | None = None
         self.left = LOOKS  # losses still to be looked at
         self._running, self._ranks, self._by_hook = running, ranks, by_hook
         self._graphs = GRAPHS  # graphs without a collective that are still to be looked at
@@ -96,11 +106,19 @@ class LossWatch:
         self._first = False
         if self._ranks > 1 and self._stop is None:
             self._stop = timing.listen(self._called, lambda: None)
+        if self._limits is None and self._ranks > 1 and not self._by_hook:
+            self._limits = GradientLimits(self._parameters, self._differs, self._limited)
 
     def never(self) -> None:
         """No loss needs a look."""
         self._never = True
         self.close()
+
+    def end(self) -> None:
+        """``close``, and let go of the model."""
+        self.close()
+        if self._limits is not None:
+            self._limits.close()
 
     def close(self) -> None:
         """Look at no more losses."""
@@ -261,6 +279,21 @@ class LossWatch:
                 )
 
         node.register_hook(noted)
+
+    # -- hooks on parameters ----------------------------------------------------------------------------------
+
+    def _differs(self) -> bool:
+        """Whether the running micro-step is one of a round whose loads differ."""
+        return (piece := self._running()) is not None and piece.samples > 0 and self._uneven(piece)
+
+    def _limited(self, parameter: torch.Tensor) -> None:
+        shape = " x ".join(map(str, parameter.shape))
+        self._say(
+            "limited",
+            f"a hook on a parameter ({shape}) limits its gradient, which is that of this rank with the weight of its "
+            "samples, so that the gradient is not that of the whole batch; limit it after the backward pass: "
+            "torch.nn.utils.clip_grad_value_ or clip_grad_norm_ before pace.step(optimizer)",
+        )
 
     # -- collectives ------------------------------------------------------------------------------------------
 
