@@ -285,10 +285,12 @@ def _train(where: Where, out: Path, rounds: int, options: dict[str, Any], say: C
         loader = pace.loader(Rows(samples), seed=3, **costs)
         pace.register(optimizer, scheduler, *([] if scaler is None else [scaler]))
         say(kind="joined", at=time.time(), rounds=pace.rounds, statistics=statistics(model))
-        last = rounds
+        last, decays = rounds, itertools.count()
         while pace.rounds < last:
             try:
                 for batch in loader:
+                    if options.get("own_decay"):  # by a number that begins with 0 on a rank that joins
+                        optimizer.param_groups[0]["weight_decay"] = 1e-6 * next(decays)
                     pace.round(batch, loss_of, scaler=scaler)
                     if scaler is not None:
                         scaler.unscale_(optimizer)

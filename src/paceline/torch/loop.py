@@ -34,7 +34,7 @@ from paceline.torch.passes import LOST, Passes, weighing_of
 from paceline.torch.plan import Claim, Piece, Source
 from paceline.torch.progress import Opened, Progress
 from paceline.torch.round import ALONE, COMMIT, COMPLETE, DUE, END, NEXT, LeftWithin, RoundState
-from paceline.torch.steps import RoundEnd, RoundSteps, refuse_averages
+from paceline.torch.steps import RoundEnd, RoundSteps, digest, refuse_averages
 from paceline.torch.suspects import GatherSizes
 from paceline.torch.terms import Terms
 
@@ -76,8 +76,7 @@ class Loop:
         device = parameters[0].device if parameters else torch.device("cpu")
         self._lookout = Alone()
         self._claims = Claims.of(device, terms, members.counter) if terms.moves_work else None
-        # Each rank that steps by itself has its own schedule. A rank that joins or was late reports one that is a
-        # step behind.
+        # Each rank that steps by itself has its own schedule.
         self._meter = Meter(
             device,
             members,
@@ -87,7 +86,7 @@ class Loop:
             Reports(
                 digest=lambda: terms.balancer.digest,
                 rate=nothing if alone else lambda: self.steps.watch.rate(),
-                options=nothing if alone or self.changes else lambda: self.steps.watch.options(),
+                options=nothing if alone else self._options,
                 described=lambda: self.steps.watch.described(),
                 memory=(lambda: self.memory.report()) if terms.memory else None,
                 pieces=self._reported,
@@ -458,6 +457,11 @@ class Loop:
             return None
         self._claims.done(piece, last=True)
         return self._claims.report()
+
+    def _options(self) -> float:
+        """The number of all options that must be the same on every rank, see ``steps.digest``. A rank that joins has
+        stepped fewer optimizers than the others, so there it is made from those that are handed over."""
+        return digest(self._members.handed_over) if self.changes else self.steps.watch.options()
 
     def _commit(self, piece: Piece) -> bool:
         """The backward pass of a piece has ended, and rows travel with the gradients: sum them if it is the round's

@@ -39,6 +39,11 @@ class Members:
     def begin(self, loop: Any) -> None:
         """``loop``, a ``Loop``, is constructed, and its first round has not begun."""
 
+    @property
+    def handed_over(self) -> Sequence[Any]:
+        """The optimizers whose states a joining rank receives, in the same order on all ranks."""
+        return ()
+
     def check_handed_over(self, things: Sequence[Any]) -> None:
         """Raises PacelineError for an optimizer or a scaler whose state a joining rank would not receive."""
 

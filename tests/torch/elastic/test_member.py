@@ -194,6 +194,23 @@ def test_failed_sums_and_a_left_round_keep_parameters_exact(tmp_path: Path) -> N
     assert max(end["opened"] for _, end in told.of("end")) <= 7  # each may wait for a name server
 
 
+@guarantee(
+    "Learning rates or optimizer options that differ between ranks by more than rounding raise on every rank "
+    "at the next report."
+)
+def test_option_that_a_joiner_counts_from_zero_raises(tmp_path: Path) -> None:
+    def plan(keeper: Supervisor, told: Told, newest: int) -> None:
+        if not told.faults and newest >= 10:
+            hit(keeper, told, "kill", 1)
+
+    told = run(tmp_path, 2, 4000, plan, restarts=1, nap=NAP, own_decay=True)
+    assert [who for who, _ in told.of("joined")] == [0, 1, 2]
+    assert not told.of("end")
+    crashes = [crash["words"] for _, crash in told.of("crash")]
+    assert len(crashes) == 2
+    assert all("has other options in round" in words and "weight_decay" in words for words in crashes)
+
+
 @guarantee("A rank that joins takes over the running statistics of batch norm.")
 def test_joiner_takes_over_running_statistics(tmp_path: Path) -> None:
     """A joiner has the running statistics of one of the others, and all ranks have the same parameters."""

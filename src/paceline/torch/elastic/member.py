@@ -147,6 +147,10 @@ class Member(Members):
         self._link.join()
         self._enter()
 
+    @property
+    def handed_over(self) -> Sequence[Any]:
+        return [thing for thing in self._given.registered if hasattr(thing, "param_groups")]
+
     def check_handed_over(self, things: Sequence[Any]) -> None:
         for thing in things:
             if not any(thing is one for one in self._given.registered):
