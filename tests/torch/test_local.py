@@ -79,6 +79,45 @@ def test_ranks_that_cannot_be_merged_raise() -> None:
     assert waits.endswith("call it if pace.merged")
 
 
+class Target(nn.Module):
+    """A net, and a target that is an exponential average of it, as BYOL trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.target = fresh(torch.float64), fresh(torch.float64).requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x) - self.target(x)
+
+    def update(self) -> None:
+        for target, trained in zip(self.target.parameters(), self.net.parameters(), strict=True):
+            target.data.mul_(0.5).add_(trained.data, alpha=0.5)
+
+
+def averaged(rank: int, ranks: int, when: str) -> float:
+    """The sum of a target that is updated in each step, after merges, or after merges on rank 1 alone."""
+    model = Target()
+    optimizer = torch.optim.SGD(model.net.parameters(), lr=0.1)
+    with LocalSGD(model, BATCH, "equal", every=2) as pace:
+        for x, y, _ in pace.loader(Samples(COUNT), seed=5):
+            pace.backward(nn.functional.cross_entropy(model(x), y))
+            pace.step(optimizer)
+            if when == "steps" or (pace.merged and (rank == 1 or when == "merges")):
+                model.update()
+    return sum(float(p.sum()) for p in model.target.parameters())
+
+
+@guarantee("Ranks, steps, options, tables and buffers that cannot be merged raise one error that names them.")
+def test_frozen_parameters_that_only_a_rank_or_its_steps_change_raise() -> None:
+    first, second = run_ranks(2, averaged, "merges")
+    assert first == second
+    for when, words in (
+        ("steps", "parameter target.first.weight requires no gradient and was changed within an interval"),
+        ("rank 1", "interval 1 began with other parameters on rank"),
+    ):
+        assert any(words in found for found in errors_of(2, averaged, when))
+
+
 def interrupted(rank: int, ranks: int) -> None:
     """Rank 1 leaves its loop in the middle of a merge, and begins another."""
     model = fresh(torch.float64)

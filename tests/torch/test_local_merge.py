@@ -11,7 +11,8 @@ import torch
 from paceline.errors import PacelineError
 from paceline.torch import Merge, peers
 from paceline.torch.gradients.reducers import Reducer
-from paceline.torch.local_merge import APART, COLUMNS, HEAD, Flats, Merges, Projection, change, read
+from paceline.torch.local_merge import HEAD, Flats, Merges, change, read
+from paceline.torch.local_projection import APART, COLUMNS, Projection
 from paceline.torch.members import Ranks
 
 
@@ -264,6 +265,36 @@ def test_buffers_that_steps_change_in_shape_or_kind_raise() -> None:
     local.close()
     with pytest.raises(PacelineError, match="the model has complex numbers"):
         merges(torch.nn.ParameterList([torch.zeros(1, dtype=torch.complex64)]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.uint8])
+def test_frozen_parameter_that_changes_within_an_interval_raises(dtype: torch.dtype) -> None:
+    model = line(1.0)
+    model.target = torch.nn.Parameter(torch.ones(2, 3).to(dtype).t(), requires_grad=False)
+    model.scale = torch.nn.Parameter(torch.ones(()), requires_grad=False)
+    local = merges(model)
+    local.begin()
+    local.fill(1, [])
+    model.target.data[1, 1] = 2
+    with pytest.raises(PacelineError, match="parameter target requires no gradient and was changed"):
+        local.fill(1, [])
+    local.begin()  # changed between two intervals
+    local.fill(1, [])
+    assert local.flats.own[-1].shape == (1, HEAD + 2)
+    local.apply(0, local.flats.own)
+    local.close()
+
+
+def test_frozen_parameter_of_a_single_rank_may_change() -> None:
+    model = line(1.0)
+    model.target = torch.nn.Parameter(torch.ones(2), requires_grad=False)
+    alone: Any = Summing(0.0)
+    local = Merges(model, Merge(), Ranks(Reducer(), SimpleNamespace(chief=True), alone))  # type: ignore[arg-type]
+    local.begin()
+    model.target.data.fill_(3.0)
+    local.fill(1, [])
+    assert local.flats.own[-1].shape == (1, HEAD)
+    local.close()
 
 
 def test_buffers_are_merged_without_the_outer_optimizer() -> None:

@@ -30,14 +30,14 @@ from paceline.torch import peers
 from paceline.torch.gradients.reducers import Sums
 from paceline.torch.liveness.calls import Calls
 from paceline.torch.local import Merge
+from paceline.torch.local_frozen import Frozen
+from paceline.torch.local_projection import Projection
 from paceline.torch.members import Ranks
 from paceline.torch.steps import learning_rate
 
 # Numbers of a rank before its counters: a 1 for its presence, its weight, the projection and the norm of the
 # parameters with which it began, and its learning rate.
 HEAD = 5
-APART = 1e-5  # portion of their norm by which the projections of equal parameters may differ through rounding
-COLUMNS = 1024  # elements of a tensor whose random numbers have a common factor
 
 
 class Flats(Sums):
@@ -95,51 +95,6 @@ def change(before: torch.Tensor, now: torch.Tensor) -> torch.Tensor:
     return torch.where(before == now, 0.0, before - now)
 
 
-class Projection:
-    """One number for the contents of the parameters: the sum of their elements, each times the random number of its
-    place, which is the same on every rank. If parameters differ only by rounding, so do their numbers; if elements,
-    signs or places differ, the numbers differ by about as much.
-
-    An element's random number is the product of its tensor's, its row's and its column's, so few need to be kept."""
-
-    def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
-        rows = max((p.numel() for p in parameters), default=0) // COLUMNS + 1
-        random = torch.Generator().manual_seed(0)
-        self._columns, self._rows, self._each = (
-            1 + torch.rand(many, generator=random, dtype=torch.float64)
-            for many in (COLUMNS, rows, len(parameters))
-        )
-        # Parameters of low precision have larger rounding errors.
-        self._apart = max([APART, *(torch.finfo(p.dtype).eps for p in parameters)])
-
-    def of(self, parameters: Sequence[torch.Tensor]) -> tuple[float, float]:
-        """The number, and the norm of all elements."""
-        total = square = 0.0
-        for parameter, factor in zip(parameters, self._each.tolist(), strict=True):
-            wide = parameter.flatten() if parameter.dtype == torch.float64 else parameter.flatten().float()
-            rows, rest = divmod(len(wide), COLUMNS)
-            columns, weights = self._columns.to(wide), self._rows[: rows + 1].to(wide)
-            sums = wide[: rows * COLUMNS].view(rows, COLUMNS) @ columns
-            last = wide[rows * COLUMNS :] @ columns[:rest]
-            total += factor * float(weights[:rows] @ sums + weights[rows] * last)
-            square += float(torch.linalg.vector_norm(wide, dtype=torch.float64)) ** 2
-        return total, square**0.5
-
-    def check_alike(
-        self, step: int, present: torch.Tensor, projected: torch.Tensor, norms: torch.Tensor
-    ) -> None:
-        """Raises PacelineError if some ranks began the interval with parameters that differ from most ranks'."""
-        usual, norm = projected[present].nanquantile(0.5), norms[present].nanquantile(0.5)
-        alike = (projected - usual).abs() <= self._apart * norm
-        apart = present & ~alike & ~usual.isnan()  # NaN on all ranks is reported elsewhere
-        if apart.any():
-            ranks = ", ".join(map(str, apart.nonzero().flatten().tolist()))
-            raise PacelineError(
-                f"interval {step} began with other parameters on rank {ranks}; expected the same on all: load "
-                "checkpoints on every rank, and change parameters in the same way on all ranks"
-            )
-
-
 class Flight(NamedTuple):
     """Changes that are on their way. own: their sums and the table, once ``wait`` has returned; it returns the
     seconds that the sums took. changes: this rank's change of each parameter, if the rank continues meanwhile."""
@@ -161,6 +116,7 @@ class Merges:
 
     Floating buffers are merged as parameters are, but without the outer optimizer; buffers of whole numbers, such as
     batch norm's counter, get the largest value of any rank. Both stay a rank's own until no change is on its way.
+    Parameters that require no gradient are not merged: see ``Frozen``.
     """
 
     def __init__(self, model: torch.nn.Module, merge: Merge, ranks: Ranks) -> None:
@@ -169,6 +125,8 @@ class Merges:
         if any(value.is_complex() for value in (*model.parameters(), *model.buffers())):
             raise PacelineError("LocalSGD: the model has complex numbers, which merges do not support yet")
         self._outer = merge.optimizer(self._parameters)
+        # A single rank may change what it likes, unless other ranks may join it.
+        self._frozen = Frozen({} if ranks.merging and peers.ranks() == 1 else dict(model.named_parameters()))
         buffers = dict(model.named_buffers())
         self._floats = [name for name, buffer in buffers.items() if buffer.is_floating_point()]
         self._wholes = [name for name in buffers if name not in self._floats]
@@ -195,6 +153,7 @@ class Merges:
         self._before = [self._model.get_buffer(name).clone() for name in self._wholes]
         self._counted, self._taken = 0.0, 0
         self._kept = []
+        self._frozen.begin()
 
     @contextmanager
     def steps(self, steppers: Sequence[Any] = ()) -> Iterator[None]:
@@ -261,7 +220,7 @@ class Merges:
         weight = float(weights[self._merge.by])
         row = [1.0, weight, *self._projection.of(self.base[:many]), learning_rate(optimizers)]
         begun = [*self._begun(), *self.base[many:]]
-        self.flats.fill(begun, self._values(), weight, [*row, *counters])
+        self.flats.fill(begun, self._values(), weight, [*row, *counters, *self._frozen.row()])
 
     @torch.no_grad()
     def send(self, whole: bool) -> None:
@@ -296,6 +255,8 @@ class Merges:
         changes, table = read(own, values)
         present, weights = table[:, 0] > 0, table[:, 1]
         self._projection.check_alike(step, present, table[:, 2], table[:, 3])
+        tail = HEAD + len(self._counters)
+        self._frozen.check_alike(step, present, table[:, tail:])
         self._watch_rates(step, table[present, 4])
         whole, parameters = float(weights.sum()), len(self._parameters)
         for number, (value, base, each) in enumerate(zip(values, self.base, changes, strict=True)):
@@ -313,7 +274,7 @@ class Merges:
             self.base[:parameters] = [p.detach().clone() for p in self._parameters]
             return
         counting = weights > 0 if whole else present
-        for name, most in zip(self._counters, table[counting, HEAD:].amax(0).tolist(), strict=True):
+        for name, most in zip(self._counters, table[counting, HEAD:tail].amax(0).tolist(), strict=True):
             self._model.get_buffer(name).fill_(most)
 
     def state_dict(self) -> dict[str, Any]:
