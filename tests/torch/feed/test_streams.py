@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -17,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import PacelineError, WorkerError
 from paceline.torch import Pace
+from paceline.torch.feed.shared_reads import checksum
 from paceline.torch.feed.streams import available
 from support.guarantees import guarantee
 from support.ranks import errors_of, gathered, run_cases, run_ranks
@@ -176,6 +178,77 @@ def shares_unlike(rank: int, ranks: int) -> None:
 def test_shared_stream_of_unequal_lengths_raises() -> None:
     for said in errors_of(3, shares_unlike):
         assert "the ranks read 20, 21, 22 samples of a stream that they share" in said
+
+
+class Shuffled(torch.utils.data.IterableDataset[Any]):
+    """Samples from a shuffle buffer, chosen by the numbers of ``how``; "own" is seeded differently on each rank."""
+
+    def __init__(self, how: str, rank: int) -> None:
+        self.data, own = Samples(COUNT), np.random.default_rng(rank)
+        self.choose: Callable[[int], int] = {
+            "torch": lambda many: int(torch.randint(many, ())),
+            "numpy": lambda many: int(np.random.randint(many)),  # noqa: NPY002
+            "random": random.randrange,
+            "own": lambda many: int(own.integers(many)),
+        }[how]
+
+    def __iter__(self) -> Iterator[Any]:
+        held = list(range(20))
+        for new in range(20, 100):
+            held.append(new)
+            yield self.data[held.pop(self.choose(len(held)))]
+        while held:
+            yield self.data[held.pop(self.choose(len(held)))]
+
+
+def shuffled(rank: int, ranks: int, how: str) -> list[list[int]]:
+    """The samples that this rank ran in each of two epochs, with random numbers of its own beside the stream's."""
+    ddp, found = DistributedDataParallel(fresh(torch.float64)), []
+    optimizer = optimizer_of(ddp)
+    with Pace(ddp, BATCH, UNEVEN, limits=[(1, None)] * ranks) as pace:
+        loader = pace.stream(Shuffled(how, rank), shared=True)
+        for _ in range(2):
+            found.append(list[int]())
+            for x, y, index in loader:
+                found[-1] += index.tolist() if pace.counts else []
+                pace.backward(nn.functional.cross_entropy(ddp(nn.functional.dropout(x, 0.1)), y))
+                pace.step(optimizer)
+                random.random(), np.random.random(1 + rank)  # noqa: NPY002
+    return found
+
+
+@guarantee("A stream that all ranks share is divided by the plan in every round, in the order of the stream.")
+@pytest.mark.parametrize("how", ["torch", "numpy", "random"])
+def test_shared_stream_shuffled_by_global_random_numbers_has_each_sample_once(how: str) -> None:
+    epochs = list(zip(*run_ranks(3, shuffled, how), strict=True))
+    assert [sorted(chain(*parts)) for parts in epochs] == [list(range(100))] * 2
+    assert epochs[0] != epochs[1]
+
+
+@guarantee("A stream that all ranks share is divided by the plan in every round, in the order of the stream.")
+def test_shared_stream_shuffled_differently_on_each_rank_raises() -> None:
+    for said in errors_of(2, shuffled, "own"):
+        assert "rank 1 has read other samples than rank 0 from a stream that they share" in said
+        assert "seed its random numbers alike" in said
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ({"x": torch.ones(2), "y": 3}, {"x": torch.zeros(2), "y": 3}, True),  # augmented
+        ({"x": torch.ones(2), "y": 3}, {"x": torch.ones(2), "y": 4}, False),
+        (["a", b"b", True], ["a", b"b", True], True),
+        (["a", b"b", True], ["a", b"b", False], False),
+        ((torch.arange(4),), (torch.arange(4)[[0, 1, 3, 2]],), False),
+        (np.arange(6).reshape(2, 3).T, np.arange(6).reshape(2, 3).T.copy(), True),
+        (np.int64(3), np.int64(4), False),
+        (np.float32(3), np.float32(4), True),
+        (torch.zeros(2, dtype=torch.uint8), torch.ones(2, dtype=torch.uint8), True),  # pixels
+        (object(), None, True),
+    ],
+)
+def test_checksum_tells_samples_apart_by_whole_numbers_and_text(one: Any, other: Any, same: bool) -> None:
+    assert (checksum(one, 5) == checksum(other, 5)) == same
 
 
 @given(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from paceline.torch.feed.loader import check_options
 from paceline.torch.feed.pieces import pieces
 from paceline.torch.feed.prefetch import as_it_is, draws
 from paceline.torch.feed.rounds import check_unchanging, iterate
+from paceline.torch.feed.shared_reads import CommonNumbers, checksum
 from paceline.torch.loop import Loop
 from paceline.torch.plan import Claim, Piece, RoundPlan
 from paceline.torch.round import COMPLETE
@@ -86,8 +88,8 @@ class StreamBuffer:
 
 
 AHEAD = 2  # a rank draws ahead this many times its load, and its equal share among the streams that continue
-# A rank's report of its stream: the samples drawn ahead, and whether they are the last.
-ROW = np.dtype([("held", "f8"), ("ended", "f8")])
+# A rank's report of its stream: the samples drawn ahead, whether they are the last, and a checksum if ranks share it.
+ROW = np.dtype([("held", "f8"), ("ended", "f8"), ("checksum", "f8")])
 
 
 def available(held: Indices, most: Indices, quantum: int, floor: int) -> Indices:
@@ -113,6 +115,7 @@ class StreamLoader:
 
     samples: int | None = None  # of an epoch; unknown
     order = (None, None)  # the stream's own
+    _checksum = 0  # of the items read in this iteration, if ranks share the stream
 
     def __init__(
         self,
@@ -219,7 +222,8 @@ class StreamLoader:
         if loader and not self._seeded:
             self._stream.generator = draws(*self._seeds(), self.number or 0, self._iterations)
         self._iterations += 1
-        source = iter(self._stream)
+        with self._reading():
+            source = iter(self._stream)
         # An iterator continues from where it was left. With persistent processes a DataLoader returns the same object
         # again, too, but begins the stream again.
         continues = self._resumed or (source is self._source and not loader)
@@ -229,8 +233,9 @@ class StreamLoader:
         self._empty = not continues or self._over
         self._source, self._resumed, self._over = source, False, False
         while self._skipped:
-            while self._buffer.count < self._loop.terms.floor and self._draw():
-                pass
+            with self._reading():
+                while self._buffer.count < self._loop.terms.floor and self._draw():
+                    pass
             if not self._buffer.count:
                 break
             self._keep_some()
@@ -325,6 +330,10 @@ class StreamLoader:
                 self._ended = True
         return not self._ended
 
+    def _reading(self) -> AbstractContextManager[None]:
+        """The stream is read within, in this process."""
+        return nullcontext()
+
     def _seeds(self) -> tuple[int, ...]:
         """Seeds for the loading processes: others on each rank."""
         return torch.initial_seed(), self._loop.rank
@@ -345,12 +354,13 @@ class StreamLoader:
 
     def _report(self, aim: int) -> None:
         """Draw ahead until this rank holds ``aim`` samples, and send how many it holds."""
-        while self._buffer.count < aim and self._draw():
-            pass
+        with self._reading():
+            while self._buffer.count < aim and self._draw():
+                pass
         self._keep_some()
         self._sent += 1
         self._known = False
-        self._exchange.send(self._sent, np.array((self._buffer.count, self._ended), ROW))
+        self._exchange.send(self._sent, np.array((self._buffer.count, self._ended, self._checksum), ROW))
 
     def _keep_some(self) -> None:
         """Keep the first samples, which stay in the buffer, for a micro-step without work."""
@@ -375,6 +385,21 @@ class SharedStreamLoader(StreamLoader):
         super().__init__(*arguments)
         self._first_seed: int = peers.gather(self._seeds()[0])[0]
         self._whole: Any = None  # samples of the running round, of all ranks
+        self._numbers = CommonNumbers()
+
+    def open(self) -> None:
+        self._numbers.restart(draws(*self._seeds(), self.number or 0, self._iterations))
+        self._checksum = 0
+        super().open()
+
+    def _reading(self) -> AbstractContextManager[None]:
+        return self._numbers.drawn()
+
+    def _draw(self) -> bool:
+        drawn = super()._draw()
+        if drawn:
+            self._checksum = checksum(self._buffer.held[-1], self._checksum)
+        return drawn
 
     def _seeds(self) -> tuple[int, ...]:
         return (getattr(self, "_first_seed", super()._seeds()[0]),)
@@ -399,6 +424,13 @@ class SharedStreamLoader(StreamLoader):
             raise PacelineError(
                 f"the ranks read {', '.join(map(str, held))} samples of a stream that they share; expected the same "
                 "samples in the same order on every rank"
+            )
+        sums = self._supply["checksum"]
+        if (sums != sums[0]).any():
+            raise PacelineError(
+                f"rank {int((sums != sums[0]).argmax())} has read other samples than rank 0 from a stream that they "
+                "share; expected the same in the same order on every rank: seed its random numbers alike, for "
+                "instance those of a shuffle buffer"
             )
         batch = int(min(held[0], terms.global_batch))
         if batch < (terms.global_batch if self._drop_last else terms.floor):
