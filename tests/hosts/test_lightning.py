@@ -366,6 +366,9 @@ def logged(rank: int, ranks: int) -> dict[str, float]:
             for name, how in (("epoch", {"on_epoch": True, "on_step": False}), ("step", {"on_step": True})):
                 self.log(name, x.mean(), sync_dist=True, batch_size=len(x), **how)
             self.log("largest", x.max(), on_epoch=True, on_step=False, sync_dist=True, reduce_fx="max")
+            for name, value in (("sum", x.sum()), ("max", x.max()), ("min", x.min())):
+                value = value if balanced.pace.counts else torch.tensor({"min": -7.0}.get(name, 700.0))
+                self.log(f"{name} of all", value, on_epoch=True, sync_dist=True, reduce_fx=name)
             loss: torch.Tensor = self.net(x).square().mean()
             return loss
 
@@ -377,10 +380,13 @@ def logged(rank: int, ranks: int) -> dict[str, float]:
     data = torch.utils.data.TensorDataset(torch.arange(180.0)[:, None])
     trainer = Trainer(**SILENT, devices=ranks, strategy="ddp", callbacks=[balanced], max_epochs=1)
     trainer.fit(Task(), balanced.loader(data, shuffle=False))
-    return {name: float(trainer.callback_metrics[name]) for name in ("epoch", "step", "largest")}
+    return {name: float(value) for name, value in trainer.callback_metrics.items()}
 
 
 @guarantee("Means that Lightning's `training_step` logs with `sync_dist` are means over all samples.")
 def test_logged_means_are_those_over_all_samples() -> None:
     for found in run_ranks(3, logged):
-        assert found == {"epoch": 89.5, "step": 149.5, "largest": 179.0}
+        means = {"epoch": 89.5, "step": 149.5, "largest": 179.0}
+        sums = {"sum of all": 16110.0, "max of all": 179.0, "min of all": 0.0}
+        assert {name: found[name] for name in means} == means
+        assert {name: found[f"{name}_epoch"] for name in sums} == sums

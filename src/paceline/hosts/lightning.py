@@ -14,6 +14,7 @@ includes the position within the epoch, is part of Lightning's checkpoints.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -251,8 +252,8 @@ class Loader:
 
 
 def _weigh_logs(results: Any, pace: HostedPace) -> None:
-    """Let means that ``training_step`` logs count each sample once: on a rank without work the batch counts for
-    nothing, ``sync_dist`` weights a step's values by samples, and the mean number of samples is not rounded.
+    """Let values that ``training_step`` logs count each sample once: on a rank without work the batch counts for
+    nothing, ``sync_dist`` weights the means of a step by samples, and the mean number of samples is not rounded.
 
     results: what Lightning collects of the training's logs.
     """
@@ -260,12 +261,21 @@ def _weigh_logs(results: Any, pace: HostedPace) -> None:
 
     def update_metrics(key: str, value: Any, batch_size: int) -> None:
         metric = results[key]
-        if not (metric.is_tensor and metric.meta.is_mean_reduction and pace.host.in_round):
+        meta, synced = metric.meta, None
+        if not (metric.is_tensor and pace.host.in_round and (meta.is_mean_reduction or not pace.counts)):
             plain(results, key, value, batch_size)
+            return
+        if not meta.is_mean_reduction:
+            changes_nothing = (
+                0.0 if meta.is_sum_reduction else -math.inf if meta.is_max_reduction else math.inf
+            )
+            floating = value if value.is_floating_point() else value.float()
+            plain(results, key, torch.full_like(floating, changes_nothing), batch_size)
+            if meta.on_step and not (meta.is_sum_reduction or meta.sync.should):
+                metric._forward_cache = value  # of this rank's batch, whatever it counts for
             return
         if not pace.counts:
             value, batch_size = torch.zeros_like(value), 0
-        meta, synced = metric.meta, None
         if meta.on_step and meta.sync.should:
             sync, many = meta.sync, float(pace.host.piece.samples)
             synced = sync(value.clone() * many) / sync(torch.tensor(many, device=value.device))
