@@ -9,8 +9,9 @@
 or ``class MyTrainer(BalancedTrainer, SFTTrainer)`` for another Trainer. The Trainer's loop sees one item for each
 optimizer step, a whole round; ``training_step`` runs its micro-batches: gradient_accumulation_steps of them on every
 rank, so that a ``compute_loss`` may gather metrics from all ranks, or with loop="round" as many as each rank needs.
-The gradient is that of one process whose loss is the mean over the round's labels that are not -100 (over its
-samples if batches have no "labels"), whether the model, ``compute_loss_func`` or ``compute_loss`` computes it.
+The gradient is that of one process, whether the model, ``compute_loss_func`` or ``compute_loss`` computes the loss:
+the mean over what each loss is a mean over, or over labels that are not -100 where that is unknown, see
+``trainer_losses.Counting`` (over samples if batches have no "labels").
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from torch.utils.data import IterableDataset
 from paceline.commands import installation
 from paceline.errors import PacelineError, refuse, switches
 from paceline.hosts.accumulating import HostedPace
+from paceline.hosts.trainer_losses import SAMPLES, TOTAL, Counting
 from paceline.hosts.trainer_rounds import SHUFFLES, Rounds, TrainerRound
 from paceline.hosts.trainer_streams import StreamedRounds
 from paceline.torch import peers
@@ -60,6 +62,7 @@ class BalancedTrainer(Trainer):
       default per_device_train_batch_size, which fits into memory.
     - ``cost``, ``padded``, ``micro_batch_cost``: as for ``Pace.loader``; cost is by default the column
       args.length_column_name, or the number of tokens, if train_sampling_strategy is in BY_LENGTH.
+    - ``over``: "labels", "samples" or "sum", what a loss is over; by default its graph shows it.
     - ``shared``: whether all ranks read the whole of a stream and divide each round; by default they do, unless it is
       one of Hugging Face's datasets that was split by rank or has a multiple of the ranks' number of shards.
 
@@ -92,10 +95,12 @@ class BalancedTrainer(Trainer):
             raise PacelineError(f"balance={{'loop': {loop!r}}}: expected 'whole' or 'round'")
         self.shared: bool | None = self.balance.pop("shared", None)
         switches(**{"balance={'shared'}": self.shared})
+        self._counting = Counting(self.balance.pop("over", None))
         self.loading = {name: self.balance.pop(name) for name in OF_COST if name in self.balance}
         # The loop must see a whole round as one batch, and leave it to Paceline to continue within an epoch after a
         # checkpoint. The user's own args are not changed.
         self.reads_over = not self.args.ignore_data_skip  # of a stream, the samples before a checkpoint
+        self._accumulates = steps
         self.args = copy.copy(self.args)
         self.args.gradient_accumulation_steps = 1
         self.args.ignore_data_skip = True
@@ -109,7 +114,9 @@ class BalancedTrainer(Trainer):
         # A loss may gather a metric of each sample, and the ranks have different numbers of samples.
         self._plain_gather = self.accelerator.gather
         self.accelerator.gather = self._gathered
-        self._count: int | None = None  # labels that the next loss is a mean over; None if it has no labels
+        # What the next loss is a mean over, or its labels before that is known; None for its samples, or a sum.
+        self._count: float | None = None
+        self._factor: float | None = None  # of the next loss, if it is a sum
         self._loss: torch.Tensor | None = None  # sum of the weighted losses of the current round
 
     def get_train_dataloader(self) -> Any:
@@ -152,22 +159,24 @@ class BalancedTrainer(Trainer):
         if pace is None or not isinstance(inputs, TrainerRound):
             return super().training_step(model, inputs, num_items_in_batch)
         self._loss = torch.zeros((), device=self.args.device)
-        labels = 0
+        counted, over = 0.0, self._counting.of(self)
         for batch in inputs.micro_steps():
-            with self._tokens_of_this_rank():
+            with self._tokens_of_this_rank() as averages:
                 _, items = super().get_batch_samples(iter([batch]), 1, self.args.device)
                 items = None if items is None else torch.as_tensor(items)
-                self._count = _labels(batch) if items is None else int(items)
-                if self._count is not None:
-                    self._count *= pace.counts  # 0 for a batch that only fills up this rank's micro-steps
-                    labels += self._count
+                labels = _labels(batch) if items is None else int(items)
+                # 0 for a batch that only fills up this rank's micro-steps
+                count = None if labels is None or over in (SAMPLES, TOTAL) else labels * pace.counts
+                self._count = count
+                self._factor = self._times(items, averages, inputs.samples) if over == TOTAL else None
                 super().training_step(model, batch, None if items is None else items.clamp(min=1))
+                counted += self._count or 0
             inputs.note(getattr(self.model, "main_input_name", "input_ids"), batch)
-        summed = torch.stack([self._loss.double(), self._loss.new_tensor(labels, dtype=torch.float64)])
+        summed = torch.stack([self._loss.double(), self._loss.new_tensor(counted, dtype=torch.float64)])
         self._loss = None
         if peers.ranks() > 1:
             dist.all_reduce(summed)
-        loss, everywhere = summed[0], int(summed[1])
+        loss, everywhere = summed[0], float(summed[1])
         # With a cell (results with the same bits), the weights do not contain the factor for DDP's average.
         if not pace.host.terms.cell:
             loss = loss / peers.ranks()
@@ -183,9 +192,13 @@ class BalancedTrainer(Trainer):
         if pace is None or self._loss is None:
             self._plain_backward(loss, **options)
             return
-        if self._count is not None:  # a mean over no labels is NaN
-            loss = loss * self._count if self._count else torch.nan_to_num(loss) * 0.0
-        weighted = loss * pace.host.weight(loss, "mean" if self._count is None else "sum")
+        if self._count is not None:
+            self._count = count = self._counting.count(loss, int(self._count), pace.host.piece.samples)
+            loss = loss * count if count else torch.nan_to_num(loss) * 0.0  # a mean over no labels is NaN
+        sums = self._count is not None or self._factor is not None
+        weighted = loss * pace.host.weight(loss, "sum" if sums else "mean")
+        if self._factor is not None:
+            weighted = weighted * self._factor
         self._loss = self._loss + weighted.detach()
         self._plain_backward(weighted, **options)
         pace.host.backward_done()
@@ -196,12 +209,21 @@ class BalancedTrainer(Trainer):
             return self._plain_gather(tensor)
         return recursively_apply(_gather_unlike, tensor, error_on_other_type=True)
 
+    def _times(self, items: Any, averages: bool, samples: int) -> float:
+        """The factor with which a plain Trainer's gradient of a loss that is a sum differs from the mean over the
+        round's samples. items: what the Trainer counts for the loss, which it then takes for normalised.
+        averages: the user's average_tokens_across_devices."""
+        if items is None:
+            return samples / (self.args.world_size * self._accumulates)
+        return samples / (1 if averages else self.args.world_size)
+
     @contextlib.contextmanager
-    def _tokens_of_this_rank(self) -> Iterator[None]:
-        """Let the Trainer count only this rank's tokens in a micro-batch; evaluation is not changed."""
+    def _tokens_of_this_rank(self) -> Iterator[bool]:
+        """Let the Trainer count only this rank's tokens in a micro-batch; evaluation is not changed. Yields whether
+        the user's Trainer counts those of all ranks."""
         kept, self.args.average_tokens_across_devices = self.args.average_tokens_across_devices, False
         try:
-            yield
+            yield bool(kept)
         finally:
             self.args.average_tokens_across_devices = kept
 

@@ -37,7 +37,9 @@ def ends(loss: torch.Tensor, samples: int) -> tuple[list[End], list[float]]:
     """The ends of a loss, which is one number, and all numbers by which it is multiplied or divided on the way. A sum
     of as many losses as ``samples`` is an end, since each may be that of a sample."""
     found, factors, alone = list[End](), list[float](), True
-    nodes: list[tuple[Any, float | None, float]] = [(loss.grad_fn, None, math.nan)]
+    nodes: list[tuple[Any, float | None, float]] = [
+        (behind_ddp(loss.grad_fn, loss.output_nr), None, math.nan)
+    ]
     for place, (node, scale, divisor) in enumerate(nodes):
         kind = "" if node is None else node.name()
         over = _losses(node, kind)
@@ -59,8 +61,17 @@ def ends(loss: torch.Tensor, samples: int) -> tuple[list[End], list[float]]:
         alone = alone and not (kind.startswith(("Add", "Sub")) or over > 1)
         # Each node once: a sum may contain the same node many times.
         known = [one for one, *_ in nodes]
-        nodes += [(behind, scale, divisor) for behind, _ in node.next_functions if behind not in known]
+        behind = [behind_ddp(one, output) for one, output in node.next_functions]
+        nodes += [(one, scale, divisor) for one in behind if one not in known]
     return found, factors
+
+
+def behind_ddp(node: Any, output: int) -> Any:
+    """The node that made this output of a node: DDP's own node has all outputs of a module, such as its loss beside
+    what that was computed from."""
+    while node is not None and node.name().startswith("_DDPSink") and output < len(node.next_functions):
+        node, output = node.next_functions[output]
+    return node
 
 
 def nodes_of(first: Any) -> Iterator[Any]:
