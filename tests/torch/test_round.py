@@ -67,6 +67,13 @@ def weighed(**options: Any) -> RoundState:
     return round
 
 
+def counted() -> RoundState:
+    round = drawn()
+    assert round.weighed(3.0)
+    assert not round.weighed(3.0)
+    return round
+
+
 def ended(**options: Any) -> RoundState:
     round = weighed(**options)
     round.ended()
@@ -112,6 +119,9 @@ def missing_rows() -> RoundState:
         (drawn(), lambda r: r.ended(), "not weighed"),
         (drawn(), lambda r: r.goes_on(), "left out"),
         (weighed(), lambda r: r.goes_on(), "left out"),
+        (weighed(), lambda r: r.weighed(3.0), "other count"),
+        (counted(), lambda r: r.weighed(), "other count"),
+        (counted(), lambda r: r.weighed(4.0), "other count"),
         (ended(own=ALONE), lambda r: r.goes_on(), "no own step"),
         (undivided(), lambda r: r.goes_on(), "undivided"),
         (undivided(), lambda r: r.steps(False, lambda: False), "undivided"),

@@ -172,7 +172,7 @@ class Passes:
             part = gradients.whole(piece)
         else:
             raise PacelineError(f"reduction={reduction!r}: expected 'mean', 'sum' or 'global'")
-        first = round.weighed()
+        first = round.weighed(count)
         if self.foreign.left:
             self.foreign.weighs(first, piece.last)
         if count is None:

@@ -64,6 +64,8 @@ REFUSED = {
     "own step twice": "pace.step() was called twice for one batch, or outside of the loop; with LocalSGD "
     "expected one call after each pace.backward(loss), with all optimizers in a list: pace.step([first, second])",
     "own step early": "interval {step}: pace.step() was called before pace.backward(loss); expected it after",
+    "other count": "round {step}: two losses of one micro-step have different counts, or one has none; expected the "
+    "same count= with each, since the round's gradient is divided by one number",
     "rows": "round {step}: the batch has {rows} rows; expected the {samples} planned samples, or "
     "pace.backward(loss, count=...) with the number that the loss is a mean over",
     "weight outside": "pace.host.weight() or pace.weighted() was called outside of `for ... in pace.loader(...)`",
@@ -101,7 +103,7 @@ class RoundState:
 
     __slots__ = (
         *("phase", "piece", "whole", "over", "rows", "ran", "ready", "taken", "asked"),
-        *("_known", "_own", "_pass_name"),
+        *("_count", "_known", "_own", "_pass_name"),
     )
 
     def __init__(self, own: str | None = None, pass_name: str = "pace.backward(loss)") -> None:
@@ -116,6 +118,7 @@ class RoundState:
         self.taken: list[Any] = []
         self.asked = False  # the loop knows whether its samples count
         self._known = 0
+        self._count: float | None = None  # that of the pass's first loss
 
     # -- questions -------------------------------------------------------------------------------------------
 
@@ -235,11 +238,14 @@ class RoundState:
             rule = "backward outside" if self.over is None else "backward after"
             self.refuse("backward twice" if self.piece is not None else rule)
 
-    def weighed(self) -> bool:
-        """A loss of the running pass gets its weight. Returns whether it is the pass's first."""
+    def weighed(self, count: float | None = None) -> bool:
+        """A loss of the running pass gets its weight. count: what it is a mean over, if not the samples. Returns
+        whether it is the pass's first."""
         if self.phase != DRAWN:
+            if self.piece is not None and count != self._count:
+                self.refuse("other count")
             return False
-        self.phase = WEIGHED
+        self.phase, self._count = WEIGHED, count
         return True
 
     def began(self) -> bool:

@@ -156,7 +156,10 @@ def test_members_that_cannot_reach_one_another_raise(monkeypatch: pytest.MonkeyP
         def next(self, number: int) -> MembershipEpoch:
             return MembershipEpoch(number + 1, (WorkerId(0, 0), WorkerId(1, 1)), True)
 
-        def meet(self, epoch: MembershipEpoch, word: dict[str, Any]) -> dict[int, dict[str, Any]]:
+        def meet(
+            self, epoch: MembershipEpoch, word: dict[str, Any], running: str
+        ) -> dict[int, dict[str, Any]]:
+            assert running == "round 3"
             return {ident: {"has": True, "done": 3, "fits": 8} for ident in (0, 1)}
 
         def lost_since(self, number: int) -> bool:
@@ -172,7 +175,7 @@ def test_members_that_cannot_reach_one_another_raise(monkeypatch: pytest.MonkeyP
     with pytest.raises(
         WorkerError, match="cannot reach one another, although all of them live; set GLOO_SOCKET_IFNAME"
     ):
-        Rendezvous(link, None).enter({})  # type: ignore[arg-type]
+        Rendezvous(link, None).enter({"done": 3})  # type: ignore[arg-type]
     assert link.tries == 5 + 19
 
 

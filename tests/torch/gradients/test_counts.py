@@ -319,5 +319,13 @@ def test_invalid_counts_raise() -> None:
             run(Pace(model, 10, "equal"), count)
     with pytest.raises(PacelineError, match="one piece was given a count"):
         run(Pace(model, 10, "equal", loop="pieces", micro_batch=5), 3, None)
+    for second in ({}, {"count": 4}, {"reduction": "global"}):
+        pace = Pace(model, 10, "equal")
+        batches = iter(pace.loader(Samples(20)))
+        x, y, _ = next(batches)
+        pace.weighted(torch.nn.functional.cross_entropy(model(x), y), count=3).backward()
+        with pytest.raises(PacelineError, match="two losses of one micro-step have different counts"):
+            pace.weighted(torch.nn.functional.cross_entropy(model(x), y), **second)
+        pace.close()
     run(Pace(model, 10, "equal"), 0, 0)
     assert all(torch.isfinite(p).all() for p in model.parameters())
