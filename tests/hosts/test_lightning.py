@@ -16,6 +16,7 @@ from torch import nn
 from paceline.errors import PacelineError
 from paceline.torch import RoundResult
 from paceline.torch.callbacks import OnRound
+from paceline.torch.feed.pieces import Order
 from support import hosts
 from support.guarantees import guarantee
 from support.hosts import (
@@ -347,6 +348,96 @@ def test_trainer_that_cannot_be_balanced_raises() -> None:
     assert "plans whole rounds" in refusal({}, {"policy": "factoring"})
     assert "leave it out" in refusal({}, {"micro_steps": 2})
     assert "follows from the Trainer's" in refusal({}, {"loop": "round"})
+
+
+def losses(nets: nn.ModuleList, x: torch.Tensor, y: torch.Tensor, way: str) -> list[Any]:
+    """The losses of a batch, each computed when it is its turn, with the number of the net that steps after it."""
+    one, other = nets
+    if way == "once":
+        return [(lambda: nn.functional.cross_entropy(one(x), y), 0)]
+    if way == "a loss in two passes":
+        out = one(x)
+        first, second = nn.functional.cross_entropy(out, y), out.square().mean()
+        return [(lambda: first, None), (lambda: first + second, 0)]
+    return [
+        (lambda: (other(x).exp() - one(x).detach()).square().mean(), 1),
+        (lambda: (other(x) + one(x)).square().mean(), 0),
+    ]
+
+
+def manual(rank: int, ranks: int, way: str) -> list[list[float]]:
+    """The parameters after an epoch of manual optimization: one optimizer for each net."""
+    from lightning.pytorch import LightningModule, Trainer
+
+    from paceline.hosts.lightning import BalancedCallback
+
+    class Task(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.nets, self.automatic_optimization = two_nets(way), False
+
+        def training_step(self, batch: Any, _: int) -> None:
+            x, y, _ = batch
+            optimizers = self.optimizers(use_pl_optimizer=True)
+            optimizers = optimizers if isinstance(optimizers, list) else [optimizers]
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            for loss, number in losses(self.nets, x, y, way):
+                toggles = way == "two nets"
+                if toggles:
+                    self.toggle_optimizer(optimizers[number])
+                self.manual_backward(loss(), retain_graph=number is None)
+                if number is not None:
+                    optimizers[number].step()
+                if toggles:
+                    self.untoggle_optimizer(optimizers[number])
+
+        def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+            return steppers(self.nets)
+
+    hosts.as_torchrun(rank, ranks)  # else Lightning starts the ranks itself, which run this command again
+    balanced = BalancedCallback(BATCH, UNEVEN, limits=FREE[:ranks])
+    strategy = "ddp_find_unused_parameters_true" if way == "two nets" else "ddp"
+    trainer = Trainer(
+        **SILENT, precision="64-true", devices=ranks, strategy=strategy, callbacks=[balanced], max_epochs=1
+    )
+    task = Task()
+    trainer.fit(task, balanced.loader(Samples(COUNT), seed=SEED))
+    return [p.tolist() for p in task.nets.parameters()]
+
+
+def two_nets(way: str) -> nn.ModuleList:
+    return nn.ModuleList([fresh(torch.float64), fresh(torch.float64) if way == "two nets" else nn.Identity()])
+
+
+def steppers(nets: nn.ModuleList) -> list[torch.optim.Optimizer]:
+    return [torch.optim.SGD(net.parameters(), 0.1) for net in nets if list(net.parameters())]
+
+
+def manual_alone(way: str) -> list[torch.Tensor]:
+    nets, data = two_nets(way), Samples(COUNT)
+    optimizers = steppers(nets)
+    order = Order(COUNT, SEED).epoch(0)
+    for start in range(0, COUNT, BATCH):
+        chosen = torch.as_tensor(order[start : start + BATCH])
+        nets.zero_grad()
+        for loss, number in losses(nets, data.x[chosen], data.y[chosen], way):
+            for each, net in enumerate(nets):
+                net.requires_grad_(number in (None, each) or way != "two nets")
+            loss().backward(retain_graph=number is None)
+            if number is not None:
+                optimizers[number].step()
+    return [p.detach() for p in nets.parameters()]
+
+
+@guarantee(
+    "Accelerate, Fabric, Lightning, the Trainer, TRL, sentence-transformers and Ray Train train the model of "
+    "one process."
+)
+@pytest.mark.parametrize("way", ["once", "a loss in two passes", "two nets"])
+def test_manual_optimization_trains_model_of_one_process(way: str) -> None:
+    for found in run_ranks(2, manual, way):
+        assert difference(found, manual_alone(way)) < 1e-12
 
 
 def logged(rank: int, ranks: int) -> dict[str, float]:

@@ -83,6 +83,7 @@ class BalancedCallback(Callback):
         self._saved: dict[str, Any] | None = None
         self._fitting = False
         self._noted = False  # whether this micro-step's loss is noted
+        self._weighing: Any = None  # the hook on the loss of the running backward pass
         self._stepping = 0.0
 
     def loader(self, dataset: Any, *, seed: int = 0, shuffle: bool = True, **options: Any) -> Loader:
@@ -138,11 +139,14 @@ class BalancedCallback(Callback):
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         if scaler is not None:
             whole = whole / scaler.get_scale()
+        if not pl_module.automatic_optimization:
+            pace.host.prepared()  # Lightning does so for each manual_backward, within DDP's forward pass
         weight = pace.host.weight(None if self._noted else whole, self.reduction)
         weight, self._noted = weight * divided, True
-        loss.register_hook(lambda gradient: gradient * weight)
+        self._weighing = loss.register_hook(lambda gradient: gradient * weight)
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._weighing.remove()  # another loss may be a sum with this one
         self._running().host.backward_done()
 
     def on_before_optimizer_step(self, *_: Any) -> None:

@@ -105,6 +105,10 @@ class Hosting:
             check_loss(loss)
         return self._loop.passes.weight(loss, reduction, count)
 
+    def prepared(self) -> None:
+        """The framework has made DDP sum the gradients of the coming backward pass, within DDP's own forward pass."""
+        self._reducer.prepared()
+
     def backward_done(self) -> None:
         """The backward pass of this micro-batch has ended."""
         self._loop.passes.ended()

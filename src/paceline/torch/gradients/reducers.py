@@ -51,6 +51,9 @@ class Reducer:
         """Raises PacelineError unless the coming backward pass reduces the gradients exactly if it is the round's
         ``last``."""
 
+    def prepared(self) -> None:
+        """A framework has made the coming backward pass sum its gradients, within the model's forward pass."""
+
     def register_comm_hook(self, state: Any, hook: Any) -> None:
         """Let ``hook`` reduce the gradients."""
 
@@ -108,6 +111,10 @@ class _Prepared:
         """The hook after a parameter's gradient."""
         self.now = False
 
+    def by_framework(self) -> None:
+        """A framework has prepared the pass itself."""
+        self.now = True
+
 
 class Replicated(Reducer):
     """The gradients are averaged by DistributedDataParallel."""
@@ -149,6 +156,9 @@ class Replicated(Reducer):
             self._looks -= 1
             if not self._looks:
                 self._forget()  # the hooks cost time, and this mistake is usually made from the beginning
+
+    def prepared(self) -> None:
+        self._prepared.by_framework()
 
     def runs_again(self, prepared: Callable[[], None]) -> None:
         def sent(*_: Any) -> None:  # after DDP has sent its buffers, and before the module's own forward pass
