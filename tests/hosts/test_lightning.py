@@ -380,9 +380,11 @@ def manual(rank: int, ranks: int, way: str) -> list[list[float]]:
             x, y, _ = batch
             optimizers = self.optimizers(use_pl_optimizer=True)
             optimizers = optimizers if isinstance(optimizers, list) else [optimizers]
-            for optimizer in optimizers:
+            for optimizer in optimizers if way != "zeroed in turn" else ():
                 optimizer.zero_grad()
             for loss, number in losses(self.nets, x, y, way):
+                if way == "zeroed in turn":
+                    optimizers[number].zero_grad()
                 toggles = way == "two nets"
                 if toggles:
                     self.toggle_optimizer(optimizers[number])
@@ -397,7 +399,7 @@ def manual(rank: int, ranks: int, way: str) -> list[list[float]]:
 
     hosts.as_torchrun(rank, ranks)  # else Lightning starts the ranks itself, which run this command again
     balanced = BalancedCallback(BATCH, UNEVEN, limits=FREE[:ranks])
-    strategy = "ddp_find_unused_parameters_true" if way == "two nets" else "ddp"
+    strategy = "ddp_find_unused_parameters_true" if way in ("two nets", "zeroed in turn") else "ddp"
     trainer = Trainer(
         **SILENT, precision="64-true", devices=ranks, strategy=strategy, callbacks=[balanced], max_epochs=1
     )
@@ -407,7 +409,8 @@ def manual(rank: int, ranks: int, way: str) -> list[list[float]]:
 
 
 def two_nets(way: str) -> nn.ModuleList:
-    return nn.ModuleList([fresh(torch.float64), fresh(torch.float64) if way == "two nets" else nn.Identity()])
+    other = fresh(torch.float64) if way in ("two nets", "zeroed in turn") else nn.Identity()
+    return nn.ModuleList([fresh(torch.float64), other])
 
 
 def steppers(nets: nn.ModuleList) -> list[torch.optim.Optimizer]:
@@ -420,8 +423,11 @@ def manual_alone(way: str) -> list[torch.Tensor]:
     order = Order(COUNT, SEED).epoch(0)
     for start in range(0, COUNT, BATCH):
         chosen = torch.as_tensor(order[start : start + BATCH])
-        nets.zero_grad()
+        if way != "zeroed in turn":
+            nets.zero_grad()
         for loss, number in losses(nets, data.x[chosen], data.y[chosen], way):
+            if way == "zeroed in turn":
+                optimizers[number].zero_grad()
             for each, net in enumerate(nets):
                 net.requires_grad_(number in (None, each) or way != "two nets")
             loss().backward(retain_graph=number is None)
@@ -434,7 +440,7 @@ def manual_alone(way: str) -> list[torch.Tensor]:
     "Accelerate, Fabric, Lightning, the Trainer, TRL, sentence-transformers and Ray Train train the model of "
     "one process."
 )
-@pytest.mark.parametrize("way", ["once", "a loss in two passes", "two nets"])
+@pytest.mark.parametrize("way", ["once", "a loss in two passes", "two nets", "zeroed in turn"])
 def test_manual_optimization_trains_model_of_one_process(way: str) -> None:
     for found in run_ranks(2, manual, way):
         assert difference(found, manual_alone(way)) < 1e-12

@@ -106,8 +106,10 @@ class Hosting:
         return self._loop.passes.weight(loss, reduction, count)
 
     def prepared(self) -> None:
-        """The framework has made DDP sum the gradients of the coming backward pass, within DDP's own forward pass."""
+        """The program runs the coming backward pass within DDP's forward pass, where the framework has made DDP sum
+        its gradients, and zeroes gradients itself."""
         self._reducer.prepared()
+        self._loop.passes.gradients.accept()
 
     def backward_done(self) -> None:
         """The backward pass of this micro-batch has ended."""

@@ -118,6 +118,10 @@ class GradientStash:
                     "zeroes"
                 )
 
+    def accept(self) -> None:
+        """The gradients that are in the model now are the program's own, which zeroes each when it likes."""
+        self._used, self._looks = None, 0
+
     def removed(self, parameters: Iterable[torch.nn.Parameter]) -> bool:
         """Whether one of these had a gradient when the newest round was complete, and has none or zeros now."""
         had = {id(p) for p, there in zip(self.parameters, self._had, strict=False) if there}
