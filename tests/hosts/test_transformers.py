@@ -340,6 +340,31 @@ def test_second_train_of_one_trainer_uses_every_sample_once(found: Found, ended:
 
 
 @together
+def changed(ranks: int, folder: str) -> list[tuple[int, int, float]]:
+    """Steps, global batch, and the distance from one process, after sizes in ``args`` were changed."""
+    found = []
+    for changes in (
+        {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2},
+        {"per_device_train_batch_size": 4},
+    ):
+        model = Classifier()
+        trainer = trainer_of(folder, model, Named(), ranks=ranks)
+        for name, value in changes.items():
+            setattr(trainer.args, name, value)
+        trainer.train()
+        off = difference(model.parameters(), exactly())
+        found.append((trainer.state.global_step, trainer.balance["global_batch"], off))
+    return found
+
+
+def test_sizes_that_are_changed_in_args_hold_in_the_next_train(found: Found) -> None:
+    for (steps, batch, off), (short_steps, short_batch, _) in found[changed]:
+        assert (steps, batch) == (2 * 4, BATCH)
+        assert off < 1e-12
+        assert (short_steps, short_batch) == (2 * 7, BATCH // 2)
+
+
+@together
 def bf16(_: int, folder: str) -> tuple[float, str]:
     model, _, _ = classified(folder, dtype=torch.float32, bf16=True)
     return difference(model.parameters(), exactly()), str(model.dtypes)

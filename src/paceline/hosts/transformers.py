@@ -82,29 +82,33 @@ class BalancedTrainer(Trainer):
         super().__init__(*args, **kwargs)
         _check(self)
         self.pace: HostedPace | None = None
-        steps, own = self.args.gradient_accumulation_steps, self.args.per_device_train_batch_size
-        if self.accelerator.split_batches:  # then it is the batch of all ranks
-            own //= self.args.world_size
-        self.balance = {"global_batch": own * steps * self.args.world_size, "fill": True, **(balance or {})}
-        loop = self.balance.pop("loop", "whole")
-        if loop == "round":
-            self.balance = {"loop": "pieces"} | ({"micro_batch": own} if steps > 1 else {}) | self.balance
-        elif loop == "whole":
-            self.balance.setdefault("micro_steps", steps)
-        else:
-            raise PacelineError(f"balance={{'loop': {loop!r}}}: expected 'whole' or 'round'")
-        self.shared: bool | None = self.balance.pop("shared", None)
+        self._accumulates = self.args.gradient_accumulation_steps
+        self._given = {"fill": True, **(balance or {})}
+        self._loop = self._given.pop("loop", "whole")
+        if self._loop not in ("whole", "round"):
+            raise PacelineError(f"balance={{'loop': {self._loop!r}}}: expected 'whole' or 'round'")
+        self.shared: bool | None = self._given.pop("shared", None)
         switches(**{"balance={'shared'}": self.shared})
-        self._counting = Counting(self.balance.pop("over", None))
-        self.loading = {name: self.balance.pop(name) for name in OF_COST if name in self.balance}
+        self._counting = Counting(self._given.pop("over", None))
+        self.loading = {name: self._given.pop(name) for name in OF_COST if name in self._given}
+        self.balance = self._options()
         # The loop must see a whole round as one batch, and leave it to Paceline to continue within an epoch after a
         # checkpoint. The user's own args are not changed.
         self.reads_over = not self.args.ignore_data_skip  # of a stream, the samples before a checkpoint
-        self._accumulates = steps
         self.args = copy.copy(self.args)
         self.args.gradient_accumulation_steps = 1
         self.args.ignore_data_skip = True
         self.add_callback(Pacing())
+
+    def _options(self) -> dict[str, Any]:
+        """The options of Pace that follow from the user's and from ``args``."""
+        steps, own = self._accumulates, self.args.per_device_train_batch_size
+        if self.accelerator.split_batches:  # then it is the batch of all ranks
+            own //= self.args.world_size
+        options = {"global_batch": own * steps * self.args.world_size}
+        if self._loop == "whole":
+            return options | {"micro_steps": steps} | self._given
+        return options | {"loop": "pieces"} | ({"micro_batch": own} if steps > 1 else {}) | self._given
 
     def create_accelerator_and_postprocess(self) -> None:
         super().create_accelerator_and_postprocess()
@@ -122,6 +126,13 @@ class BalancedTrainer(Trainer):
     def get_train_dataloader(self) -> Any:
         if self.pace is not None and self.pace.host.in_round:  # the run before was interrupted
             self.pace.host.abandon()
+        # A search of hyperparameters, or the user, may have changed them since.
+        if self.args.gradient_accumulation_steps != 1:
+            self._accumulates, self.args.gradient_accumulation_steps = (
+                self.args.gradient_accumulation_steps,
+                1,
+            )
+        self.balance = self._options()
         if isinstance(self.train_dataset, IterableDataset):
             return StreamedRounds(self, super().get_train_dataloader())
         if self.shared is not None:
