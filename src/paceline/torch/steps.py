@@ -307,7 +307,8 @@ class RoundSteps:
                 forget_unscaled(scaler)
                 self._end.after(0.0, by=optimizers)  # this rank has received the state after the step
                 return True
-            self._foreign.check(piece)
+            if self._foreign.left:
+                self._foreign.check(piece)
             self._gradients.check_there(piece, optimizers)
         elif not round.taken:
             optimizers = []

@@ -36,6 +36,10 @@ class _Seen:
         """The hook after a parameter's gradient."""
         self.foreign = self.foreign or self.open
 
+    def checked(self) -> None:
+        """No gradient of another pass is in the model."""
+        self.foreign = False
+
 
 class ForeignPasses:
     """Finds the backward pass of a loss without a weight, after a forward pass through the model.
@@ -67,7 +71,7 @@ class ForeignPasses:
         checked otherwise. last: the micro-step is the round's last."""
         self._seen.weighted()
         if first:
-            self._seen.foreign = False
+            self._seen.checked()
             if last:
                 self.left -= 1
                 if not self.left:
