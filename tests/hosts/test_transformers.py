@@ -130,10 +130,11 @@ def accumulated(_: int, folder: str) -> dict[str, Any]:
         """As trl's trainers do: a metric of every micro-batch is gathered from all ranks within ``compute_loss``."""
 
         def compute_loss(self, model: Any, inputs: Any, *arguments: Any, **named: Any) -> Any:
-            counts = self.accelerator.gather_for_metrics(torch.tensor(len(inputs["x"])))
+            counts = self.accelerator.gather_for_metrics(torch.tensor(len(inputs["x"]) * self.pace.counts))
             assert len(counts) == self.args.world_size
             each = self.accelerator.gather_for_metrics(inputs["index"])
-            assert len(each) == counts.sum()
+            assert len(each) == counts.sum()  # without samples that only fill up a rank's micro-steps
+            self.gathered = [*getattr(self, "gathered", ()), *each.tolist()]
             return super().compute_loss(model, inputs, *arguments, **named)
 
     found = {}
@@ -143,6 +144,8 @@ def accumulated(_: int, folder: str) -> dict[str, Any]:
             balance={"policy": UNEVEN, "limits": FREE, "loop": loop},
         )  # fmt: skip
         found[loop] = difference(model.parameters(), exactly()), used, trainer.pace.host.terms.loop
+        if kind is GathersMetrics:
+            found["gathered"] = sorted(trainer.gathered)
     return found
 
 
@@ -156,6 +159,10 @@ def test_accumulating_trainer_trains_model_of_one_process(found: Found, loop: st
         assert off < 1e-12
         assert ran == {"whole": "whole", "round": "pieces"}[loop]
     hosts.every_sample_once([rank[loop][1] for rank in found[accumulated]])
+
+
+def test_gathered_metrics_have_each_sample_once_an_epoch(found: Found) -> None:
+    assert all(rank["gathered"] == sorted([*range(COUNT)] * EPOCHS) for rank in found[accumulated])
 
 
 @together
@@ -252,21 +259,43 @@ SAVES: dict[str, Any] = {"save_strategy": "steps", "save_steps": 6, "balance": {
 
 @together
 def resumed(_: int, folder: str) -> dict[str, Any]:
+    from transformers import TrainerCallback
+
+    from paceline.hosts.transformers import BalancedTrainer
+
     place = folder + "/saved"
     _, before, _ = classified(place, max_steps=6, **SAVES)
     found = {}
+
+    class Notes(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            epochs.append(state.epoch)
+
+    class WithNotes(BalancedTrainer):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(callbacks=[Notes()], **options)
+
     for name, extra in (("resumed", {}), ("restored", {"restore_callback_states_from_checkpoint": True})):
+        epochs: list[float] = []
         model, after, trainer = classified(
-            place, resume=place + "/checkpoint-6", eval_strategy="steps", eval_steps=1, **SAVES, **extra
+            place,
+            kind=WithNotes,
+            resume=place + "/checkpoint-6",
+            eval_strategy="steps",
+            eval_steps=1,
+            **SAVES,
+            **extra,
         )
         found[name] = difference(model.parameters(), exactly()), before, after, trainer.state.epoch
+        found[name] += (epochs,)
     return found
 
 
 @pytest.mark.parametrize("how", ["resumed", "restored"])
 def test_resumed_run_trains_model_of_one_process(found: Found, how: str) -> None:
     used = []
-    for off, before, after, epoch in (rank[how] for rank in found[resumed]):
+    for off, before, after, epoch, seen in (rank[how] for rank in found[resumed]):
+        assert seen == [1.75, 2.0]  # by a callback of the user
         assert off < 1e-12
         assert epoch == 2.0
         used.append([first + second for first, second in zip(before, after, strict=True)])

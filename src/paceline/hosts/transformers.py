@@ -99,6 +99,7 @@ class BalancedTrainer(Trainer):
         self.args.gradient_accumulation_steps = 1
         self.args.ignore_data_skip = True
         self.add_callback(Pacing())
+        self._pace_first()
 
     def _options(self) -> dict[str, Any]:
         """The options of Pace that follow from the user's and from ``args``."""
@@ -122,6 +123,14 @@ class BalancedTrainer(Trainer):
         self._count: float | None = None
         self._factor: float | None = None  # of the next loss, if it is a sum
         self._loss: torch.Tensor | None = None  # sum of the weighted losses of the current round
+
+    def _load_callback_state(self) -> None:
+        super()._load_callback_state()  # may put new callbacks behind the others
+        self._pace_first()
+
+    def _pace_first(self) -> None:
+        """Let callbacks of the user see the epoch that ``Pacing`` sets."""
+        self.callback_handler.callbacks.sort(key=lambda callback: not isinstance(callback, Pacing))
 
     def get_train_dataloader(self) -> Any:
         if self.pace is not None and self.pace.host.in_round:  # the run before was interrupted
@@ -218,7 +227,9 @@ class BalancedTrainer(Trainer):
         """``Accelerator.gather``; within a round, the tensors may have different lengths on the ranks."""
         if self._loss is None or peers.ranks() == 1:
             return self._plain_gather(tensor)
-        return recursively_apply(_gather_unlike, tensor, error_on_other_type=True)
+        return recursively_apply(
+            _gather_unlike, tensor, self.pace is None or self.pace.counts, error_on_other_type=True
+        )
 
     def _times(self, items: Any, averages: bool, samples: int) -> float:
         """The factor with which a plain Trainer's gradient of a loss that is a sum differs from the mean over the
@@ -296,9 +307,12 @@ def _labels(batch: Any) -> int | None:
     return labels.numel() if labels.is_floating_point() else int(labels.ne(-100).sum())
 
 
-def _gather_unlike(tensor: torch.Tensor) -> torch.Tensor:
-    """The rows of all ranks, which may have different numbers of rows."""
-    rows = tensor[None] if tensor.ndim == 0 else tensor
+def _gather_unlike(tensor: torch.Tensor, counts: bool = True) -> torch.Tensor:
+    """The rows of all ranks, which may have different numbers of rows.
+
+    counts: whether those of this rank count; a single number of each rank is kept.
+    """
+    rows = tensor[None] if tensor.ndim == 0 else tensor[: None if counts else 0]
     own = rows.detach().cpu().clone()  # without a copy, a slice would be sent with its whole storage
     return torch.cat([each.to(rows.device) for each in peers.gather(own)])
 
