@@ -315,14 +315,17 @@ def test_fit_that_failed_within_a_round_continues(tmp_path: Path) -> None:
     assert difference(after["parameters"], whole_batch()) < 1e-12
 
 
-def refusal(trainer_options: dict[str, Any], options: dict[str, Any], plain: bool = False) -> str:
-    """The error message that one process receives."""
+def refusal(
+    trainer_options: dict[str, Any], options: dict[str, Any], plain: bool = False, norm: bool = False
+) -> str:
+    """The error message that one process receives. norm: the module has batch norm, too."""
     from lightning.pytorch import Trainer
     from torch.utils.data import DataLoader
 
     from paceline.hosts.lightning import BalancedCallback
 
     task = module_of(torch.float32)
+    task.norm = nn.BatchNorm1d(2) if norm else None
     data = Samples(COUNT, torch.float32)
 
     try:
@@ -337,13 +340,15 @@ def refusal(trainer_options: dict[str, Any], options: dict[str, Any], plain: boo
 
 
 def test_trainer_that_cannot_be_balanced_raises() -> None:
-    from lightning.pytorch.callbacks import GradientAccumulationScheduler
+    from lightning.pytorch.callbacks import GradientAccumulationScheduler, StochasticWeightAveraging
 
     limited = {"limit_train_batches": 4, "accumulate_grad_batches": 3}
     assert "expected a multiple of accumulate_grad_batches=3" in refusal(limited, {})
     assert "overfit_batches" in refusal({"overfit_batches": 2}, {})
     changing = {"callbacks": [GradientAccumulationScheduler({0: 1, 1: 2})]}
     assert "set accumulate_grad_batches" in refusal(changing, {})
+    averaging: dict[str, Any] = {"callbacks": [StochasticWeightAveraging(swa_lrs=0.1, swa_epoch_start=1)]}
+    assert "one more epoch, without a backward pass" in refusal(averaging, {}, norm=True)
     assert "comes from a DataLoader" in refusal({}, {}, plain=True)
     assert "plans whole rounds" in refusal({}, {"policy": "factoring"})
     assert "leave it out" in refusal({}, {"micro_steps": 2})

@@ -33,7 +33,7 @@ from paceline.torch.progress import rounds
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
-    from lightning.pytorch.callbacks import GradientAccumulationScheduler
+    from lightning.pytorch.callbacks import GradientAccumulationScheduler, StochasticWeightAveraging
 except ModuleNotFoundError as error:  # pragma: no cover - if the extra is not installed
     raise PacelineError(f"Lightning is not installed; {installation('hosts')}") from error
 
@@ -303,7 +303,11 @@ def _check(trainer: Any) -> None:
     check_strategy(trainer.strategy)
     scheduled = any(isinstance(callback, GradientAccumulationScheduler) for callback in trainer.callbacks)
     averages = getattr(trainer.strategy, "_model_averaging_period", None) is not None
+    swa = any(isinstance(callback, StochasticWeightAveraging) for callback in trainer.callbacks)
+    norms = swa and trainer.max_epochs != -1 and has_batch_norm(trainer.lightning_module)
     reasons = {
+        "StochasticWeightAveraging runs one more epoch, without a backward pass, for the statistics of batch norm; "
+        "use WeightAveraging and compute them after the fit, or use another norm": norms,
         "GradientAccumulationScheduler changes the window from epoch to epoch; "
         "set accumulate_grad_batches": scheduled,
         "model averaging lets the ranks' parameters differ; leave model_averaging_period out": averages,
