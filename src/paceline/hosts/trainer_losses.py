@@ -12,7 +12,7 @@ import torch
 from paceline.errors import PacelineError
 from paceline.torch import hooks_of_torch
 from paceline.torch.hooks_of_torch import MEAN, SUM
-from paceline.torch.loss_ends import PASSED, REDUCES, behind_ddp, ends
+from paceline.torch.mistakes.loss_ends import PASSED, REDUCES, behind_ddp, ends
 
 LABELS, SAMPLES, TOTAL = OVER = "labels", "samples", "sum"
 

@@ -20,7 +20,6 @@ from paceline.torch import batches, peers, timing
 from paceline.torch.callbacks import Callback, overriding
 from paceline.torch.claims import Claims
 from paceline.torch.drops import Drops
-from paceline.torch.gradients.second import SecondModels
 from paceline.torch.gradients.weighing import LocalWeighing
 from paceline.torch.host import Host
 from paceline.torch.liveness.monitor import Alone
@@ -29,13 +28,14 @@ from paceline.torch.local_steps import LocalSteps
 from paceline.torch.members import Ranks
 from paceline.torch.memory_limits import MemoryLimit, explain
 from paceline.torch.meter import Meter, Reports
+from paceline.torch.mistakes.second import SecondModels
+from paceline.torch.mistakes.suspects import GatherSizes
 from paceline.torch.open_rounds import OpenRounds
 from paceline.torch.passes import LOST, Passes, weighing_of
 from paceline.torch.plan import Claim, Piece, Source
 from paceline.torch.progress import Opened, Progress
 from paceline.torch.round import ALONE, COMMIT, COMPLETE, DUE, END, NEXT, LeftWithin, RoundState
 from paceline.torch.steps import RoundEnd, RoundSteps, digest, refuse_averages
-from paceline.torch.suspects import GatherSizes
 from paceline.torch.terms import Terms
 
 LAST_SECONDS = 1.0  # longest wait at the end for the other ranks' reports on the last rounds

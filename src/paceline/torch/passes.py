@@ -11,7 +11,6 @@ import torch
 from paceline.errors import PacelineError, WorkerError, short
 from paceline.torch import peers
 from paceline.torch.batches import PLAIN
-from paceline.torch.gradients.foreign import ForeignPasses
 from paceline.torch.gradients.reducers import Reducer, weigh_in_hook
 from paceline.torch.gradients.weighing import (
     GLOBAL,
@@ -25,9 +24,10 @@ from paceline.torch.gradients.weighing import (
 )
 from paceline.torch.hooks_of_torch import at_end_of_pass, call_in_pass, running_pass
 from paceline.torch.meter import Meter
+from paceline.torch.mistakes.foreign import ForeignPasses
+from paceline.torch.mistakes.suspects import LossWatch
 from paceline.torch.plan import Piece
 from paceline.torch.round import ALONE, COMMIT, STEP, RoundState
-from paceline.torch.suspects import LossWatch
 from paceline.torch.terms import Terms
 
 LOST = RuntimeError, WorkerError  # types of errors that may only mean that another rank is lost

@@ -19,13 +19,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from paceline.errors import PacelineError, short
 from paceline.torch import timing
-from paceline.torch.gradients.foreign import ForeignPasses
-from paceline.torch.gradients.outside import Outside
 from paceline.torch.gradients.weighing import Weighing, held
-from paceline.torch.gradients.zeroed import SharedParameters
 from paceline.torch.host import Host
 from paceline.torch.members import Members
 from paceline.torch.meter import Meter
+from paceline.torch.mistakes.foreign import ForeignPasses
+from paceline.torch.mistakes.outside import Outside
+from paceline.torch.mistakes.zeroed import SharedParameters
 from paceline.torch.plan import Source
 from paceline.torch.progress import Progress
 from paceline.torch.round import COMPLETE, RoundState

@@ -26,11 +26,11 @@ import torch.distributed as dist
 
 from paceline.errors import PacelineError
 from paceline.torch import hooks_of_torch, timing
-from paceline.torch.averages import Averages
-from paceline.torch.gradient_limits import GradientLimits
 from paceline.torch.gradients.reducers import LOOKS
 from paceline.torch.hooks_of_torch import MEAN, SUM
-from paceline.torch.loss_ends import End, ends, joins, nodes_of
+from paceline.torch.mistakes.averages import Averages
+from paceline.torch.mistakes.gradient_limits import GradientLimits
+from paceline.torch.mistakes.loss_ends import End, ends, joins, nodes_of
 from paceline.torch.plan import Piece
 from paceline.torch.source import divides_by_own
 

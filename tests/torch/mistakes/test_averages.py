@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from paceline.torch.mistakes.suspects import LossWatch
 from paceline.torch.plan import Piece, RoundPlan
-from paceline.torch.suspects import LossWatch
 from support.guarantees import guarantee
 
 BATCH, CLASSES, WIDTH = 64, 4, 6

@@ -14,7 +14,7 @@ from typing import Any
 
 from paceline.torch import hooks_of_torch
 from paceline.torch.hooks_of_torch import MEAN, SUM
-from paceline.torch.loss_ends import End, nodes_of
+from paceline.torch.mistakes.loss_ends import End, nodes_of
 from paceline.torch.plan import Piece
 
 VALUES = 3  # different numbers that are no multiple of the samples
