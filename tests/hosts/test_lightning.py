@@ -201,6 +201,18 @@ def test_uneven_fit_trains_model_of_one_process(ranks: int, found: Found, folder
 
 
 @together
+def dropped(ranks: int, _: str) -> dict[str, Any]:
+    return fit(ranks, accumulate_grad_batches=2, loading={"drop_last": True})
+
+
+def test_short_last_batch_is_dropped_if_asked(found: Found) -> None:
+    full = COUNT // BATCH
+    assert all(rank["steps"] == full * EPOCHS for rank in found[dropped])
+    epochs = zip(*(rank["used"] for rank in found[dropped]), strict=True)
+    assert [len({index for part in parts for index in part}) for parts in epochs] == [full * BATCH] * EPOCHS
+
+
+@together
 def validated(ranks: int, _: str) -> list[tuple[float, float]]:
     """The validation losses within a balanced fit, each beside that of a Trainer without Paceline that is given the
     same parameters."""

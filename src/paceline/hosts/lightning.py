@@ -160,7 +160,7 @@ class BalancedCallback(Callback):
         else:
             pace.host.end_micro_step()
         # Lightning counts batches, and does not request one more, which would end the epoch.
-        if pace.host.progress.samples_done == len(loader.dataset):
+        if pace.host.progress.samples_done == loader.samples:
             pace.host.close_epoch()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -207,6 +207,19 @@ class Loader:
         self._balanced, self._options = balanced, options
         self._made: tuple[HostedPace, BalancedLoader] | None = None
 
+    @property
+    def samples(self) -> int:
+        """Samples that an epoch uses."""
+        whole, batch = len(self.dataset), self._balanced.global_batch
+        if not self._options.get("drop_last"):
+            return whole
+        if whole < batch:
+            raise PacelineError(
+                f"drop_last=True leaves nothing of {whole} samples, fewer than global_batch={batch}; leave it out, "
+                "or take a smaller global_batch"
+            )
+        return whole - whole % batch
+
     def __len__(self) -> int:
         """Batches of a whole epoch, as many on every rank."""
         trainer = self._balanced.trainer
@@ -215,7 +228,7 @@ class Loader:
                 "balanced.loader(...) without its BalancedCallback; expected Trainer(callbacks=[balanced])"
             )
         floor = 2 if has_batch_norm(trainer.lightning_module) else 1
-        many = rounds(len(self.dataset), 0, self._balanced.global_batch, floor)
+        many = rounds(self.samples, 0, self._balanced.global_batch, floor)
         return many * trainer.accumulate_grad_batches
 
     def __iter__(self) -> Iterator[Any]:
