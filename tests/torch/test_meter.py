@@ -280,8 +280,10 @@ def misuse(rank: int, ranks: int, kind: str) -> None:
                 continue
             with ddp.no_sync() if kind == "no_sync around the forward pass" else nullcontext():
                 out = model(x) if kind == "the module itself" else ddp(x)
-            if kind == "another backward pass":
+            if kind.startswith("another backward pass"):
                 loss_of(out, y).backward(retain_graph=True)
+            if kind == "another backward pass, zeroed":
+                ddp.zero_grad()
             pace.backward(loss_of(out, y))
             if kind == "a step left out" and (rank, pace.rounds) == (1, 2):
                 ddp.zero_grad()
@@ -320,7 +322,8 @@ class Wavering:
         ("other plan", "rank 1 decided another plan"),
         ("the module itself", "would not sum over the ranks; expected one of its own forward pass"),
         ("no_sync around the forward pass", "would not sum over the ranks"),
-        ("another backward pass", "would not sum over the ranks"),
+        ("another backward pass", "a loss.backward() without a weight has left gradients in the model"),
+        ("another backward pass, zeroed", "would not sum over the ranks"),
         ("a step left out", "rank 1 has left out another number of optimizer steps than the other ranks"),
     ],
 )
