@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+import pytest
+
 from paceline.paramserver.absence import Absence, Step
 
+NOTHING, WARN, END = Step
 
-def test_workers_that_all_freeze_get_one_warning_and_then_the_end() -> None:
+
+@pytest.mark.parametrize(
+    "looks",  # seconds, whether a worker is present, and the step
+    [
+        [(0.0, True, NOTHING), (5.0, False, WARN), (15.0, False, NOTHING), (15.1, False, END)],
+        # one that comes back: the run continues, and has all its patience again
+        [(0.0, False, WARN), (9.0, True, NOTHING), (20.0, False, WARN), (30.0, False, NOTHING)],
+    ],
+)
+def test_workers_that_all_freeze_get_one_warning_and_then_the_end(
+    looks: list[tuple[float, bool, Step]],
+) -> None:
     absence = Absence(10.0)
-    assert absence.look(0.0, True, False) is Step.NOTHING
-    assert absence.look(5.0, False, False) is Step.WARN
-    assert absence.look(15.0, False, False) is Step.NOTHING
-    assert absence.look(15.1, False, False) is Step.END
-
-
-def test_worker_that_comes_back_continues_with_all_patience() -> None:
-    absence = Absence(10.0)
-    assert absence.look(0.0, False, False) is Step.WARN
-    assert absence.look(9.0, True, False) is Step.NOTHING
-    assert absence.look(20.0, False, False) is Step.WARN
-    assert absence.look(30.0, False, False) is Step.NOTHING
+    for now, present, step in looks:
+        assert absence.look(now, present, False) is step
 
 
 def test_worker_that_is_started_gets_the_patience_anew_and_no_warning() -> None:
     absence = Absence(10.0)
     absence.began(0.0)
-    assert absence.look(5.0, False, True) is Step.NOTHING
+    assert absence.look(5.0, False, True) is NOTHING
     absence.began(14.0)
-    assert absence.look(24.0, False, True) is Step.NOTHING
-    assert absence.look(24.1, False, True) is Step.END
+    assert absence.look(24.0, False, True) is NOTHING
+    assert absence.look(24.1, False, True) is END

@@ -21,7 +21,7 @@ from paceline.samples import CostModel
 from paceline.torch import Pace, memory_limits
 from paceline.torch.callbacks import OnRound
 from paceline.torch.feed.pieces import Order
-from paceline.torch.gradients.weighing import Counts
+from paceline.torch.gradients.counts import Counts
 from paceline.torch.plan import Piece, RoundPlan
 from paceline.torch.round import RoundState
 from support.gauge import Fake

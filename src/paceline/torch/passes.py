@@ -11,6 +11,7 @@ import torch
 from paceline.errors import PacelineError, WorkerError, short
 from paceline.torch import peers
 from paceline.torch.batches import PLAIN
+from paceline.torch.gradients.counts import checked_count
 from paceline.torch.gradients.reducers import Reducer, weigh_in_hook
 from paceline.torch.gradients.weighing import (
     GLOBAL,
@@ -20,7 +21,6 @@ from paceline.torch.gradients.weighing import (
     ExactWeighing,
     HookWeighing,
     Weighing,
-    checked_count,
 )
 from paceline.torch.hooks_of_torch import at_end_of_pass, call_in_pass, running_pass
 from paceline.torch.meter import Meter

@@ -11,18 +11,17 @@ import torch
 
 from paceline.errors import PacelineError
 from paceline.torch import peers
+from paceline.torch.gradients.counts import Counts, checked_count
 from paceline.torch.gradients.reducers import Reducer
 from paceline.torch.gradients.weighing import (
     GLOBAL,
     MEAN,
     SUM,
-    Counts,
     ExactWeighing,
     GradientStash,
     HookWeighing,
     LocalWeighing,
     Weighing,
-    checked_count,
     held,
 )
 from paceline.torch.plan import Piece, RoundPlan

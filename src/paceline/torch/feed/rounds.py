@@ -12,7 +12,7 @@ import torch
 from paceline.errors import PacelineError, refuse, whole
 from paceline.rounds import Indices
 from paceline.torch.feed.pieces import planned_pieces
-from paceline.torch.gradients.weighing import checked_count
+from paceline.torch.gradients.counts import checked_count
 from paceline.torch.loop import Loop
 from paceline.torch.plan import Claim, Piece, Source
 
