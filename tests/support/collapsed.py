@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 from pathlib import Path
 
 HUGE = 1 << 21  # bytes of a huge page
@@ -27,4 +28,5 @@ def collapse() -> None:
                 advise(first, last - first, MADV_COLLAPSE)
 
 
+gc.enable()
 collapse()

@@ -92,11 +92,13 @@ def _serve() -> socket.socket:
         text, files, _, _ = socket.recv_fds(asked, LENGTH, 3)
         request = json.loads(text)
         if "load" in request:
+            gc.disable()
             for module in request["load"]:
                 importlib.import_module(module)
             assert "ray" not in sys.modules
             gc.collect()
             gc.freeze()
+            gc.enable()
             collapsed.collapse()
             asked.send(b"+")
         elif os.fork() == 0:
