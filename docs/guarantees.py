@@ -101,7 +101,7 @@ def _of(node: ast.Module | ast.ClassDef, owner: str) -> Iterator[Guarantee]:
             yield from (Guarantee(promise, owner) for promise in ast.literal_eval(child.value))
         elif isinstance(child, ast.ClassDef):
             yield from _of(child, f"{owner}::{child.name}")
-        elif isinstance(child, ast.FunctionDef):
+        elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
             for named in child.decorator_list:
                 mark = constants.get(ast.unparse(named), named)
                 if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "guarantee":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,43 +16,28 @@ from paceline import runs
 from paceline.serve import server
 from paceline.serve.events import Report
 from paceline.serve.service import Service
-from support import calling
-from support.calling import JOB, Caller, refused, serving
+from support.calling import GOOD, JOB, KEY, Caller, playing, refused, serving
 from support.guarantees import guarantee
 from support.served import TOKEN
 
+pytestmark = pytest.mark.anyio
 REFUSES = guarantee(
     "Malformed, unknown, unauthorized and impossible requests are refused with a message and change nothing."
 )
 
 
-@pytest.fixture
-def play(tmp_path: Path) -> Callable[..., None]:
-    """Plays a scenario against a service with one job and its two workers."""
-    return lambda scenario, **options: calling.play(tmp_path, scenario, **options)
-
-
-def test_a_round(play: Callable[..., None], tmp_path: Path) -> None:
-    async def scenario(call: Caller) -> None:
-        assert await call.ask("PUT", "/jobs/j", JOB) == (200, (await call.ask("GET", "/jobs/j"))[1])
+async def test_a_round(tmp_path: Path) -> None:
+    async with playing(tmp_path) as call:
+        assert await call.ask("PUT", "/jobs/j", JOB) == (200, await call.state())
         assert await call.ask("GET", "/jobs") == (200, {"jobs": ["j"], "set_aside": {}, "storing": ""})
-        part = {
-            "round": 0,
-            "samples": 6,
-            "offset": 0,
-            "batch": 12,
-            "present": 2,
-            "weight": 0.5,
-            "weight_in_mean": 1.0,
-        }
+        part = {"round": 0, "samples": 6, "offset": 0, "batch": 12, "present": 2}
+        part |= {"weight": 0.5, "weight_in_mean": 1.0}
         assert await call.next("a") == (200, part)
         assert await call.next("b") == (200, part | {"offset": 6})
         call.clock.now += 2.0
-        path = "/jobs/j/workers/a/reports"
         waits = {"round": 0, "next": None, "waiting": "round 0 waits for the report of b"}
-        assert await call.report("a", {"round": 0, "samples": 6, "seconds": 1.0}) == (200, waits)
-        again = {"round": 0, "samples": 6, "seconds": 1.0}
-        answer = await call.ask("POST", path, again, headers={"X-Worker-Secret": call.secrets["a"]})
+        assert await call.report("a", GOOD) == (200, waits)
+        answer = await call.asks("a", "j", "POST", "/reports", GOOD)
         assert answer == (200, {"round": 0, "next": None, "waiting": ""}), "not asked for"
         assert await call.next("a") == (202, {"waiting": "round 0 waits for the report of b"})
         waiting = asyncio.create_task(call.next("a", wait=10.0))
@@ -62,23 +46,20 @@ def test_a_round(play: Callable[..., None], tmp_path: Path) -> None:
         answer = await call.report("b", {"round": 0, "samples": 6, "seconds": 1.5, "cpu": 0.5, "memory": 1})
         assert answer == (200, {"round": 0, "next": part | {"round": 1, "offset": 6}, "waiting": ""})
         assert await waiting == (200, part | {"round": 1})
-        state = (await call.ask("GET", "/jobs/j"))[1]
+        state = await call.state()
         assert (state["rounds"], state["reports"], state["samples"], state["present"]) == (1, 2, 12, 2)
         assert state["workers"][1] == {
             "name": "b", "place": 1, "present": True, "gone": "", "round": 0, "samples": 6, "seconds": 1.5,
         }  # fmt: skip
-        scraped = (await call.http.get("/metrics", headers={"Authorization": f"Bearer {TOKEN}"})).text
+        scraped = await call.page("/metrics")
         assert 'paceline_reports_total{job="j"} 2.0' in scraped
         assert 'paceline_worker_samples{job="j",worker="a"} 6.0' in scraped
         assert 'paceline_round_seconds_count{job="j"} 1.0' in scraped
         for name in "ab":
-            headers = {"X-Worker-Secret": call.secrets[name]}
-            assert await call.ask("DELETE", f"/jobs/j/workers/{name}", headers=headers) == (204, None)
+            assert await call.leave(name) == (204, None)
         assert await call.ask("DELETE", "/jobs/j") == (204, None)
         refused(await call.ask("GET", "/jobs/j"), 404, "job 'j' is unknown here")
-        assert (await call.ask("PUT", "/jobs/j", JOB))[0] == 201
-
-    play(scenario)
+        await call.create("j", "")
     assert len(runs.read(tmp_path / "runs" / "j").round) == 0, "the new job's"
     run = runs.read(tmp_path / "runs" / "j~1")
     np.testing.assert_equal(run.loads, [[6, 6]])
@@ -88,137 +69,104 @@ def test_a_round(play: Callable[..., None], tmp_path: Path) -> None:
     assert run.summary["steps"] == 1
 
 
-def test_a_report_that_counts_is_answered_so_although_its_worker_has_left(
-    play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+async def test_a_report_that_counts_is_answered_so_although_its_worker_has_left(
+    call: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process of the same name leaves between the report and the question for the next part."""
+    assert (await call.next("a"))[0] == 200
+    report = call.service.report
 
-    async def scenario(call: Caller) -> None:
-        assert (await call.next("a"))[0] == 200
-        report = call.service.report
+    async def report_then_leave(job: str, name: str, secret: str, told: Report) -> None:
+        await report(job, name, secret, told)
+        await call.service.leave(job, name, secret)
 
-        async def report_then_leave(job: str, name: str, secret: str, told: Report) -> None:
-            await report(job, name, secret, told)
-            await call.service.leave(job, name, secret)
-
-        monkeypatch.setattr(call.service, "report", report_then_leave)
-        status, said = await call.report("a", {"round": 0, "samples": 6, "seconds": 1.0})
-        assert status == 200
-        assert said["next"] is None
-        assert "left" in said["waiting"]
-        assert (await call.ask("GET", "/jobs/j"))[1]["reports"] == 1
-        assert (await call.next("a"))[0] == 410
-
-    play(scenario)
+    monkeypatch.setattr(call.service, "report", report_then_leave)
+    status, said = await call.report("a", GOOD)
+    assert status == 200
+    assert said["next"] is None
+    assert "left" in said["waiting"]
+    assert (await call.state())["reports"] == 1
+    assert (await call.next("a"))[0] == 410
 
 
 @guarantee(
     "A repeated join changes nothing, and a service that restarts within a round continues with the same "
     "plan."
 )
-def test_a_join_whose_answer_was_lost_may_be_repeated(play: Callable[..., None]) -> None:
+async def test_a_join_whose_answer_was_lost_may_be_repeated(call: Caller) -> None:
     """A round was handed out meanwhile, of which the worker has a part."""
-
-    async def scenario(call: Caller) -> None:
-        mine = {"X-Worker-Secret": call.secrets["b"]}
-        assert (await call.ask("DELETE", "/jobs/j/workers/b", headers=mine))[0] == 204
-        secret = "the-secret-of-worker-b"
-        joined = await call.join("b", secret=secret)
-        assert (await call.next("a"))[1]["present"] == 2
-        assert await call.join("b", secret=secret) == joined
-        part = (await call.next("b"))[1]
-        assert (part["round"], part["samples"], part["offset"]) == (0, 6, 6)
-        for name in "ab":
-            assert (await call.report(name, {"round": 0, "samples": 6, "seconds": 1.0}))[0] == 200
-        assert (await call.ask("GET", "/jobs/j"))[1]["samples"] == 12
-
-    play(scenario)
+    assert (await call.leave("b"))[0] == 204
+    secret = "the-secret-of-worker-b"
+    joined = await call.join("b", secret=secret)
+    assert (await call.next("a"))[1]["present"] == 2
+    assert await call.join("b", secret=secret) == joined
+    part = (await call.next("b"))[1]
+    assert (part["round"], part["samples"], part["offset"]) == (0, 6, 6)
+    for name in "ab":
+        assert (await call.report(name, GOOD))[0] == 200
+    assert (await call.state())["samples"] == 12
 
 
-def test_metrics_list_the_existing_jobs(play: Callable[..., None]) -> None:
-    """Jobs that have been deleted leave nothing, however many there were."""
-
-    async def scenario(call: Caller) -> None:
-        for name in "ab":
-            await call.next(name)
-        for name, seconds in (("a", 0.5), ("b", 2.0)):
-            call.clock.now += seconds
-            await call.report(name, {"round": 0, "samples": 6, "seconds": seconds})
-        key = {"Authorization": f"Bearer {TOKEN}"}
-        told = (await call.http.get("/metrics", headers=key)).text
-        assert 'paceline_round_seconds_bucket{job="j",le="1.0"} 0.0' in told
-        assert 'paceline_round_seconds_bucket{job="j",le="2.5"} 1.0' in told
-        assert 'paceline_round_seconds_bucket{job="j",le="+Inf"} 1.0' in told
-        assert 'paceline_round_seconds_sum{job="j"} 2.5' in told
-        assert (await call.ask("DELETE", "/jobs/j"))[0] == 204
-        assert 'job="j"' not in (await call.http.get("/metrics", headers=key)).text
-
-    play(scenario)
+async def test_metrics_count_rounds_by_their_seconds(call: Caller) -> None:
+    for name in "ab":
+        await call.next(name)
+    for name, seconds in (("a", 0.5), ("b", 2.0)):
+        call.clock.now += seconds
+        await call.report(name, GOOD | {"seconds": seconds})
+    told = await call.page("/metrics")
+    assert 'paceline_round_seconds_bucket{job="j",le="1.0"} 0.0' in told
+    assert 'paceline_round_seconds_bucket{job="j",le="2.5"} 1.0' in told
+    assert 'paceline_round_seconds_bucket{job="j",le="+Inf"} 1.0' in told
+    assert 'paceline_round_seconds_sum{job="j"} 2.5' in told
 
 
 @REFUSES
-def test_tokens_and_secrets(play: Callable[..., None]) -> None:
-    async def scenario(call: Caller) -> None:
-        for header in (
-            {"Authorization": "Bearer wrong"},
-            {"Authorization": f"Basic {TOKEN}"},
-            {"Authorization": ""},
-        ):
-            refused(await call.ask("GET", "/jobs/j", headers=header), 401, "the token is missing or wrong")
-        assert (await call.http.get("/metrics")).status_code == 401
-        assert (await call.http.get("/nowhere")).status_code == 401
-        assert (await call.http.get("/openapi.json")).status_code == 200
-        health = await call.http.get("/v1/health")
-        assert (health.status_code, health.json()) == (200, {"well": True}), (
-            "a container's probe has no token"
-        )
-        assert (await call.http.get("/v1/healthy")).status_code == 401
-        assert (await call.http.get("/jobs/j/")).status_code == 401
-        browser = {"Accept": "text/html,application/xhtml+xml"}
-        for path in ("/", "/jobs/j/"):
-            asked = await call.http.get(path, headers=browser)
-            assert asked.status_code == 401
-            assert 'name="token"' in asked.text, "a person gets a field for it"
-            assert "form-action 'self'" in asked.headers["content-security-policy"]
-        assert (
-            (await call.http.get("/v1/jobs", headers=browser))
-            .json()["error"]
-            .startswith("the token is missing")
-        )
-        assert (await call.http.get(f"/v1/jobs?token={TOKEN}")).status_code == 401, "for pages alone"
-        assert 'href="jobs/j/"' in (await call.http.get(f"/?token={TOKEN}")).text
-        entered = await call.http.get(f"/jobs/j/?a=b%26c&token={TOKEN}", headers=browser)
-        assert (entered.status_code, entered.headers["location"]) == (303, "/jobs/j/?a=b%26c")
-        assert TOKEN not in str(entered.headers), "neither in the address nor in the cookie"
-        cookie = entered.headers["set-cookie"]
-        assert cookie.endswith("; Path=/; HttpOnly; SameSite=Lax")
-        kept = browser | {"Cookie": f"a=b; {cookie.partition(';')[0]}"}
-        for path in ("/", "/jobs/j/", "/jobs/j/panel"):
-            assert (await call.http.get(path, headers=kept)).status_code == 200
-        assert (await call.http.get("/v1/jobs", headers=kept)).status_code == 401, "for pages alone"
-        assert (await call.http.put("/jobs/j/", headers=kept)).status_code == 401
-        wrong = kept | {"Cookie": kept["Cookie"][:-1] + "x"}
-        assert (await call.http.get("/", headers=wrong)).status_code == 401
-        assert "<title>Paceline" in (await call.http.get(f"/jobs/j/?token={TOKEN}")).text
-        assert (await call.http.get(f"/jobs/..%2f/?token={TOKEN}")).status_code == 404
-        report = {"round": 0, "samples": 6, "seconds": 1.0}
-        await call.next("a")
-        for secret in ("", "wrong", call.secrets["b"]):
-            refused(await call.report("a", report, secret=secret), 403, "not the secret of worker 'a'")
-        refused(await call.ask("DELETE", "/jobs/j/workers/a"), 403, "not the secret of worker 'a'")
-        assert (await call.ask("GET", "/jobs/j"))[1]["reports"] == 0
-
-    play(scenario)
+async def test_tokens_and_secrets(call: Caller) -> None:
+    for wrong in ("Bearer wrong", f"Basic {TOKEN}", ""):
+        answer = await call.ask("GET", "/jobs/j", headers={"Authorization": wrong})
+        refused(answer, 401, "the token is missing or wrong")
+    for path in ("/metrics", "/nowhere", "/v1/healthy", "/jobs/j/"):
+        assert (await call.http.get(path)).status_code == 401
+    assert (await call.http.get("/openapi.json")).status_code == 200
+    health = await call.http.get("/v1/health")
+    assert (health.status_code, health.json()) == (200, {"well": True}), "a container's probe has no token"
+    browser = {"Accept": "text/html,application/xhtml+xml"}
+    for path in ("/", "/jobs/j/"):
+        asked = await call.http.get(path, headers=browser)
+        assert asked.status_code == 401
+        assert 'name="token"' in asked.text, "a person gets a field for it"
+        assert "form-action 'self'" in asked.headers["content-security-policy"]
+    refused(
+        await call.ask("GET", "/jobs", headers=browser | {"Authorization": ""}), 401, "the token is missing"
+    )
+    assert (await call.http.get(f"/v1/jobs?token={TOKEN}")).status_code == 401, "for pages alone"
+    assert 'href="jobs/j/"' in (await call.http.get(f"/?token={TOKEN}")).text
+    entered = await call.http.get(f"/jobs/j/?a=b%26c&token={TOKEN}", headers=browser)
+    assert (entered.status_code, entered.headers["location"]) == (303, "/jobs/j/?a=b%26c")
+    assert TOKEN not in str(entered.headers), "neither in the address nor in the cookie"
+    cookie = entered.headers["set-cookie"]
+    assert cookie.endswith("; Path=/; HttpOnly; SameSite=Lax")
+    kept = browser | {"Cookie": f"a=b; {cookie.partition(';')[0]}"}
+    for path in ("/", "/jobs/j/", "/jobs/j/panel"):
+        assert (await call.http.get(path, headers=kept)).status_code == 200
+    assert (await call.http.get("/v1/jobs", headers=kept)).status_code == 401, "for pages alone"
+    assert (await call.http.put("/jobs/j/", headers=kept)).status_code == 401
+    other = kept | {"Cookie": kept["Cookie"][:-1] + "x"}
+    assert (await call.http.get("/", headers=other)).status_code == 401
+    assert "<title>Paceline" in (await call.http.get(f"/jobs/j/?token={TOKEN}")).text
+    assert (await call.http.get(f"/jobs/..%2f/?token={TOKEN}")).status_code == 404
+    await call.next("a")
+    for secret in ("", "wrong", call.secrets["j", "b"]):
+        refused(await call.report("a", GOOD, secret=secret), 403, "not the secret of worker 'a'")
+    refused(await call.ask("DELETE", "/jobs/j/workers/a"), 403, "not the secret of worker 'a'")
+    assert (await call.state())["reports"] == 0
 
 
-def test_service_without_a_token_asks_for_none(play: Callable[..., None]) -> None:
-    async def scenario(call: Caller) -> None:
+async def test_service_without_a_token_asks_for_none(tmp_path: Path) -> None:
+    async with serving(tmp_path, token=None) as call:
         assert (await call.http.get("/v1/jobs")).status_code == 200
-        refused(
-            await call.ask("GET", "/jobs", headers={"Host": "evil.example:7070"}), 403, "only to localhost"
-        )
-
-    play(scenario, token=None)
+        answer = await call.ask("GET", "/jobs", headers={"Host": "evil.example:7070"})
+        refused(answer, 403, "only to localhost")
 
 
 MISTAKES = [
@@ -250,64 +198,52 @@ MISTAKES = [
 
 
 @REFUSES
-def test_bad_reports(play: Callable[..., None]) -> None:
-    async def scenario(call: Caller) -> None:
-        await call.next("a")
-        for change, status, words in MISTAKES:
-            good = {"round": 0, "samples": 6, "seconds": 1.0}
-            body = change if isinstance(change, bytes) else good | change  # type: ignore[operator]
-            refused(await call.report("a", body), status, words)
-        assert (await call.ask("GET", "/jobs/j"))[1]["reports"] == 0
-        assert (await call.report("a", good))[0] == 200
-        assert (await call.report("a", good))[0] == 200, "the same again is no mistake"
-        refused(await call.report("a", good | {"seconds": 2.0}), 409, "has reported round 0 already")
-        assert (await call.ask("GET", "/jobs/j"))[1]["reports"] == 1
-        await call.next("b")
-        await call.report("b", good)
-        await call.next("a")
-        await call.report("a", good | {"round": 1})
-        refused(await call.report("a", good), 409, "has no part in a round")
-        await call.next("b")
-        refused(await call.report("b", good | {"seconds": 3.0}), 409, "has reported round 0 already")
-
-    play(scenario)
+async def test_bad_reports(call: Caller) -> None:
+    await call.next("a")
+    for change, status, words in MISTAKES:
+        body = change if isinstance(change, bytes) else GOOD | change  # type: ignore[operator]
+        refused(await call.report("a", body), status, words)
+    assert (await call.state())["reports"] == 0
+    assert (await call.report("a", GOOD))[0] == 200
+    assert (await call.report("a", GOOD))[0] == 200, "the same again is no mistake"
+    refused(await call.report("a", GOOD | {"seconds": 2.0}), 409, "has reported round 0 already")
+    assert (await call.state())["reports"] == 1
+    await call.next("b")
+    await call.report("b", GOOD)
+    await call.next("a")
+    await call.report("a", GOOD | {"round": 1})
+    refused(await call.report("a", GOOD), 409, "has no part in a round")
+    await call.next("b")
+    refused(await call.report("b", GOOD | {"seconds": 3.0}), 409, "has reported round 0 already")
 
 
 @REFUSES
-def test_bad_requests(play: Callable[..., None]) -> None:
-    async def scenario(call: Caller) -> None:
-        refused(await call.join("a"), 409, "worker 'a' is present already")
-        refused(await call.join("c"), 409, "all 2 places are taken")
-        refused(await call.join("c", place=1), 409, "place 1 is taken by worker 'b'")
-        refused(await call.join("c", place=2), 409, "the job has places 0 to 1")
-        refused(await call.join("../c"), 422, "name: string should match")
-        refused(await call.join("c", secret="short"), 422, "secret: string should match")
-        refused(
-            await call.join("c", job="k"), 404, "job 'k' is unknown here: create it first (known jobs: j)"
-        )
-        call.secrets["z"] = "x"
-        refused(await call.next("z"), 404, "worker 'z' is unknown here: join first")
-        refused(await call.next("b", wait=61.0), 422, "wait: expected at most ")
-        refused(await call.next("b", wait=float("nan")), 422, "wait")
-        refused(
-            await call.ask("PUT", "/jobs/j", JOB | {"batch": 24}), 409, "job 'j' exists with other settings"
-        )
-        for change, words in (
-            ({"policy": "levle"}, "policy 'levle' is unknown"),
-            ({"workers": 0}, "workers: expected 1 or more"),
-            ({"limits": [[1, 2, 3]]}, "limits.0: list should have at most 2 items"),
-        ):
-            refused(await call.ask("PUT", "/jobs/k", JOB | change), 422, words)
-        refused(await call.ask("PUT", "/jobs/.k", JOB), 422, "job: string should match")
-        for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
-            headers = {"Content-Type": kind}
-            refused(await call.ask("PUT", "/jobs/k", JOB, headers=headers), 415, "application/json")
-        refused(await call.ask("POST", "/jobs"), 405, "method not allowed")
-        answer = await call.http.options("/v1/jobs/j", headers={"Authorization": f"Bearer {TOKEN}"})
-        assert (answer.status_code, answer.headers["Allow"]) == (405, "DELETE, GET, PUT")
-        refused(await call.ask("GET", "/nothing"), 404, "not found")
-
-    play(scenario)
+async def test_bad_requests(call: Caller) -> None:
+    refused(await call.join("a"), 409, "worker 'a' is present already")
+    refused(await call.join("c"), 409, "all 2 places are taken")
+    refused(await call.join("c", place=1), 409, "place 1 is taken by worker 'b'")
+    refused(await call.join("c", place=2), 409, "the job has places 0 to 1")
+    refused(await call.join("../c"), 422, "name: string should match")
+    refused(await call.join("c", secret="short"), 422, "secret: string should match")
+    refused(await call.join("c", job="k"), 404, "job 'k' is unknown here: create it first (known jobs: j)")
+    refused(await call.next("z"), 404, "worker 'z' is unknown here: join first")
+    refused(await call.next("b", wait=61.0), 422, "wait: expected at most ")
+    refused(await call.next("b", wait=float("nan")), 422, "wait")
+    refused(await call.ask("PUT", "/jobs/j", JOB | {"batch": 24}), 409, "job 'j' exists with other settings")
+    for change, words in (
+        ({"policy": "levle"}, "policy 'levle' is unknown"),
+        ({"workers": 0}, "workers: expected 1 or more"),
+        ({"limits": [[1, 2, 3]]}, "limits.0: list should have at most 2 items"),
+    ):
+        refused(await call.ask("PUT", "/jobs/k", JOB | change), 422, words)
+    refused(await call.ask("PUT", "/jobs/.k", JOB), 422, "job: string should match")
+    for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
+        headers = {"Content-Type": kind}
+        refused(await call.ask("PUT", "/jobs/k", JOB, headers=headers), 415, "application/json")
+    refused(await call.ask("POST", "/jobs"), 405, "method not allowed")
+    answer = await call.http.options("/v1/jobs/j", headers=KEY)
+    assert (answer.status_code, answer.headers["Allow"]) == (405, "DELETE, GET, PUT")
+    refused(await call.ask("GET", "/nothing"), 404, "not found")
 
 
 @REFUSES
@@ -315,73 +251,60 @@ def test_bad_requests(play: Callable[..., None]) -> None:
     "Browsers refuse to frame the service's pages elsewhere and to run "
     "foreign scripts in them (content security policies)."
 )
-def test_paths_that_lead_nowhere(play: Callable[..., None], caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(call: Caller) -> None:
-        key = {"Authorization": f"Bearer {TOKEN}"}
+async def test_paths_that_lead_nowhere(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with playing(tmp_path) as call:
         for path in ("/jobs/j/nope", "/jobs//", "/jobs/", "/v1/jobs/", "/v1/jobs//workers", "/jobs/no/such"):
-            answer = await call.http.get(path, headers=key)
+            answer = await call.http.get(path, headers=KEY)
             refused((answer.status_code, answer.json()), 404, "not found")
         refused(await call.ask("PUT", "/jobs/", JOB), 404, "not found")
-        answer = await call.http.get("/jobs/j?token=x&a=b", headers=key)
+        answer = await call.http.get("/jobs/j?token=x&a=b", headers=KEY)
         assert (answer.status_code, answer.headers["location"]) == (307, "j/?token=x&a=b")
         for path in ("/", "/jobs/j/"):
-            policy = (await call.http.get(path, headers=key)).headers["content-security-policy"]
+            policy = (await call.http.get(path, headers=KEY)).headers["content-security-policy"]
             assert "default-src 'none'" in policy
             assert "frame-ancestors 'none'" in policy
-
-    play(scenario)
     assert not caplog.records
 
 
-def test_the_silent_are_dropped(play: Callable[..., None]) -> None:
-    async def scenario(call: Caller) -> None:
-        for name in "ab":
-            await call.next(name)
-        await call.report("a", {"round": 0, "samples": 6, "seconds": 1.0})
-        waiting = asyncio.create_task(call.next("a", wait=10.0))
-        await asyncio.sleep(0)
-        call.clock.now += 6.0
-        status, part = await waiting
-        assert (status, part["samples"], part["present"], part["weight_in_mean"]) == (200, 12, 1, 1.0)
-        late = await call.report("b", {"round": 0, "samples": 6, "seconds": 6.0})
-        refused(late, 410, "worker 'b' was dropped in round 0 after 6.0 s of silence")
-        refused(await call.next("b"), 410, "join again to take part")
-        assert (await call.ask("GET", "/jobs/j"))[1]["dropped"] == 1
-        assert (await call.join("b"))[0] == 201
-        await call.report("a", {"round": 1, "samples": 12, "seconds": 2.0})
-        assert (await call.next("b"))[1]["samples"] == 6
-
-    play(scenario)
+async def test_the_silent_are_dropped(call: Caller) -> None:
+    for name in "ab":
+        await call.next(name)
+    await call.report("a", GOOD)
+    waiting = asyncio.create_task(call.next("a", wait=10.0))
+    await asyncio.sleep(0)
+    call.clock.now += 6.0
+    status, part = await waiting
+    assert (status, part["samples"], part["present"], part["weight_in_mean"]) == (200, 12, 1, 1.0)
+    late = await call.report("b", GOOD | {"seconds": 6.0})
+    refused(late, 410, "worker 'b' was dropped in round 0 after 6.0 s of silence")
+    refused(await call.next("b"), 410, "join again to take part")
+    assert (await call.state())["dropped"] == 1
+    assert (await call.join("b"))[0] == 201
+    await call.report("a", {"round": 1, "samples": 12, "seconds": 2.0})
+    assert (await call.next("b"))[1]["samples"] == 6
 
 
-def test_a_slow_body_is_not_waited_for(tmp_path: Path) -> None:
-    async def all_of_it() -> None:
-        said: list[Any] = []
+async def test_a_slow_body_is_not_waited_for() -> None:
+    said: list[Any] = []
+    late = [b"12345", b"67890"]
 
-        async def receive() -> Any:
-            if not said:
-                await asyncio.sleep(10.0)
-            return {"type": "http.request", "body": late.pop(), "more_body": bool(late)}
+    async def receive() -> Any:
+        if not said:
+            await asyncio.sleep(10.0)
+        return {"type": "http.request", "body": late.pop(), "more_body": bool(late)}
 
-        async def send(message: Any) -> None:
-            said.append(message)
+    async def send(message: Any) -> None:
+        said.append(message)
 
-        async def app(*_: Any) -> None:
-            raise AssertionError("reached")
+    async def app(*_: Any) -> None:
+        raise AssertionError("reached")
 
-        late = [b"12345", b"67890"]
-
-        scope = {
-            "type": "http",
-            "path": "/v1/jobs",
-            "headers": [(b"content-length", b"10"), (b"host", b"localhost")],
-        }
-        await server.Bounded(app, None, None, seconds=0.05)(scope, receive, send)
-        assert said[0]["status"] == 408
-        assert (b"connection", b"close") in said[0]["headers"]
-        assert not late, "what still comes is thrown away, so that the client can read the answer"
-
-    asyncio.run(all_of_it())
+    headers = [(b"content-length", b"10"), (b"host", b"localhost")]
+    scope = {"type": "http", "path": "/v1/jobs", "headers": headers}
+    await server.Bounded(app, None, None, seconds=0.05)(scope, receive, send)
+    assert said[0]["status"] == 408
+    assert (b"connection", b"close") in said[0]["headers"]
+    assert not late, "what still comes is thrown away, so that the client can read the answer"
 
 
 @guarantee(
@@ -389,46 +312,38 @@ def test_a_slow_body_is_not_waited_for(tmp_path: Path) -> None:
     "plan."
 )
 @pytest.mark.parametrize("policy", ["level", "dolbie", "level:forecast=narx"])
-def test_restart_continues_with_the_same_plan(tmp_path: Path, policy: str) -> None:
+async def test_restart_continues_with_the_same_plan(tmp_path: Path, policy: str) -> None:
     """Twice the same job, once with restarts in every state of a round, and a stored state between."""
-    job = {"batch": 700, "workers": 3, "policy": policy}
     paces = {"a": 0.004, "b": 0.002, "c": 0.001}
 
     async def train(directory: Path, restarts: bool) -> list[Any]:
         handed: list[Any] = []
-        secrets: dict[str, str] = {}
+        secrets: dict[tuple[str, str], str] = {}
         steps = [(number, name) for number in range(8) for name in paces]
-        at = 0
-        while at < len(steps):
+        while len(handed) < len(steps):
             async with serving(directory) as call:
                 call.secrets = secrets
                 if not secrets:
-                    await call.ask("PUT", "/jobs/j", job)
+                    assert (await call.ask("PUT", "/jobs/j", {"batch": 700, "workers": 3, "policy": policy}))[
+                        0
+                    ] == 201
                     for name in paces:
                         await call.join(name)
-                for number, name in steps[at : at + 2] if restarts else steps:
+                for number, name in steps[len(handed) :][: 2 if restarts else None]:
                     status, part = await call.next(name)
                     assert status == 200
                     assert part["round"] == number
                     assert await call.next(name) == (200, part)
                     handed.append(part)
                     seconds = paces[name] * part["samples"] * (1 + 0.1 * (number % 3))
-                    body = {
-                        "round": number,
-                        "samples": part["samples"],
-                        "seconds": seconds,
-                        "cpu": 0.5,
-                        "memory": 0.5,
-                    }
-                    assert (await call.report(name, body))[0] == 200
-                    at += 1
+                    body = {"round": number, "samples": part["samples"], "seconds": seconds}
+                    assert (await call.report(name, body | {"cpu": 0.5, "memory": 0.5}))[0] == 200
                     if number == 4 and name == "b":
-                        served = call.service.catalog.running["j"]
-                        call.service.write_state(served)
+                        call.service.write_state(call.service.catalog.running["j"])
         return handed
 
-    plain = asyncio.run(train(tmp_path / "plain", False))
-    assert asyncio.run(train(tmp_path / "restarted", True)) == plain
+    plain = await train(tmp_path / "plain", False)
+    assert await train(tmp_path / "restarted", True) == plain
     assert {part["samples"] for part in plain} > {233, 234}
     records = [runs.read(tmp_path / kind / "runs" / "j") for kind in ("plain", "restarted")]
     np.testing.assert_equal(records[0].loads, records[1].loads)
@@ -436,68 +351,30 @@ def test_restart_continues_with_the_same_plan(tmp_path: Path, policy: str) -> No
     assert records[0].round.tolist() == records[1].round.tolist() == list(range(8))
 
 
-def test_whole_states_are_stored_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("comes_and_goes", "most"), [(False, 14), (True, 20)])
+async def test_whole_states_keep_the_log_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, comes_and_goes: bool, most: int
+) -> None:
+    """Of ten rounds, or of a worker that joins and leaves fifty times."""
     monkeypatch.setattr("paceline.serve.service.CALLS", 10)
     monkeypatch.setattr("paceline.serve.service.CALLS_PER_WORKER", 1)
-
-    async def all_of_it() -> tuple[int, Any]:
-        async with serving(tmp_path) as call:
-            await call.ask("PUT", "/jobs/j", JOB)
-            for name in "ab":
-                await call.join(name)
-            for number in range(10):
-                for name in "ab":
-                    await call.next(name)
-                for name in "ab":
-                    await call.report(name, {"round": number, "samples": 6, "seconds": 1.0})
-            state = call.service.catalog.running["j"].job.state_dict()
-            (kept,) = call.service.store.read()
-            return len(kept.calls), state
-
-    calls, state = asyncio.run(all_of_it())
-    assert calls < 15, "the log does not grow"
+    async with serving(tmp_path) as call:
+        await call.create("j", "" if comes_and_goes else "ab")
+        await call.rounds(*range(0 if comes_and_goes else 10))
+        for _ in range(50 * comes_and_goes):
+            await call.join("a")
+            assert (await call.leave("a"))[0] == 204
+        state = call.service.catalog.running["j"].job.state_dict()
+        (kept,) = call.service.store.read()
+    assert len(kept.calls) <= most
     service = Service(tmp_path)
     assert json.dumps(service.catalog.running["j"].job.state_dict()) == json.dumps(state)
     with pytest.raises(ValueError, match="in use by another service"):
         Service(tmp_path)
-    asyncio.run(service.store.close())
+    await service.store.close()
 
 
-def test_log_of_workers_that_only_join_and_leave_stays_short(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("paceline.serve.service.CALLS", 10)
-    monkeypatch.setattr("paceline.serve.service.CALLS_PER_WORKER", 1)
-
-    async def all_of_it() -> tuple[int, Any]:
-        async with serving(tmp_path) as call:
-            await call.ask("PUT", "/jobs/j", JOB)
-            for _ in range(50):
-                await call.join("a")
-                mine = {"X-Worker-Secret": call.secrets["a"]}
-                assert (await call.ask("DELETE", "/jobs/j/workers/a", headers=mine))[0] == 204
-            state = call.service.catalog.running["j"].job.state_dict()
-            (kept,) = call.service.store.read()
-            return len(kept.calls), state
-
-    calls, state = asyncio.run(all_of_it())
-    assert calls <= 20
-    service = Service(tmp_path)
-    assert json.dumps(service.catalog.running["j"].job.state_dict()) == json.dumps(state)
-    asyncio.run(service.store.close())
-
-
-def test_damaged_state_is_reported(tmp_path: Path) -> None:
-    (tmp_path / "service.sqlite").write_bytes(b"no database at all" * 100)
-    with pytest.raises(ValueError, match=r"service.sqlite cannot be used .*choose another directory"):
-        Service(tmp_path)
-
-
-def test_at_most_so_many_jobs(play: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_at_most_so_many_jobs(call: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.serve.catalog.MOST_JOBS", 2)
-
-    async def scenario(call: Caller) -> None:
-        assert (await call.ask("PUT", "/jobs/k", JOB))[0] == 201
-        refused(await call.ask("PUT", "/jobs/l", JOB), 409, "there are 2 jobs: delete one first")
-
-    play(scenario)
+    await call.create("k", "")
+    refused(await call.ask("PUT", "/jobs/l", JOB), 409, "there are 2 jobs: delete one first")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from html import unescape
 
@@ -10,7 +11,7 @@ import pytest
 pytest.importorskip("fastapi")
 
 from support import browsers
-from support.calling import JOB, play
+from support.calling import playing
 from support.guarantees import guarantee
 from support.served import TOKEN
 
@@ -26,36 +27,22 @@ def rows(text):
     return found
 
 
-async def a_round(call, number, seconds):
-    """Of the job's two workers, seconds apart."""
-    for name in "ab":
-        assert (await call.next(name))[0] == 200
-    call.clock.now += max(seconds)
-    for name, spent in zip("ab", seconds, strict=True):
-        assert (await call.report(name, {"round": number, "samples": 6, "seconds": spent}))[0] == 200
-
-
 @pytest.fixture
 def told(tmp_path):
     """The page before the first round, after five rounds, and after a silence; another job is set aside."""
     texts = []
 
-    async def scenario(call):
-        async def look():
-            answer = await call.http.get(f"/?token={TOKEN}")
-            assert answer.status_code == 200
-            texts.append(answer.text)
+    async def looked():
+        async with playing(tmp_path / "state") as call:
+            await call.create("empty", "")
+            texts.append(await call.page(f"/?token={TOKEN}"))
+            await call.rounds(*range(5), after=2.0)
+            texts.append(await call.page(f"/?token={TOKEN}"))
+            call.clock.now += 100.0
+            call.service.catalog.set_aside("empty", "0", "call 7 of its log failed")
+            texts.append(await call.page(f"/?token={TOKEN}"))
 
-        assert (await call.ask("PUT", "/jobs/empty", JOB))[0] == 201
-        await look()
-        for number in range(5):
-            await a_round(call, number, (1.0, 2.0))
-        await look()
-        call.clock.now += 100.0
-        call.service.catalog.set_aside("empty", "0", "call 7 of its log failed")
-        await look()
-
-    play(tmp_path / "state", scenario)
+    asyncio.run(looked())  # Playwright has an event loop of its own
     return texts
 
 

@@ -16,7 +16,7 @@ from paceline.serve.catalog import JobRecord
 from paceline.serve.events import Report
 from paceline.serve.models import Settings
 from paceline.serve.service import Service
-from support.calling import JOB, Caller, serving
+from support.calling import serving
 
 NAMES = ["gpu-a", None]
 
@@ -46,19 +46,8 @@ def test_a_record_that_lacks_rounds_is_moved_aside(tmp_path: Path) -> None:
     assert after.notes == ["Rounds are missing from the record, first before round 6."]
 
 
-async def two_rounds(call: Caller) -> None:
-    """Two rounds for "a" and "b" are handed out at once, and closed by two simultaneous reports of "a"."""
-    assert (await call.ask("PUT", "/jobs/j", JOB | {"ahead": 1}))[0] == 201
-    for name in "ab":
-        await call.join(name)
-    reports = [Report(number, 6, 1.0) for number in range(2)]
-    for report in reports:
-        await call.next("b")
-        await call.service.report("j", "b", call.secrets["b"], report)
-    await asyncio.gather(*[call.service.report("j", "a", call.secrets["a"], each) for each in reports])
-
-
-def test_kill_between_commit_and_record_loses_no_round(
+@pytest.mark.anyio
+async def test_kill_between_commit_and_record_loses_no_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The service's files are copied when the first round is about to be recorded, as a kill would leave them."""
@@ -71,15 +60,19 @@ def test_kill_between_commit_and_record_loses_no_round(
             shutil.copytree(tmp_path / "service", killed)
         write(record, closed, names)
 
-    async def all_of_it() -> None:
-        async with serving(tmp_path / "service") as call:
-            await two_rounds(call)
-
     with monkeypatch.context() as patched:
         patched.setattr(JobRecord, "write", writes)
-        asyncio.run(all_of_it())
-    after = Service(killed)
-    asyncio.run(after.stop())
+        async with serving(tmp_path / "service") as call:
+            await call.create("j", ahead=1)
+            reports = [Report(number, 6, 1.0) for number in range(2)]
+            for (
+                report
+            ) in reports:  # two rounds are handed out at once, and closed by simultaneous reports of "a"
+                await call.next("b")
+                await call.service.report("j", "b", call.secrets["j", "b"], report)
+            mine = call.secrets["j", "a"]
+            await asyncio.gather(*[call.service.report("j", "a", mine, each) for each in reports])
+    await Service(killed).stop()
     assert [path.name for path in (killed / "runs").iterdir()] == ["j"], "it is not moved aside"
     found = runs.read(killed / "runs" / "j")
     assert found.round.tolist() == [0, 1]

@@ -21,24 +21,15 @@ pytest.importorskip("fastapi")
 from paceline import PacelineError
 from paceline.serve import store
 from paceline.serve.service import STATE, Service
-from support.calling import JOB, Caller, refused, serving
+from support.calling import GOOD, playing, refused, serving
 from support.guarantees import guarantee
 
-GOOD = {"samples": 6, "seconds": 1.0}
 
-
-async def rounds(call: Caller, job: str, number: int, first: int = 0) -> None:
-    """So many rounds of a and b."""
-    for round in range(first, first + number):
-        for name in "ab":
-            headers = {"X-Worker-Secret": call.secrets[job + name]}
-            status, _ = await call.ask("GET", f"/jobs/{job}/workers/{name}/next?wait=0", headers=headers)
-            assert status == 200
-        for name in "ab":
-            headers = {"X-Worker-Secret": call.secrets[job + name]}
-            body = GOOD | {"round": round}
-            status, _ = await call.ask("POST", f"/jobs/{job}/workers/{name}/reports", body, headers=headers)
-            assert status == 200
+def copied(service: Path, place: Path) -> None:
+    """As a kill would leave the store."""
+    place.mkdir()
+    for file in service.glob(f"{STATE}*"):
+        shutil.copy(file, place)
 
 
 @pytest.fixture(scope="module")
@@ -47,15 +38,11 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tmp_path = tmp_path_factory.mktemp("once")
 
     async def all_of_it() -> None:
-        async with serving(tmp_path / "before") as call:
+        async with playing(tmp_path / "before") as call:
+            await call.create("k")
             for job in "jk":
-                assert (await call.ask("PUT", f"/jobs/{job}", JOB))[0] == 201
-                for name in "ab":
-                    call.secrets[job + name] = (await call.join(name, job=job))[1]["secret"]
-                await rounds(call, job, 5)
-            (tmp_path / "left").mkdir()
-            for file in (tmp_path / "before").glob(f"{STATE}*"):
-                shutil.copy(file, tmp_path / "left")
+                await call.rounds(*range(5), job=job)
+            copied(tmp_path / "before", tmp_path / "left")
 
     asyncio.run(all_of_it())
     return tmp_path / "left"
@@ -85,11 +72,8 @@ def change(directory: Path, *statements: str) -> None:
 def test_a_killed_and_a_closed_store_are_whole(left: Path) -> None:
     assert (left / f"{STATE}-wal").stat().st_size > 0
     for _ in range(2):
-        service = opened(left)
-        assert {name: served.job.closed for name, served in service.catalog.running.items()} == {
-            "j": 5,
-            "k": 5,
-        }
+        running = opened(left).catalog.running
+        assert {name: served.job.closed for name, served in running.items()} == {"j": 5, "k": 5}
         assert not (left / f"{STATE}-wal").exists(), "closed in order"
     assert [file.name for file in left.iterdir()] == [STATE], "nothing is left of how it was made"
 
@@ -109,16 +93,10 @@ def test_a_lost_wal_is_noticed_after_checkpoints_too(tmp_path: Path, monkeypatch
     monkeypatch.setattr(store, "CHECKPOINT", 10)
 
     async def all_of_it() -> None:
-        async with serving(tmp_path / "before") as call:
-            assert (await call.ask("PUT", "/jobs/j", JOB))[0] == 201
-            for name in "ab":
-                call.secrets["j" + name] = (await call.join(name))[1]["secret"]
+        async with playing(tmp_path / "before") as call:
             for number in range(12):
-                await rounds(call, "j", 1, number)
-                copy = tmp_path / f"copy-{number}"
-                copy.mkdir()
-                for file in (tmp_path / "before").glob(f"{STATE}*"):
-                    shutil.copy(file, copy)
+                await call.rounds(number)
+                copied(tmp_path / "before", tmp_path / f"copy-{number}")
 
     asyncio.run(all_of_it())
     sizes = {(tmp_path / f"copy-{number}" / f"{STATE}-wal").stat().st_size for number in range(12)}
@@ -202,7 +180,7 @@ def a_directory(directory: Path) -> None:
         (without_wal, f"was not closed properly, and {STATE}-wal, with the newest rounds, is missing"),
         (empty_wal, "was not closed properly"),
         (wal_alone, f"is missing, but {STATE}-wal is not"),
-        (no_database, "file is not a database"),
+        (no_database, f"{STATE} cannot be used .*file is not a database.*choose another directory"),
         (another_programs, "is a database of another program: choose another directory"),
         (of_an_older_version, "has format 3, expected 4: it was written by another version"),
         (of_a_newer_version, "has format 5, expected 4"),
@@ -259,11 +237,24 @@ def a_row_lost(directory: Path) -> None:
     change(directory, "delete from calls where job = 'j' and number = 6")
 
 
+def through_changed(directory: Path) -> None:
+    change(directory, "update jobs set through = 3 where name = 'j'")
+
+
 def settings(**changes: Any) -> str:
     from paceline.serve.models import Settings
 
     values = Settings.of(batch=12, workers=2, policy="equal", floor=1.0, first=5.0).model_dump() | changes
     return json.dumps({name: value for name, value in values.items() if value != "gone"})
+
+
+def set_to(settings: str) -> Callable[[Path], None]:
+    return digested("jobs", "name='j'", settings=settings)
+
+
+def call_of(number: int, content: str) -> Callable[[Path], None]:
+    """Another call in the log of j."""
+    return digested("calls", f"job='j' and number={number}", call=content)
 
 
 @guarantee(
@@ -274,91 +265,67 @@ def settings(**changes: Any) -> str:
     [
         (flipped, "of its log is damaged"),
         (a_row_lost, "call 6 is missing in its log"),
-        (
-            lambda d: change(d, "update jobs set through = 3 where name = 'j'"),
-            "its settings or its state are damaged",
-        ),
-        (digested("jobs", "name='j'", settings="[]"), "its settings are a list: expected"),
-        (digested("jobs", "name='j'", settings="{"), "cannot be read"),
-        (digested("jobs", "name='j'", settings=settings(batch="gone")), "(missing: batch)"),
-        (digested("jobs", "name='j'", settings=settings(colour="red")), "(unknown: colour)"),
-        (digested("jobs", "name='j'", settings=settings(batch="many")), "its settings cannot be used"),
-        (digested("jobs", "name='j'", settings=settings(limits=5)), "its settings cannot be used"),
-        (
-            digested("jobs", "name='j'", settings=settings(batch=-5)),
-            "batch=-5: expected 1 or more",
-        ),
-        (digested("jobs", "name='j'", settings=settings(policy="magic")), "policy 'magic' is unknown"),
+        (through_changed, "its settings or its state are damaged"),
+        (set_to("[]"), "its settings are a list: expected"),
+        (set_to("{"), "cannot be read"),
+        (set_to(settings(batch="gone")), "(missing: batch)"),
+        (set_to(settings(colour="red")), "(unknown: colour)"),
+        (set_to(settings(batch="many")), "its settings cannot be used"),
+        (set_to(settings(limits=5)), "its settings cannot be used"),
+        (set_to(settings(batch=-5)), "batch=-5: expected 1 or more"),
+        (set_to(settings(policy="magic")), "policy 'magic' is unknown"),
         (digested("jobs", "name='j'", state="[]"), "its state cannot be used"),
         (digested("jobs", "name='j'", state='{"now": 1.0, "job": {}}'), "its state cannot be used"),
+        (call_of(4, '["dance", 1.0]'), "call 4 of its log cannot be replayed"),
+        (call_of(4, "{}"), "call 4 of its log cannot be replayed"),
+        (call_of(4, '["reported", 1.0, "a", [0, 6]]'), "call 4 of its log cannot"),
+        (call_of(3, '["settle", 100.0, 0, [6, 5]]'), "the plan of round 0 is not for 12 samples"),
         (
-            digested("calls", "job='j' and number=4", call='["dance", 1.0]'),
-            "call 4 of its log cannot be replayed",
-        ),
-        (digested("calls", "job='j' and number=4", call="{}"), "call 4 of its log cannot be replayed"),
-        (
-            digested("calls", "job='j' and number=4", call='["reported", 1.0, "a", [0, 6]]'),
-            "call 4 of its log cannot",
-        ),
-        (
-            digested("calls", "job='j' and number=3", call='["settle", 100.0, 0, [6, 5]]'),
-            "the plan of round 0 is not for 12 samples",
-        ),
-        (
-            digested(
-                "calls", "job='j' and number=4", call='["reported", 1.0, "a", [3, 6, 1.0, 0.0, null, null]]'
-            ),
+            call_of(4, '["reported", 1.0, "a", [3, 6, 1.0, 0.0, null, null]]'),
             "call 4 of its log cannot be replayed (worker 'a' reports round 3, a future round: expected round 0)",
         ),
     ],
 )
-def test_job_that_cannot_continue_is_set_aside(
+@pytest.mark.anyio
+async def test_job_that_cannot_continue_is_set_aside(
     left: Path, harm: Callable[[Path], None], words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    def stored() -> list[Any]:
+        with contextlib.closing(sqlite3.connect(left / STATE)) as database:
+            rows = database.execute("select * from jobs where name='j'").fetchall()
+            return rows + database.execute("select * from calls where job='j'").fetchall()
+
     harm(left)
-
-    async def all_of_it() -> None:
-        async with serving(left) as call:
-            (aside,) = (await call.ask("GET", "/jobs"))[1]["set_aside"].items()
-            assert aside[0] == "j"
-            assert aside[1].startswith("job 'j' is set aside: ")
-            assert words in aside[1]
-            assert "it was written by version " in aside[1]
-            assert [each.getMessage() for each in caplog.records] == [aside[1]]
-            refused(await call.ask("GET", "/jobs/j"), 409, words)
-            refused(await call.join("c"), 409, words)
-            assert (await call.ask("GET", "/jobs/k"))[1]["rounds"] == 5
-
-    with contextlib.closing(sqlite3.connect(left / STATE)) as database:
-        kept = database.execute("select * from jobs where name='j'").fetchall()
-        kept += database.execute("select * from calls where job='j'").fetchall()
-    asyncio.run(all_of_it())
-    with contextlib.closing(sqlite3.connect(left / STATE)) as database:
-        still = database.execute("select * from jobs where name='j'").fetchall()
-        still += database.execute("select * from calls where job='j'").fetchall()
-    assert still == kept, "its stored state is kept"
+    kept = stored()
+    async with serving(left) as call:
+        ((job, said),) = (await call.ask("GET", "/jobs"))[1]["set_aside"].items()
+        assert job == "j"
+        assert said.startswith("job 'j' is set aside: ")
+        assert words in said
+        assert "it was written by version " in said
+        assert [each.getMessage() for each in caplog.records] == [said]
+        refused(await call.ask("GET", "/jobs/j"), 409, words)
+        refused(await call.join("c"), 409, words)
+        assert (await call.state("k"))["rounds"] == 5
+    assert stored() == kept, "its stored state is kept"
 
 
 @guarantee(
     "Rounds that were handed out keep their plan under a service of another version, and the log names both."
 )
-def test_another_version_does_not_change_what_was_handed_out(
+@pytest.mark.anyio
+async def test_another_version_does_not_change_what_was_handed_out(
     left: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A round is open, planned 6 and 6; the rules that start next would have planned 4 and 8."""
     from paceline.balance.equal import Equal
     from paceline.rounds import Plan
 
-    secrets: dict[str, str] = {}
-
-    async def begin() -> None:
-        async with serving(left) as call:
-            assert (await call.ask("PUT", "/jobs/l", JOB))[0] == 201
-            for name in "ab":
-                secrets[name] = secrets["l" + name] = (await call.join(name, job="l"))[1]["secret"]
-            call.secrets = secrets
-            await rounds(call, "l", 3)
-            assert (await call.next("a", job="l"))[1]["samples"] == 6
+    async with serving(left) as call:
+        await call.create("l")
+        await call.rounds(*range(3), job="l")
+        assert (await call.next("a", job="l"))[1]["samples"] == 6
+    secrets, before_init, before_step = call.secrets, Equal.init, Equal.step
 
     def init(self: Any) -> Any:
         plan, state = before_init(self)
@@ -368,29 +335,20 @@ def test_another_version_does_not_change_what_was_handed_out(
         plan, after = before_step(self, state, round)
         return Plan(plan.shares * [2 / 3, 4 / 3]), after
 
-    async def go_on(first: bool) -> None:
-        async with serving(left) as call:
-            call.secrets = secrets
-            for name, offset in (("a", 0), ("b", 6)) if first else ():
-                part = (await call.next(name, job="l"))[1]
-                assert (part["round"], part["samples"], part["offset"]) == (3, 6, offset)
-                assert (await call.report(name, GOOD | {"round": 3}, job="l"))[0] == 200
-            assert (await call.next("b", job="l"))[1]["samples"] == 8, (
-                "the next plan is made by the new rules"
-            )
-
-    asyncio.run(begin())
     caplog.clear()
-    before_init, before_step = Equal.init, Equal.step
     monkeypatch.setattr(Equal, "init", init)
     monkeypatch.setattr(Equal, "step", step)
     monkeypatch.setattr(paceline, "__version__", "0+other")
     with caplog.at_level(logging.WARNING):
-        asyncio.run(go_on(True))
-        asyncio.run(go_on(False))
+        for first in (True, False):
+            async with serving(left) as call:
+                call.secrets = secrets
+                for name, offset in (("a", 0), ("b", 6)) if first else ():
+                    part = (await call.next(name, job="l"))[1]
+                    assert (part["round"], part["samples"], part["offset"]) == (3, 6, offset)
+                    assert (await call.report(name, GOOD | {"round": 3}, job="l"))[0] == 200
+                assert (await call.next("b", job="l"))[1]["samples"] == 8, "by the new rules"
     said = [each.getMessage() for each in caplog.records]
     assert len(said) == 3, "once for each job, at the first start"
-    assert all(
-        "rounds that were handed out keep their plans, and the next plans follow the rules" in each
-        for each in said
-    )
+    words = "rounds that were handed out keep their plans, and the next plans follow the rules"
+    assert all(words in each for each in said)

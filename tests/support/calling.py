@@ -1,11 +1,10 @@
-"""A service in this process, without a network: a test plays a scenario against it."""
+"""A service in this process, without a network, and who speaks to it."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,8 @@ from paceline.serve.service import Service
 from support.served import TOKEN
 
 JOB = {"batch": 12, "workers": 2, "policy": "equal", "floor": 1.0, "first": 5.0}
+GOOD = {"round": 0, "samples": 6, "seconds": 1.0}  # a report of half of the job's batch
+KEY = {"Authorization": f"Bearer {TOKEN}"}
 
 
 class Clock:
@@ -29,34 +30,66 @@ class Clock:
 
 
 class Caller:
-    """Speaks to an app in this process."""
+    """Speaks to an app in this process. secrets: of each worker, by its job and its name."""
 
     def __init__(self, service: Service, http: httpx.AsyncClient, clock: Clock) -> None:
         self.service, self.http, self.clock = service, http, clock
-        self.secrets: dict[str, str] = {}
+        self.secrets: dict[tuple[str, str], str] = {}
 
     async def ask(self, method: str, path: str, body: Any = None, **options: Any) -> tuple[int, Any]:
-        headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
-        headers |= options.pop("headers", {})
+        headers = KEY | {"Content-Type": "application/json"} | options.pop("headers", {})
         content = body if isinstance(body, bytes) or body is None else json.dumps(body)
         answer = await self.http.request(method, f"/v1{path}", content=content, headers=headers, **options)
         return answer.status_code, answer.json() if answer.content else None
 
+    async def asks(
+        self, name: str, job: str, method: str, path: str, body: Any = None, secret: str | None = None
+    ) -> tuple[int, Any]:
+        """A request of this worker, with its secret if no other is given."""
+        headers = {"X-Worker-Secret": self.secrets.get((job, name), "") if secret is None else secret}
+        return await self.ask(method, f"/jobs/{job}/workers/{name}{path}", body, headers=headers)
+
     async def join(self, name: str, job: str = "j", **more: Any) -> tuple[int, Any]:
         status, joined = await self.ask("POST", f"/jobs/{job}/workers", {"name": name} | more)
-        self.secrets[name] = joined.get("secret", "")
+        self.secrets[job, name] = joined.get("secret", "")
         return status, joined
 
+    async def create(self, job: str, names: str = "ab", **changes: Any) -> None:
+        """A job, and workers that join it."""
+        assert (await self.ask("PUT", f"/jobs/{job}", JOB | changes))[0] == 201
+        for name in names:
+            assert (await self.join(name, job))[0] == 201
+
     async def next(self, name: str, wait: float = 0.0, job: str = "j") -> tuple[int, Any]:
-        headers = {"X-Worker-Secret": self.secrets.get(name, "")}
-        return await self.ask("GET", f"/jobs/{job}/workers/{name}/next?wait={wait}", headers=headers)
+        return await self.asks(name, job, "GET", f"/next?wait={wait}")
 
     async def report(
-        self, name: str, body: Any, wait: float = 0.0, secret: str | None = None, job: str = "j"
+        self, name: str, body: Any, secret: str | None = None, job: str = "j"
     ) -> tuple[int, Any]:
-        headers = {"X-Worker-Secret": self.secrets[name] if secret is None else secret}
-        path = f"/jobs/{job}/workers/{name}/reports?wait={wait}"
-        return await self.ask("POST", path, body, headers=headers)
+        return await self.asks(name, job, "POST", "/reports?wait=0", body, secret)
+
+    async def leave(self, name: str, job: str = "j") -> tuple[int, Any]:
+        return await self.asks(name, job, "DELETE", "")
+
+    async def rounds(
+        self, *numbers: int, names: str = "ab", job: str = "j", after: float = 0.0, **changes: Any
+    ) -> None:
+        """These rounds, in which all ask first, and report so many seconds later."""
+        for number in numbers:
+            for name in names:
+                assert (await self.next(name, job=job))[0] == 200
+            self.clock.now += after
+            for name in names:
+                assert (await self.report(name, GOOD | changes | {"round": number}, job=job))[0] == 200
+
+    async def state(self, job: str = "j") -> Any:
+        return (await self.ask("GET", f"/jobs/{job}"))[1]
+
+    async def page(self, path: str) -> str:
+        """What a user sees who has the token."""
+        answer = await self.http.get(path, headers=KEY)
+        assert answer.status_code == 200
+        return answer.text
 
 
 @contextlib.asynccontextmanager
@@ -71,20 +104,12 @@ async def serving(directory: Path, token: str | None = TOKEN, **options: Any) ->
             yield Caller(service, http, clock)
 
 
-Scenario = Callable[[Caller], Coroutine[Any, Any, None]]
-
-
-def play(directory: Path, scenario: Scenario, floor: float = 1.0, **options: Any) -> None:
-    """Plays a scenario against a service with one job and its two workers."""
-
-    async def all_of_it() -> None:
-        async with serving(directory, **options) as call:
-            assert (await call.ask("PUT", "/jobs/j", JOB | {"floor": floor}))[0] == 201
-            for name in "ab":
-                assert (await call.join(name))[0] == 201
-            await scenario(call)
-
-    asyncio.run(all_of_it())
+@contextlib.asynccontextmanager
+async def playing(directory: Path, floor: float = 1.0, **options: Any) -> AsyncIterator[Caller]:
+    """Beside a service with one job and its two workers."""
+    async with serving(directory, **options) as call:
+        await call.create("j", floor=floor)
+        yield call
 
 
 def refused(answer: tuple[int, Any], status: int, words: str) -> None:
