@@ -16,6 +16,7 @@ import pytest
 from paceline import client, runs
 from paceline.live import panel
 from paceline.live.tail import Tail
+from support.records import line
 from support.served import TOKEN, process
 
 GUARANTEES = (
@@ -36,43 +37,29 @@ def test_live_page_distinguishes_running_from_stopped(
     monkeypatch.setattr(time, "time", lambda: real() + passed[0])
     monkeypatch.setattr(time, "monotonic", lambda: steady() + passed[1])
 
-    def go_on(recorder: runs.Recorder, t: int) -> None:
-        recorder.round(round=t, epoch=0, time=t + 1.0, seconds=1.0, batch=2, loads=[1, 1], compute=[1.0, 1.0])
-
     def later(tail: Tail, seconds: float, set_by: float = 0.0) -> str:
         passed[0], passed[1] = passed[0] + seconds + set_by, passed[1] + seconds
         tail.poll()
         return panel.state(tail)[0]
 
     with runs.Recorder.create(tmp_path / "run", {"policy": "equal", "workers": 2}) as recorder:
-        go_on(recorder, 0)
+        line(recorder, 0)
         tail = Tail(tmp_path / "run")
         assert later(tail, 1.0) == "running"
         assert later(tail, 1.0, set_by) == "running"
-        go_on(recorder, 1)  # the system's own clock, which tells when the file was written, is not moved here
+        line(recorder, 1)  # the system's own clock, which tells when the file was written, is not moved here
         assert later(tail, 1.0) == "running"
         assert later(tail, 60.0) == "stale"
-        go_on(recorder, 2)
+        line(recorder, 2)
         assert later(tail, 1.0) == "running"
         assert later(tail, 60.0, -set_by) == "stale"
 
 
 @pytest.mark.processes
 def test_run_is_measured_by_a_monotonic_clock(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "paceline",
-        "train",
-        "--workers",
-        "2",
-        "--epochs",
-        "2",
-        "--slowdown",
-        "1,4",
-    ]
+    command = ["-m", "paceline", "train", "--workers", "2", "--epochs", "2", "--slowdown", "1,4", "--out"]
     done = subprocess.run(
-        [*command, "--out", str(tmp_path / "run")],
+        [sys.executable, *command, str(tmp_path / "run")],
         env=os.environ | {"PYTHONPATH": PATH}, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")

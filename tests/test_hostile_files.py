@@ -19,6 +19,7 @@ from paceline.live.tail import Tail
 from paceline.runs import Recorder, read
 from paceline.simulate import toml
 from paceline.train.checkpoint import Checkpoints
+from support.records import line
 
 GUARANTEES = (
     "A pipe, a device, a huge file or JSON that is nested 100,000 "
@@ -65,7 +66,7 @@ READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
 
 def place(tmp_path: Path, name: str) -> Path:
     with Recorder.create(tmp_path / "run", {"workers": 1}) as recorder:
-        recorder.round(round=0, epoch=0, time=1.0, seconds=1.0, batch=1, loads=[1], compute=[1.0])
+        line(recorder, 0, loads=[1], compute=[1.0])
         recorder.finish()
     path = tmp_path / name
     path.unlink(missing_ok=True)

@@ -10,6 +10,7 @@ import pytest
 
 from paceline.files import write_whole
 from paceline.runs import Recorder, read
+from support.records import line
 
 GUARANTEES = ("A full disk, a power cut or a clock that is set back leaves a record that can be read.",)
 CONFIG = {"policy": "level", "workers": 2}
@@ -36,7 +37,7 @@ class Disk:
 
 def written(recorder: Recorder, *rounds: int) -> None:
     for t in rounds:
-        recorder.round(round=t, epoch=0, time=t + 1.0, seconds=1.0, batch=8, loads=[6, 2], compute=[0.5, 1.0])
+        line(recorder, t)
 
 
 def test_a_closed_record_outlives_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from paceline import tables
 from paceline.cli.report import comparison_table
 from paceline.runs import Recorder, read
 from paceline.simulate import whatif as compared
+from support.records import line
 
 
 def printed(table: Table, width: int = 80) -> list[str]:
@@ -26,15 +27,10 @@ def printed(table: Table, width: int = 80) -> list[str]:
 def record(folder: Path, policy: str, loads: list[int], **finished: Any) -> Any:
     """A run of workers that all take 1 ms for a sample, the last one 4 ms."""
     each = np.array([1e-3] * (len(loads) - 1) + [4e-3]) * loads
-    with Recorder.create(
-        folder, {"policy": policy, "workers": len(loads), "global_batch": sum(loads)}
-    ) as run:
+    facts = {"policy": policy, "workers": len(loads), "global_batch": sum(loads)}
+    with Recorder.create(folder, facts) as run:
         for t in range(30):
-            seconds = float(each.max())
-            run.round(
-                round=t, epoch=0, time=(t + 1) * seconds, seconds=seconds, batch=sum(loads), loads=loads,
-                compute=each, loss=2.0 / (1 + t),
-            )  # fmt: skip
+            line(run, t, seconds=float(each.max()), loads=loads, compute=each, loss=2.0 / (1 + t))
         run.finish(**finished)
     return read(folder)
 

@@ -12,6 +12,7 @@ import pytest
 from paceline.doctor.sentences import collections, waited_for
 from paceline.doctor.watches import Collections
 from paceline.runs import Recorder, Run, read
+from support.records import line
 
 
 def record(place: Path, share: float) -> Run:
@@ -20,16 +21,8 @@ def record(place: Path, share: float) -> Run:
         for step in range(90):
             collecting = np.where(np.arange(3) == step // 3 % 3, 0.05 * (step % 3 == 0), 0.0)
             lasting = np.array([0.1, 0.1, 0.1 + share])
-            recorder.round(
-                round=step,
-                epoch=0,
-                time=float(step + 1),
-                seconds=0.2,
-                batch=48,
-                loads=[16] * 3,
-                compute=lasting + collecting,
-                collecting=collecting,
-            )
+            spent = {"compute": lasting + collecting, "collecting": collecting}
+            line(recorder, step, seconds=0.2, loads=[16] * 3, **spent)
     return read(place)
 
 

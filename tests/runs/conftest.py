@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from paceline.runs import Recorder
+from paceline.runs import Recorder, read
 
 
 @pytest.fixture
@@ -12,14 +12,17 @@ def config():
 
 
 @pytest.fixture
-def write(config):
+def write(config, tmp_path):
     """Writes a bulk-synchronous run without noise: a round takes as long as its slowest worker.
 
-    loads, per_sample: shape (T, n); NaN in per_sample where a worker was absent.
+    loads, per_sample: shape (T, n), or what is the same in all rounds or for all workers; NaN in per_sample where a
+    worker was absent. rounds: T, where neither tells it.
     """
 
-    def write(folder, loads, per_sample, finish=None, epoch=10, losses=True, **changes):
-        loads, per_sample = np.asarray(loads), np.asarray(per_sample, float)
+    def write(name, loads, per_sample, rounds=40, finish=None, epoch=10, losses=True, **changes):
+        folder, shape = tmp_path / name, np.broadcast_shapes(np.shape(loads), np.shape(per_sample), (1, 1))
+        shape = (rounds, shape[1]) if shape[0] == 1 else shape
+        loads, per_sample = np.broadcast_to(loads, shape), np.broadcast_to(per_sample, shape)
         compute = loads * per_sample
         seconds = np.nanmax(compute, axis=1)
         with Recorder.create(folder, config | {"workers": loads.shape[1]} | changes) as recorder:
@@ -40,3 +43,9 @@ def write(config):
         return folder
 
     return write
+
+
+@pytest.fixture
+def ran(write):
+    """The same run, read."""
+    return lambda *given, **changes: read(write(*given, **changes))

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from paceline.runs import read, report
+from paceline.runs import report
 from support import browsers
 from support.guarantees import guarantee
 
@@ -33,15 +33,15 @@ def chromium():
 
 
 @pytest.fixture
-def pages(tmp_path, write):
+def pages(ran, tmp_path):
     """A report and a comparison, with waiting, and with rounds of fewer samples."""
     level = np.tile([24, 24, 24, 6], (30, 1))
     level[5::6] = 12, 12, 12, 3
     runs = [
-        read(write(tmp_path / "equal", np.full((30, 4), 16), np.tile(SLOW, (30, 1)), policy="equal")),
-        read(write(tmp_path / "level", level, np.tile(SLOW, (30, 1)))),
+        ran("equal", 16, SLOW, rounds=30, policy="equal"),
+        ran("level", level, SLOW),
     ]
-    many = read(write(tmp_path / "many", np.full((30, 20), 16), np.tile(SLOW, (30, 5))))
+    many = ran("many", 16, np.tile(SLOW, (30, 5)))
     texts = {
         "report": report.render(runs[1]),
         "comparison": report.render_comparison(runs),

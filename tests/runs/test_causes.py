@@ -11,6 +11,7 @@ import pytest
 from paceline.cli import run as command
 from paceline.runs import Recorder, read
 from paceline.runs.causes import causes, sentence
+from support.records import line
 
 GUARANTEES = (
     "The doctor names the rank that is last in most steps, and what part of the waiting is due to long "
@@ -31,15 +32,9 @@ def record(
             longest = BATCH // N * lengths.max(1)
             parts = np.stack([longest, longest * lengths.max(1), np.ones(N)], 1)
             seconds = (0.01 + (parts @ [1e-5, 1e-8, 0.0]) / speeds) * np.exp(scatter * rng.standard_normal(N))
-            recorder.round(
-                round=step,
-                epoch=0,
-                time=float(step + 1),
-                seconds=float(seconds.max()),
-                batch=BATCH,
-                loads=np.full(N, BATCH // N),
-                compute=seconds,
-                **({"parts": parts} if told else {}),
+            known = {"parts": parts} if told else {}
+            line(
+                recorder, step, seconds=float(seconds.max()), loads=[BATCH // N] * N, compute=seconds, **known
             )
     return place
 
@@ -77,13 +72,8 @@ def test_mere_scatter_is_called_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("why", ["no parts", "few rounds", "equal samples"])
 def test_record_without_causes_is_left_alone(tmp_path: Path, why: str) -> None:
-    place = record(
-        tmp_path / "run",
-        [1.0] * N,
-        0.0 if why == "equal samples" else 1.0,
-        rounds=5 if why == "few rounds" else 20,
-        told=why != "no parts",
-    )
+    spread, rounds = (0.0 if why == "equal samples" else 1.0), (5 if why == "few rounds" else 20)
+    place = record(tmp_path / "run", [1.0] * N, spread, rounds=rounds, told=why != "no parts")
     assert causes(read(place)) is None
 
 
@@ -92,6 +82,4 @@ def test_odd_parts_are_refused_where_they_are_written(tmp_path: Path) -> None:
         Recorder.create(tmp_path / "run", {"policy": "equal", "workers": 1}) as recorder,
         pytest.raises(Exception, match="an invalid value for parts"),
     ):
-        recorder.round(
-            round=0, epoch=0, time=1.0, seconds=1.0, batch=1, loads=[1], compute=[1.0], parts=[[1, 2]]
-        )
+        line(recorder, 0, loads=[1], compute=[1.0], parts=[[1, 2]])

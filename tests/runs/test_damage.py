@@ -16,16 +16,12 @@ from paceline.runs import Recorder, read, report, trace
 from paceline.simulate.whatif import of_run
 from support.guarantees import guarantee
 from support.mutilate import mutilations, resealed
+from support.records import line
 
 FINDS_DAMAGE = guarantee(
     "A record that was changed or damaged is refused with the line's number; one that is cut off is read "
     "up to there, with a message."
 )
-
-
-def line(recorder, t, **changes):
-    fields = {"round": t, "epoch": 0, "time": t + 1.0, "seconds": 1.0, "batch": 8, "loads": [6, 2]}
-    recorder.round(**fields | {"compute": [0.5, 1.0]} | changes)
 
 
 @FINDS_DAMAGE
@@ -92,8 +88,8 @@ def test_damaged_run_makes_a_report_or_one_error(tmp_path_factory, data):
 
 
 @FINDS_DAMAGE
-def test_a_finished_run_that_lost_its_last_rounds_is_refused(tmp_path, write):
-    folder = write(tmp_path / "run", np.full((6, 4), 16), np.ones((6, 4)), finish={})
+def test_a_finished_run_that_lost_its_last_rounds_is_refused(write):
+    folder = write("run", [16] * 4, 1.0, rounds=6, finish={})
     path = folder / "rounds.jsonl"
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:4]))
     with pytest.raises(PacelineError, match=r"4 rounds, but summary.json reports 6: lines at its end"):
@@ -115,8 +111,8 @@ def test_a_finished_run_that_lost_its_last_rounds_is_refused(tmp_path, write):
         ("summary.json", {"final_batches": 3}, "final_batches is 3"),
     ],
 )
-def test_odd_facts_are_refused(tmp_path, write, name, change, words):
-    folder = write(tmp_path / "run", np.full((3, 4), 16), np.ones((3, 4)), finish={})
+def test_odd_facts_are_refused(write, name, change, words):
+    folder = write("run", [16] * 4, 1.0, rounds=3, finish={})
     (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | change))
     with pytest.raises(PacelineError, match=rf"{name} is damaged: {words}"):
         read(folder)

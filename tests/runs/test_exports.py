@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from paceline.runs import Recorder, read, trace
+from support.records import line
 
 GUARANTEES = ("The spans of a trace nest, and no process is number 0, also if clocks overlap.",)
 
@@ -27,8 +28,8 @@ def spans(events, name, tid, pid=1):
     ]
 
 
-def test_microseconds_of_each_worker(tmp_path, write):
-    events = events_of(trace.write(read(write(tmp_path / "run", np.full((3, 4), 16), np.tile(SLOW, (3, 1))))))
+def test_microseconds_of_each_worker(ran):
+    events = events_of(trace.write(ran("run", 16, SLOW, rounds=3)))
     slow, quick = trace.thread(3), trace.thread(0)
     assert spans(events, "compute", slow) == [(0, 64000), (64000, 64000), (128000, 64000)]
     assert spans(events, "compute", quick) == [(0, 16000), (64000, 16000), (128000, 16000)]
@@ -50,7 +51,7 @@ def test_microseconds_of_each_worker(tmp_path, write):
 
 def test_the_exchange_is_apart_from_waiting(tmp_path, config):
     with Recorder.create(tmp_path / "run", config | {"workers": 2}) as recorder:
-        recorder.round(round=0, epoch=0, time=0.1, seconds=0.1, batch=8, loads=[4, 4], compute=[0.03, 0.06])
+        line(recorder, 0, seconds=0.1, loads=[4, 4], compute=[0.03, 0.06])
     events = events_of(trace.write(read(tmp_path / "run")))
     assert spans(events, "wait", trace.thread(0)) == [(30000, 30000)]
     for worker in range(2):
@@ -59,11 +60,9 @@ def test_the_exchange_is_apart_from_waiting(tmp_path, config):
 
 def test_the_pieces_of_a_worker_follow_one_another(tmp_path, config):
     with Recorder.create(tmp_path / "run", config | {"workers": 2}) as recorder:
-        recorder.round(
-            round=0, epoch=0, time=0.1, seconds=0.1, batch=80, loads=[50, 30], compute=[0.1, 0.1],
-            at_once=0.5, piece_cost=0.001, pieces=[[20, 15, 15], [20, 10]],
-            piece_seconds=[[0.04, 0.03, 0.03], [0.06, 0.04]],
-        )  # fmt: skip
+        pieces = {"pieces": [[20, 15, 15], [20, 10]], "piece_seconds": [[0.04, 0.03, 0.03], [0.06, 0.04]]}
+        pieces |= {"at_once": 0.5, "piece_cost": 0.001}
+        line(recorder, 0, seconds=0.1, loads=[50, 30], compute=[0.1, 0.1], **pieces)
     events = events_of(trace.write(read(tmp_path / "run")))
     track = trace.thread(0) + 1
     assert [spans(events, f"piece {i}", track) for i in range(3)] == [
@@ -72,11 +71,8 @@ def test_the_pieces_of_a_worker_follow_one_another(tmp_path, config):
     assert [e["args"]["samples"] for e in events if e["tid"] == track and e["ph"] == "X"] == [20, 15, 15]
 
 
-def test_a_comparison_is_one_file(tmp_path, write):
-    runs = [
-        read(write(tmp_path / name, np.full((2, 4), 16), np.tile(SLOW, (2, 1)), policy=name))
-        for name in ("equal", "level")
-    ]
+def test_a_comparison_is_one_file(ran, tmp_path):
+    runs = [ran(name, 16, SLOW, rounds=2, policy=name) for name in ("equal", "level")]
     events = events_of(trace.write_comparison(runs, tmp_path / "both.json"))
     names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     assert names == {1: "equal", 2: "level"}
@@ -111,9 +107,9 @@ def test_events_on_a_track_nest_for_any_clocks(tmp_path, config):
     assert [e["name"] for e in events if e["ph"] == "i"] == ["worker 2 left", '{"kind": "drop"}']
 
 
-def test_a_long_run_keeps_its_first_middle_and_last_rounds(tmp_path, write, monkeypatch):
+def test_a_long_run_keeps_its_first_middle_and_last_rounds(ran, monkeypatch):
     monkeypatch.setattr(trace, "EVENTS", 9 * 28)
-    run = read(write(tmp_path / "run", np.full((100, 4), 16), np.tile(SLOW, (100, 1))))
+    run = ran("run", 16, SLOW, rounds=100)
     assert trace.kept(run) == [0, 1, 2, 48, 49, 50, 97, 98, 99]
     events = events_of(trace.write(run))
     assert len(events) <= 9 * 28 + 12

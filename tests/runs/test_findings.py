@@ -14,6 +14,7 @@ from paceline.runs.findings import compare, findings
 from paceline.runs.summary import ChangePoint, changes, settled, slowness, straggler_share, summarize
 from paceline.runs.words import listing, number, percent, plural, seconds, times
 from support.guarantees import guarantee
+from support.records import line
 
 SLOW = np.array([0.001, 0.001, 0.001, 0.004])
 
@@ -29,7 +30,7 @@ def test_demo_has_one_finding(tmp_path, write):
     )
     balanced = np.tile([20, 20, 20, 5], (40, 1))
     balanced[0] = 16, 16, 16, 16
-    level = write(tmp_path / "level", balanced, pace, finish={"test_accuracy": 0.9})
+    level = write("level", balanced, pace, finish={"test_accuracy": 0.9})
     runs = [read(equal), read(level)]
     # 40 rounds of 64 ms for 2560 samples; then one of 64 and 39 of 20 ms for 2599.
     gain = (2599 / (0.064 + 39 * 0.020)) / (2560 / (40 * 0.064))
@@ -41,33 +42,30 @@ def test_demo_has_one_finding(tmp_path, write):
     assert f"{gain:.1f}x the speed of an equal split" in compare(runs)[2]
 
 
-def test_the_same_model_is_only_claimed_where_it_is(tmp_path, write):
-    pace = np.tile(SLOW, (40, 1))
-    equal = read(write(tmp_path / "equal", np.full((40, 4), 13), pace, policy="equal"))
-    loads = np.tile([16, 16, 16, 4], (40, 1))
-    level = read(write(tmp_path / "level", loads, pace))
+def test_the_same_model_is_only_claimed_where_it_is(ran):
+    equal, loads = ran("equal", 13, SLOW, policy="equal"), [16, 16, 16, 4]
+    level = ran("level", loads, SLOW)
     assert compare([equal, level])[0].endswith("with level, the same model was trained 3.2x as fast.")
-    other = read(write(tmp_path / "other", loads, pace, seed=1))
+    other = ran("other", loads, SLOW, seed=1)
     assert compare([equal, other])[0].endswith("with level, samples were processed 3.2x as fast.")
     assert compare([level, equal])[0] == compare([equal, level])[0]
-    again = read(write(tmp_path / "again", loads, pace, policy="dolbie"))
+    again = ran("again", loads, SLOW, policy="dolbie")
     assert "with level or dolbie, the same model" in compare([equal, level, again])[0]
 
 
-def test_report_warns_that_local_steps_train_another_model(tmp_path, write):
-    pace, loads = np.tile(SLOW, (40, 1)), np.tile([16, 16, 16, 4], (40, 1))
-    local = {"loop": "local", "every": "8"}
-    equal = read(write(tmp_path / "equal", np.full((40, 4), 13), pace, policy="equal", **local))
-    level = read(write(tmp_path / "level", loads, pace, **local))
+def test_report_warns_that_local_steps_train_another_model(ran):
+    loads, local = [16, 16, 16, 4], {"loop": "local", "every": "8"}
+    equal = ran("equal", 13, SLOW, policy="equal", **local)
+    level = ran("level", loads, SLOW, **local)
     assert "this model is not the one that a single process would have trained" in findings(level)[0]
     assert compare([equal, level])[0].endswith("with level, samples were processed 3.2x as fast.")
-    rounds = read(write(tmp_path / "rounds", loads, pace, loop="round"))
+    rounds = ran("rounds", loads, SLOW, loop="round")
     assert "another model" not in findings(rounds)[0]
     said = compare([equal, rounds])[0]
     assert said.startswith(
         "These runs differ in the kind of steps between two exchanges (local steps and rounds)"
     )
-    older = read(write(tmp_path / "older", np.full((40, 4), 13), pace, policy="equal"))
+    older = ran("older", 13, SLOW, policy="equal")
     assert "the same model" in compare([older, rounds])[0], "a record that does not tell is of rounds"
 
 
@@ -75,44 +73,40 @@ def test_report_warns_that_local_steps_train_another_model(tmp_path, write):
     "Runs that differ in more than the policy are described one by one; curves leave out rounds of fewer "
     "samples and say how many."
 )
-def test_what_differs_beside_the_policy_is_not_put_down_to_it(tmp_path, write):
-    pace = np.tile(SLOW, (40, 1))
-    equal = read(write(tmp_path / "equal", np.full((40, 4), 16), pace, policy="equal"))
-    twice = read(write(tmp_path / "twice", np.full((40, 8), 8), np.tile(SLOW, (40, 2))))
+def test_what_differs_beside_the_policy_is_not_put_down_to_it(ran):
+    equal = ran("equal", 16, SLOW, policy="equal")
+    twice = ran("twice", 8, np.tile(SLOW, 2))
     said = compare([equal, twice])
     assert said[0] == (
         "These runs differ in the number of workers (4 and 8), so they do not show which policy is faster."
     )
     assert not any("of an equal split" in line for line in said)
     assert said[0] in report.render_comparison([equal, twice])
-    other = read(write(tmp_path / "other", np.full((40, 4), 32), pace, model="lenet5", global_batch=128))
+    other = ran("other", 32, SLOW, model="lenet5", global_batch=128)
     assert compare([equal, other])[0].startswith(
         "These runs differ in the global batch (64 and 128) and the model (mlp and lenet5),"
     )
 
 
-def test_runs_of_one_policy_go_by_their_places(tmp_path, write):
-    loads, pace = np.full((20, 4), 16), np.tile(SLOW, (20, 1))
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    places = [tmp_path / "one", tmp_path / "a" / "two", tmp_path / "b" / "two"]
-    found = compare([read(write(place, loads, pace)) for place in places])
+def test_runs_of_one_policy_go_by_their_places(ran, tmp_path):
+    for folder in "ab":
+        (tmp_path / folder).mkdir()
+    found = compare([ran(place, 16, SLOW) for place in ("one", "a/two", "b/two")])
     names = ["level (one)", f"level ({tmp_path}/a/two)", f"level ({tmp_path}/b/two)"]
     assert [line.split(": ")[0] for line in found[1:]] == names
 
 
-def test_plain_baseline_that_wins_is_reported(tmp_path, write):
-    pace = np.full((30, 4), 0.001)
-    equal = read(write(tmp_path / "equal", np.full((30, 4), 16), pace, policy="equal"))
-    bad = read(write(tmp_path / "bad", np.tile([28, 12, 12, 12], (30, 1)), pace))
+def test_plain_baseline_that_wins_is_reported(ran):
+    equal = ran("equal", [16] * 4, 0.001, policy="equal")
+    bad = ran("bad", [28, 12, 12, 12], 0.001)
     assert (
         compare([bad, equal])[0]
         == "An equal split wasted 0 % of the cluster's time; no other policy was faster."
     )
 
 
-def test_one_slow_worker(tmp_path, write):
-    run = read(write(tmp_path / "run", np.full((40, 4), 16), np.tile(SLOW, (40, 1))))
+def test_one_slow_worker(ran):
+    run = ran("run", 16, SLOW)
     assert slowness(run) == pytest.approx([1, 1, 1, 4])
     assert straggler_share(run).tolist() == [0, 0, 0, 1]
     sentences = findings(run)
@@ -128,13 +122,13 @@ def test_one_slow_worker(tmp_path, write):
     assert "Every round was split equally." in sentences
 
 
-def test_what_was_dropped_is_part_of_the_split(tmp_path, write):
+def test_what_was_dropped_is_part_of_the_split(ran):
     """A rank that leaves out another number of samples in each round was given as many as the others."""
     left_out = np.zeros((40, 4), int)
     left_out[1:, 3] = 3 + np.arange(39) % 5
     left_out[7, 2] = 1  # never as many as in the first round, and once fewer of another worker
     left_out[0, 3] = 2
-    run = read(write(tmp_path / "run", 16 - left_out, np.tile(SLOW, (40, 1))))
+    run = ran("run", 16 - left_out, SLOW)
     run = replace(run, extras={"dropped_loads": left_out.tolist()})
     assert "Every round was split equally." in findings(run)
     assert summarize(run)["final_batches"] == (16 - left_out[-1]).tolist()
@@ -144,27 +138,26 @@ def test_overhead_is_not_taken_for_slowness(tmp_path, config):
     """Two equal workers of 1 ms a sample and 50 ms a round, one with few samples."""
     with Recorder.create(tmp_path / "run", config | {"workers": 2}) as recorder:
         for t in range(20):
-            recorder.round(round=t, epoch=0, time=t, seconds=0.14, batch=100, loads=[90, 10],
-                           compute=[0.14, 0.06], overhead=[0.05, 0.05])  # fmt: skip
+            line(recorder, t, seconds=0.14, loads=[90, 10], compute=[0.14, 0.06], overhead=[0.05, 0.05])
     assert slowness(read(tmp_path / "run")) == pytest.approx([1, 1])
     assert "about equally fast" in said(read(tmp_path / "run"))
 
 
-def test_a_worker_with_too_little_to_do(tmp_path, write):
-    run = read(write(tmp_path / "run", np.tile([20, 20, 20, 2], (40, 1)), np.tile(SLOW, (40, 1))))
+def test_a_worker_with_too_little_to_do(ran):
+    run = ran("run", [20, 20, 20, 2], SLOW)
     assert "Worker 3 could have taken more samples: it waited 60 % of the time." in findings(run)
-    equal = read(write(tmp_path / "equal", np.full((40, 4), 16), np.tile(SLOW, (40, 1))))
+    equal = ran("equal", 16, SLOW)
     assert "could have taken more" not in said(equal)
 
 
-def test_ties_go_to_the_lowest_rank(tmp_path, write):
-    run = read(write(tmp_path / "run", np.full((40, 4), 16), np.full((40, 4), 0.001)))
+def test_ties_go_to_the_lowest_rank(ran):
+    run = ran("run", [16] * 4, 0.001)
     assert straggler_share(run).tolist() == [1, 0, 0, 0]
     assert "equally fast: the slowest takes 1.00x the time of the others per sample." in said(run)
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.05, 0.3])
-def test_lasting_changes_are_found_and_spikes_are_not(tmp_path, write, noise):
+def test_lasting_changes_are_found_and_spikes_are_not(ran, noise):
     random = np.random.default_rng(4)
     pace = np.full((120, 4), 0.001)
     pace[40:, 2] *= 4
@@ -172,7 +165,7 @@ def test_lasting_changes_are_found_and_spikes_are_not(tmp_path, write, noise):
     pace[60, 0] *= 50  # a spike
     pace[100:103, 1] *= 10  # a short one
     pace *= np.exp(noise * random.standard_normal(pace.shape))
-    found = changes(read(write(tmp_path / "run", np.full((120, 4), 16), pace)))
+    found = changes(ran("run", 16, pace))
     assert [change.worker for change in found] == [2, 2]
     assert [change.round for change in found] == pytest.approx([40, 80], abs=0 if noise < 0.1 else 2)
     assert [np.log(change.ratio) for change in found] == pytest.approx(
@@ -181,7 +174,7 @@ def test_lasting_changes_are_found_and_spikes_are_not(tmp_path, write, noise):
 
 
 @pytest.mark.parametrize("kind", ["normal", "exponential", "two-valued", "spikes"])
-def test_noise_alone_is_no_change(tmp_path, write, kind):
+def test_noise_alone_is_no_change(ran, kind):
     random = np.random.default_rng(7)
     pace = {
         "normal": np.exp(0.4 * random.standard_normal((400, 8))),
@@ -189,28 +182,28 @@ def test_noise_alone_is_no_change(tmp_path, write, kind):
         "two-valued": 1.0 + 2 * (random.random((400, 8)) < 0.4),
         "spikes": 1.0 + 10 * (random.random((400, 8)) < 0.05),
     }[kind]
-    assert changes(read(write(tmp_path / "run", np.full((400, 8), 16), 1e-3 * pace))) == []
+    assert changes(ran("run", 16, 0.001 * pace)) == []
 
 
-def test_changes_in_words(tmp_path, write):
+def test_changes_in_words(ran):
     pace = np.full((120, 4), 0.001)
     pace[40:, 2] *= 4
     pace[80:, 2] /= 4
-    run = read(write(tmp_path / "run", np.full((120, 4), 16), pace))
+    run = ran("run", 16, pace)
     assert changes(run) == [ChangePoint(40, 2, pytest.approx(4)), ChangePoint(80, 2, pytest.approx(1 / 4))]
     sentences = findings(run)
     assert sentences[0] == "From round 40 on, worker 2 was 4.0x slower per sample than before."
     assert sentences[1] == "From round 80 on, worker 2 was 4.0x faster per sample than before."
 
 
-def test_when_the_loads_settled(tmp_path, write):
+def test_when_the_loads_settled(ran):
     loads = np.tile([24, 24, 24, 6], (60, 1))
     loads[:5] = [[19, 19, 20, 20], [20, 20, 20, 18], [21, 21, 20, 16], [22, 22, 22, 12], [23, 23, 23, 9]]
-    run = read(write(tmp_path / "run", loads, np.tile(SLOW, (60, 1))))
+    run = ran("run", loads, SLOW)
     assert settled(run) == 5  # 9 of 78 samples are still 3.8 % of the batch away from 6
     assert "The loads settled after 5 rounds at 24, 24, 24 and 6 samples." in findings(run)
     moving = np.tile(np.arange(60)[:, None], (1, 4)) * [1, 1, 1, -3] + 200
-    run = read(write(tmp_path / "moving", moving, np.tile(SLOW, (60, 1))))
+    run = ran("moving", moving, SLOW)
     assert settled(run) is None
     assert "The loads never settled: the split was still changing when the run ended." in findings(run)
 
@@ -224,7 +217,7 @@ def test_when_the_loads_settled(tmp_path, write):
         ((2,), "The split adapted to the change of speed within 2 rounds."),
     ],
 )
-def test_how_soon_the_split_follows_a_change_of_speed(tmp_path, write, late, said):
+def test_how_soon_the_split_follows_a_change_of_speed(ran, late, said):
     """Worker 2, then worker 1 becomes four times slower; the split follows so many rounds later."""
     rounds = 40 * (len(late) + 1)
     pace, loads = np.full((rounds, 4), 0.001), np.tile([20, 20, 20, 20], (rounds, 1))
@@ -232,23 +225,21 @@ def test_how_soon_the_split_follows_a_change_of_speed(tmp_path, write, late, sai
         pace[40 * (k + 1) : 40 * (k + 2), who] = 0.004
         loads[40 * (k + 1) + after : 40 * (k + 2) + after] = 25
         loads[40 * (k + 1) + after : 40 * (k + 2) + after, who] = 5
-    found = [s for s in findings(read(write(tmp_path / "run", loads, pace))) if "adapted" in s]
+    found = [s for s in findings(ran("run", loads, pace)) if "adapted" in s]
     assert found == [said]
 
 
-def test_a_change_that_the_split_never_followed_is_not_counted(tmp_path, write):
+def test_a_change_that_the_split_never_followed_is_not_counted(ran):
     pace, loads = np.full((80, 4), 0.001), np.tile([20, 20, 20, 20], (80, 1))
     pace[40:, 2] = 0.004
     loads[40:, 2] -= np.arange(40) // 2
     loads[40:, 0] += np.arange(40) // 2
-    found = findings(read(write(tmp_path / "run", loads, pace)))
+    found = findings(ran("run", loads, pace))
     assert not any("adapted" in sentence for sentence in found)
 
 
-def test_the_loss_at_the_end_is_that_of_the_curve_and_the_mean_is_labelled(tmp_path, write):
-    run = read(
-        write(tmp_path / "run", np.full((20, 4), 16), np.full((20, 4), 0.001), finish={"test_accuracy": 0.9})
-    )
+def test_the_loss_at_the_end_is_that_of_the_curve_and_the_mean_is_labelled(ran):
+    run = ran("run", [16] * 4, 0.001, rounds=20, finish={"test_accuracy": 0.9})
     mean = np.mean(2 / np.arange(11, 21))
     assert findings(run)[-2:] == [
         f"The training loss fell from 2 in the first round to 0.1 in the last round, in 320 ms; its mean over the "
@@ -260,11 +251,11 @@ def test_the_loss_at_the_end_is_that_of_the_curve_and_the_mean_is_labelled(tmp_p
     assert "training loss, mean of the last epoch; 0.1 in the last round" in shown
 
 
-def test_odd_rounds_absences_and_a_resumed_run(tmp_path, write):
+def test_odd_rounds_absences_and_a_resumed_run(write):
     pace = np.full((40, 4), 0.001)
     pace[17, 1] = 0.009
     pace[20:25, 3] = np.nan
-    folder = write(tmp_path / "run", np.full((40, 4), 16), pace)
+    folder = write("run", 16, pace)
     with Recorder.create(folder, {}, resume=40):
         pass
     text = said(read(folder))
@@ -273,23 +264,16 @@ def test_odd_rounds_absences_and_a_resumed_run(tmp_path, write):
     assert "The run was resumed after 40 rounds." in text
 
 
-def test_short_records_make_a_report(tmp_path, write, config):
+def test_short_records_make_a_report(ran, tmp_path, config):
     Recorder.create(tmp_path / "none", config).close()
     assert findings(read(tmp_path / "none")) == ["No round was recorded."]
     for rounds, workers in ((1, 1), (1, 4), (3, 2), (30, 1)):
-        run = read(
-            write(
-                tmp_path / f"{rounds}-{workers}",
-                np.full((rounds, workers), 4),
-                np.ones((rounds, workers)),
-                losses=False,
-            )
-        )
+        run = ran(f"{rounds}-{workers}", [4] * workers, 1.0, rounds=rounds, losses=False)
         assert findings(run)
         assert changes(run) == []
     with Recorder.create(tmp_path / "absent", config) as recorder:
         for t in range(20):
-            recorder.round(round=t, epoch=0, time=t, seconds=0, batch=0, loads=[0] * 4, compute=[None] * 4)
+            line(recorder, t, seconds=0, loads=[0] * 4, compute=[None] * 4)
     findings(read(tmp_path / "absent"))
 
 
@@ -317,24 +301,24 @@ def test_all_of_the_package_writes_per_cent_in_one_form():
     assert formats == []
 
 
-def test_slow_worker_is_named_beside_another_s_change(tmp_path, write):
+def test_slow_worker_is_named_beside_another_s_change(ran):
     pace = np.tile(SLOW, (120, 1))
     pace[40:, 1] *= 2
-    run = read(write(tmp_path / "run", np.full((120, 4), 16), pace))
+    run = ran("run", 16, pace)
     sentences = findings(run)
     # The median of the others is 1 ms in the first 40 rounds and 1, 1 and 2 ms after them.
     assert sentences[0] == "Worker 3 is 4.0x slower per sample than the others."
     assert sentences[1] == "From round 40 on, worker 1 was 2.0x slower per sample than before."
     moved = np.full((120, 4), 0.001)
     moved[:60, 0] = moved[60:, 2] = 0.004
-    run = read(write(tmp_path / "moved", np.full((120, 4), 16), moved))
+    run = ran("moved", 16, moved)
     assert "slower per sample than the others" not in said(run), "nobody was slow all the time"
 
 
-def test_a_worker_that_was_slow_in_a_part_of_a_short_run_is_not_called_equally_fast(tmp_path, write):
+def test_a_worker_that_was_slow_in_a_part_of_a_short_run_is_not_called_equally_fast(ran):
     speeds = np.full((6, 4), 0.001)
     speeds[:4, 3] = 0.004
-    run = read(write(tmp_path / "run", np.full((6, 4), 16), speeds))
+    run = ran("run", 16, speeds)
     assert slowness(run)[3] == pytest.approx(4.0)
     assert "equally fast" not in said(run)
 
@@ -351,9 +335,7 @@ def lossy(folder, many=1):
             loads = [30, 0, 30] if t in away else [20, 20, 20]
             compute = [0.03, None, 0.03] if t in away else [0.02, 0.02, 0.02]
             events = {"events": told[t]} if t in told else {}
-            recorder.round(
-                round=t, epoch=0, time=0.05 * (t + 1), seconds=0.05, batch=60, loads=loads, compute=compute, **events
-            )  # fmt: skip
+            line(recorder, t, seconds=0.05, loads=loads, compute=compute, **events)
     return read(folder)
 
 
@@ -366,9 +348,7 @@ def test_names_of_workers_stand_in_sentences_after_their_numbers(tmp_path):
     with Recorder.create(tmp_path / "slow", {"policy": "equal", "workers": 2, "global_batch": 2}) as recorder:
         for t in range(20):
             names = {"names": [None, ["old", "new"][t // 10]]} if t in (0, 10) else {}
-            recorder.round(
-                round=t, epoch=0, time=4.0 * (t + 1), seconds=4.0, batch=2, loads=[1, 1], compute=[1, 4], **names
-            )  # fmt: skip
+            line(recorder, t, seconds=4.0, loads=[1, 1], compute=[1, 4], **names)
     assert findings(read(tmp_path / "slow"))[:2] == [
         "Worker 1 (new) is 4.0x slower per sample than the other.",
         "Worker 1 (new) was last in every round. The median worker finished at 62 % of the slowest worker's time.",
@@ -379,10 +359,8 @@ def test_seconds_between_rounds_are_in_one_sentence_of_their_own(tmp_path):
     with Recorder.create(tmp_path / "run", {"policy": "equal", "workers": 2, "global_batch": 2}) as recorder:
         for t in range(20):
             pause = 0.5 * (t // 10)  # an evaluation after the first ten rounds
-            recorder.round(
-                round=t, epoch=t // 10, time=0.1 * (t + 1) + pause, seconds=0.1, batch=2, loads=[1, 1],
-                compute=[0.1, 0.1], loss=2 - t / 20,
-            )  # fmt: skip
+            when = {"epoch": t // 10, "time": 0.1 * (t + 1) + pause, "seconds": 0.1}
+            line(recorder, t, **when, loads=[1, 1], compute=[0.1, 0.1], loss=2 - t / 20)
     run = read(tmp_path / "run")
     assert summarize(run)["seconds"] == pytest.approx(2.0)
     assert "in 2 s;" in said(run)
@@ -422,8 +400,8 @@ def trace_of(run):
     return json.loads(trace.write(run).read_text())["traceEvents"]
 
 
-def test_workers_that_ran_out_of_memory_are_named(tmp_path, write):
-    run = read(write(tmp_path / "run", np.full((3, 4), 16), np.tile(SLOW, (3, 1))))
+def test_workers_that_ran_out_of_memory_are_named(ran):
+    run = ran("run", 16, SLOW, rounds=3)
     run.extras["ran_out"] = [[0, 2, 0, 0], None, [0, 1, 0, 1]]
     assert "Worker 1 ran out of memory 3 times, and ran those samples again in halves." in said(run)
     assert "Worker 3 ran out of memory 1 time," in said(run)

@@ -9,25 +9,17 @@ import pytest
 from paceline.runs import Recorder, read, trace
 from paceline.runs.findings import findings
 from paceline.runs.summary import summarize
+from support.records import line
 
 
 def record(folder, at_once):
     with Recorder.create(folder, {"policy": "auto", "workers": 2, "global_batch": 12}) as recorder:
         for t, portion in enumerate(at_once):
-            moved = portion < 1
-            recorder.round(
-                round=t,
-                epoch=0,
-                time=1.0 + t,
-                seconds=1.0,
-                batch=12,
-                loads=[8, 4],
-                compute=[0.9, 1.0],
-                pieces=[[4, 3, 1], [3, 1]] if moved else [[8], [4]],
-                piece_seconds=[[0.5, 0.3, 0.1], [0.7, 0.3]] if moved else [[0.9], [1.0]],
-                at_once=portion,
-                piece_cost=0.002,
-            )
+            pieces, spent = [[8], [4]], [[0.9], [1.0]]
+            if portion < 1:
+                pieces, spent = [[4, 3, 1], [3, 1]], [[0.5, 0.3, 0.1], [0.7, 0.3]]
+            moved = {"pieces": pieces, "piece_seconds": spent, "at_once": portion, "piece_cost": 0.002}
+            line(recorder, t, loads=[8, 4], compute=[0.9, 1.0], **moved)
     return read(folder)
 
 

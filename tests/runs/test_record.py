@@ -16,16 +16,12 @@ from paceline.errors import PacelineError
 from paceline.runs import Recorder, read
 from support.guarantees import guarantee
 from support.mutilate import resealed
+from support.records import line
 
 FINDS_DAMAGE = guarantee(
     "A record that was changed or damaged is refused with the line's number; one that is cut off is read "
     "up to there, with a message."
 )
-
-
-def line(recorder, t, **changes):
-    fields = {"round": t, "epoch": 0, "time": t + 1.0, "seconds": 1.0, "batch": 8, "loads": [6, 2]}
-    recorder.round(**fields | {"compute": [0.5, 1.0]} | changes)
 
 
 def test_what_is_written_is_read(tmp_path, config):
@@ -81,8 +77,8 @@ def test_a_killed_writer_leaves_every_finished_round(tmp_path):
 
 
 @FINDS_DAMAGE
-def test_cut_off_last_line_is_left_out_with_a_note(tmp_path, write):
-    folder = write(tmp_path / "run", np.full((5, 4), 16), np.ones((5, 4)))
+def test_cut_off_last_line_is_left_out_with_a_note(write):
+    folder = write("run", [16] * 4, 1.0, rounds=5)
     path = folder / "rounds.jsonl"
     whole = path.read_bytes()
     starts = [0, *(i + 1 for i, byte in enumerate(whole) if byte == 10)]
@@ -129,8 +125,8 @@ def test_cut_off_last_line_is_left_out_with_a_note(tmp_path, write):
         ({"at_once": "all"}, "an invalid value for at_once"),
     ],
 )
-def test_a_damaged_line_is_named(tmp_path, write, damage, words):
-    folder = write(tmp_path / "run", np.full((3, 4), 16), np.ones((3, 4)))
+def test_a_damaged_line_is_named(write, damage, words):
+    folder = write("run", [16] * 4, 1.0, rounds=3)
     path = folder / "rounds.jsonl"
     lines = path.read_text().splitlines()
     fields = json.loads(lines[1])
@@ -142,8 +138,8 @@ def test_a_damaged_line_is_named(tmp_path, write, damage, words):
 
 
 @FINDS_DAMAGE
-def test_a_line_without_a_checksum_is_refused(tmp_path, write):
-    folder = write(tmp_path / "run", np.full((3, 4), 16), np.ones((3, 4)))
+def test_a_line_without_a_checksum_is_refused(write):
+    folder = write("run", [16] * 4, 1.0, rounds=3)
     path = folder / "rounds.jsonl"
     path.write_text(re.sub(r',"sum":"[0-9a-f]{8}"\}', "}", path.read_text()))
     with pytest.raises(PacelineError, match="line 1 is damaged: it has no checksum at its end"):
@@ -232,8 +228,8 @@ def test_an_existing_directory_is_refused_and_untouched(tmp_path, config):
     Recorder.create(tmp_path / "empty", config).close()
 
 
-def test_resume_continues_after_the_checkpoint(tmp_path, write):
-    folder = write(tmp_path / "run", np.full((6, 4), 16), np.ones((6, 4)), finish={"test_accuracy": 0.5})
+def test_resume_continues_after_the_checkpoint(write):
+    folder = write("run", [16] * 4, 1.0, rounds=6, finish={"test_accuracy": 0.5})
     path = folder / "rounds.jsonl"
     kept = path.read_bytes().splitlines(keepends=True)[:4]
     with path.open("ab") as file:
@@ -255,8 +251,8 @@ def test_resume_continues_after_the_checkpoint(tmp_path, write):
     assert len(read(folder).round) == 0
 
 
-def test_resume_where_the_last_round_before_the_checkpoint_was_lost(tmp_path, write):
-    folder = write(tmp_path / "run", np.full((3, 4), 16), np.ones((3, 4)))
+def test_resume_where_the_last_round_before_the_checkpoint_was_lost(write):
+    folder = write("run", [16] * 4, 1.0, rounds=3)
     with Recorder.create(folder, {}, resume=5) as recorder:
         line(recorder, 5, loads=[16] * 4, compute=[1] * 4)
     run = read(folder)

@@ -16,6 +16,7 @@ from paceline.runs.columns import edges, short, thin
 from paceline.runs.draw import percent_axis, ticks, time_axis, time_ticks, top
 from paceline.runs.words import number
 from support.guarantees import guarantee
+from support.records import line
 
 SLOW = np.array([0.001, 0.001, 0.001, 0.004])
 VOID = {"meta", "br", "link", "img", "input", "hr"}
@@ -54,10 +55,14 @@ class Page(HTMLParser):
 
 
 @pytest.fixture
-def run(tmp_path, write):
+def run(ran):
     loads = np.tile([24, 24, 24, 6], (60, 1))
     loads[0] = 19, 19, 20, 20
-    return read(write(tmp_path / "run", loads, np.tile(SLOW, (60, 1)), finish={"test_accuracy": 0.9}))
+    return ran("run", loads, SLOW, finish={"test_accuracy": 0.9})
+
+
+def figures(text):
+    return re.findall(r"<figure.*?</figure>", text, re.DOTALL)
 
 
 def big(rounds, workers, tmp_path):
@@ -142,11 +147,11 @@ def test_bars_of_the_timeline_lie_where_the_seconds_are(run):
     assert boxes["bad"] == "250.0 570.0h500.0v360.0h-500.0z"
 
 
-def test_names_cannot_break_the_page(tmp_path, write):
+def test_names_cannot_break_the_page(ran):
     evil = "</script><script>alert(\"x\")</script><b onclick='y'>&"
-    folder = write(tmp_path / "run", np.full((5, 2), 4), np.ones((5, 2)), policy=evil, model=evil, data=evil)
-    again = write(tmp_path / "again", np.full((5, 2), 4), np.ones((5, 2)), policy=evil)
-    for text in (report.render(read(folder)), report.render_comparison([read(folder), read(again)])):
+    runs = [ran("run", [4] * 2, 1.0, rounds=5, policy=evil, model=evil, data=evil)]
+    runs.append(ran("again", [4] * 2, 1.0, rounds=5, policy=evil))
+    for text in (report.render(runs[0]), report.render_comparison(runs)):
         page = Page(text)
         assert "alert" in page.text
         assert not [name for _, name, _ in page.attributes if name.startswith("on")]
@@ -160,16 +165,11 @@ def test_a_long_run_of_many_workers_makes_a_small_page(tmp_path):
     assert "64 of the 1,000 workers" in report.render(big(30, 1000, tmp_path))
 
 
-def test_few_rounds_one_worker_absences_and_no_loss(tmp_path, write):
+def test_few_rounds_one_worker_absences_and_no_loss(ran, tmp_path):
     pace = np.ones((25, 3))
     pace[3:9, 1] = np.nan
-    for name, loads, seconds in (
-        ("one", np.full((1, 1), 4), np.ones((1, 1))),
-        ("two", np.full((2, 9), 4), np.ones((2, 9))),
-        ("absent", np.full((25, 3), 4), pace),
-    ):
-        run = read(write(tmp_path / name, loads, seconds, losses=False))
-        page = Page(report.render(run))
+    for rounds, loads, seconds in ((1, [4], 1.0), (2, [4] * 9, 1.0), (25, 4, pace)):
+        page = Page(report.render(ran(f"run-{rounds}", loads, seconds, rounds=rounds, losses=False)))
         assert "Loss against time" not in page.text
         assert "nan" not in page.text
     Recorder.create(tmp_path / "none", {"policy": "level"}).close()
@@ -177,10 +177,8 @@ def test_few_rounds_one_worker_absences_and_no_loss(tmp_path, write):
         report.render(read(tmp_path / "none"))
 
 
-def test_several_runs_side_by_side(tmp_path, write, run):
-    equal = read(
-        write(tmp_path / "equal", np.full((30, 4), 16), np.tile(SLOW, (30, 1)), policy="equal", losses=False)
-    )
+def test_several_runs_side_by_side(tmp_path, ran, run):
+    equal = ran("equal", 16, SLOW, rounds=30, policy="equal", losses=False)
     page = Page(report.write_comparison([equal, run], tmp_path / "compare.html").read_text())
     assert "Worker 3 is 4.0x slower; an equal split wasted 56 % of the cluster's time;" in page.text
     for words in (
@@ -209,11 +207,11 @@ def test_every_axis_has_a_title_with_its_unit(run):
     "Runs that differ in more than the policy are described one by one; curves leave out rounds of fewer "
     "samples and say how many."
 )
-def test_rounds_of_fewer_samples_make_no_fence(tmp_path, write):
+def test_rounds_of_fewer_samples_make_no_fence(ran):
     """The last round of each epoch of six has half of the samples: curves leave it out, loads are parts of it."""
     loads = np.tile([24, 24, 24, 6], (60, 1))
     loads[5::6] = 12, 12, 12, 3
-    page = Page(report.render(read(write(tmp_path / "run", loads, np.tile(SLOW, (60, 1))))))
+    page = Page(report.render(ran("run", loads, SLOW)))
     line, parts, *_ = page.data
     assert line["series"][0]["text"] == ["24 ms"] * 50
     assert "Round 5" not in line["series"][0]["at"]
@@ -231,25 +229,21 @@ def test_rounds_of_any_size_are_not_left_out():
     assert not short(np.array([9.0, 1, 1, 1, 1])).any()
 
 
-def test_a_table_is_behind_each_picture(tmp_path, write, run):
-    other = write(tmp_path / "equal", np.full((30, 4), 16), np.tile(SLOW, (30, 1)), policy="equal")
-    for text in (report.render(run), report.render_comparison([read(other), run])):
-        figures = re.findall(r"<figure.*?</figure>", text, re.DOTALL)
-        assert len(figures) >= 7
-        assert [figure for figure in figures if "<tbody>" not in figure] == []
-    times = next(each for each in figures if "<h3>Time per round" in each)
+def test_a_table_is_behind_each_picture(ran, run):
+    other = ran("equal", 16, SLOW, rounds=30, policy="equal")
+    for text in (report.render(run), report.render_comparison([other, run])):
+        assert len(figures(text)) >= 7
+        assert [figure for figure in figures(text) if "<tbody>" not in figure] == []
+    times = next(each for each in figures(text) if "<h3>Time per round" in each)
     rows = [re.findall(r"<td>(.*?)</td>", row) for row in re.findall(r"<tr>.*?</tr>", times)]
     assert rows[1] == ["Round 0", "64 ms", "80 ms"]
     assert rows[-1] == ["Round 59", "–", "24 ms"], "the shorter run has ended"
-    losses = next(each for each in figures if "<h3>Loss against time" in each)
-    assert re.findall(r"<th scope=\"col\">(.*?)</th>", losses) == [
-        "time since the start (s)",
-        "equal",
-        "level",
-    ]
+    losses = next(each for each in figures(text) if "<h3>Loss against time" in each)
+    heads = ["time since the start (s)", "equal", "level"]
+    assert re.findall(r"<th scope=\"col\">(.*?)</th>", losses) == heads
     last = re.findall(r"<td>(.*?)</td>", losses)[-3:]
     assert last == ["after 1.92 s", number(2 / 30), "–"]
-    beside = next(each for each in figures if "The last 10 rounds of each" in each)
+    beside = next(each for each in figures(text) if "The last 10 rounds of each" in each)
     assert "overhead" not in beside
     assert re.findall(r"<td>(.*?)</td>", beside)[:6] == [
         *("equal", "20", "64 ms", "worker 3"),
@@ -260,19 +254,15 @@ def test_a_table_is_behind_each_picture(tmp_path, write, run):
 def test_overhead_has_its_colours_name_in_a_comparison_too(tmp_path, run):
     with Recorder.create(tmp_path / "more", {"policy": "equal", "workers": 4}) as recorder:
         for t in range(12):
-            recorder.round(
-                round=t, epoch=0, time=0.1 * t, seconds=0.1, batch=64, loads=[16] * 4, compute=[0.08] * 4,
-                overhead=[0.01] * 4, shares=[0.25] * 4, loss=None,
-            )  # fmt: skip
+            spent = {"compute": [0.08] * 4, "overhead": [0.01] * 4}
+            line(recorder, t, seconds=0.1, loads=[16] * 4, shares=[0.25] * 4, **spent)
     text = report.render_comparison([run, read(tmp_path / "more")])
-    beside = next(
-        each for each in re.findall(r"<figure.*?</figure>", text, re.DOTALL) if "rounds of each" in each
-    )
+    beside = next(each for each in figures(text) if "rounds of each" in each)
     assert '<i class="over"></i>overhead' in beside
 
 
-def test_waiting_is_hatched_alike_everywhere_and_nothing_else_is(tmp_path, write, run):
-    other = read(write(tmp_path / "equal", np.full((30, 4), 16), np.tile(SLOW, (30, 1)), policy="equal"))
+def test_waiting_is_hatched_alike_everywhere_and_nothing_else_is(ran, run):
+    other = ran("equal", 16, SLOW, rounds=30, policy="equal")
     text = report.render_comparison([other, run])
     body = text[text.index("<body>") : text.index("<footer>")]
     assert body.count('<pattern id="waiting"') == 1
@@ -281,9 +271,7 @@ def test_waiting_is_hatched_alike_everywhere_and_nothing_else_is(tmp_path, write
         name = re.search(r'clip-path="url\(#(boxes-\w+)\)"', boxes)[1]
         assert f'<clipPath id="{name}"' in body
     assert re.findall(r'<i class="idle"></i>(\w+)', body) == ["waiting"] * body.count('<i class="idle"></i>')
-    rates = next(
-        each for each in re.findall(r"<figure.*?</figure>", body, re.DOTALL) if "<h3>Samples per" in each
-    )
+    rates = next(each for each in figures(body) if "<h3>Samples per" in each)
     assert "idle" not in rates
 
 

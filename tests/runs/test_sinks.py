@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from paceline.errors import PacelineError
-from paceline.runs import read, sinks
+from paceline.runs import sinks
 from paceline.runs.sinks import PrometheusSink
 from support.events import until
 
@@ -27,9 +27,9 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def run(tmp_path, write):
+def run(ran):
     """Five rounds of 64 ms: three workers wait 48 ms of each for the fourth."""
-    return read(write(tmp_path / "mine", np.full((5, 4), 16), np.tile(SLOW, (5, 1))))
+    return ran("mine", 16, SLOW, rounds=5)
 
 
 def assert_told(values, run):

@@ -8,16 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from paceline.runs import Recorder, Run, read, summarize
+from paceline.runs import Recorder, Run, summarize
 from paceline.runs.summary import ideal_seconds, speeds
 
 SLOW = np.array([0.001, 0.001, 0.001, 0.004])
 
 
-def test_an_equal_split_over_one_slow_worker(tmp_path, write):
-    run = read(
-        write(tmp_path / "run", np.full((10, 4), 16), np.tile(SLOW, (10, 1)), finish={"test_accuracy": 0.9})
-    )
+def test_an_equal_split_over_one_slow_worker(tmp_path, ran):
+    run = ran("run", 16, SLOW, rounds=10, finish={"test_accuracy": 0.9})
     summary = summarize(run)
     # 16 samples at 4 ms: 64 ms a round; together the workers make 3250 samples a second.
     assert summary["seconds"] == pytest.approx(0.64)
@@ -33,26 +31,25 @@ def test_an_equal_split_over_one_slow_worker(tmp_path, write):
     assert json.loads((tmp_path / "run" / "summary.json").read_text()) == summary
 
 
-def test_the_split_by_speed_is_at_the_bound(tmp_path, write):
-    loads = np.tile([20, 20, 20, 5], (4, 1))
-    summary = summarize(read(write(tmp_path / "run", loads, np.tile(SLOW, (4, 1)))))
+def test_the_split_by_speed_is_at_the_bound(ran):
+    summary = summarize(ran("run", [20, 20, 20, 5], SLOW, rounds=4))
     assert summary["share_of_bound"] == pytest.approx(1)
     assert summary["idle_share"] == pytest.approx(0)
 
 
-def test_the_last_short_round_is_not_the_final_split_and_weighs_less(tmp_path, write):
+def test_the_last_short_round_is_not_the_final_split_and_weighs_less(ran):
     loads = np.array([[8, 8], [12, 4], [2, 1]])
-    summary = summarize(read(write(tmp_path / "run", loads, np.ones((3, 2)), epoch=2)))
+    summary = summarize(ran("run", loads, 1.0, epoch=2))
     assert summary["final_batches"] == [12, 4]
     assert summary["train_loss"] == pytest.approx(2 / 3)  # epoch 1 has but the short round
-    one = summarize(read(write(tmp_path / "one", loads, np.ones((3, 2)))))
+    one = summarize(ran("one", loads, 1.0))
     assert one["train_loss"] == pytest.approx((16 * 2 + 16 * 1 + 3 * 2 / 3) / 35)
 
 
-def test_a_worker_without_load_keeps_its_last_speed_and_an_absent_one_has_none(tmp_path, write):
+def test_a_worker_without_load_keeps_its_last_speed_and_an_absent_one_has_none(ran):
     loads = np.array([[0, 10], [5, 5], [0, 10], [5, 5], [0, 10]])
     seconds = np.array([[1, 1], [2, 1], [3, 1], [np.nan, 1], [1, 1]])
-    run = read(write(tmp_path / "run", loads, seconds))
+    run = ran("run", loads, seconds)
     assert np.array_equal(
         speeds(run), [[np.nan, 1], [0.5, 1], [0.5, 1], [np.nan, 1], [0.5, 1]], equal_nan=True
     )

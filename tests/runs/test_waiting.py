@@ -14,6 +14,7 @@ from paceline.live.panel import panel
 from paceline.live.tail import Tail
 from paceline.runs.run import waiting_share, waits
 from paceline.simulate.whatif import of_run
+from support.records import line
 
 GUARANTEES = ("The doctor, the report, the live page and `whatif` give one share of waiting for a record.",)
 
@@ -40,18 +41,12 @@ def folder(tmp_path: Path) -> Path:
     """Rounds of 100 ms: three ranks work 20, 20 and 60 ms, 40 ms go into the exchange."""
     with runs.Recorder.create(tmp_path / "run", {"policy": "equal", "workers": 3}) as record:
         for step in range(40):
-            record.round(
-                round=step,
-                epoch=0,
-                time=0.1 * (step + 1),
-                seconds=0.1,
-                batch=48,
-                loads=[16] * 3,
-                compute=[0.02, 0.02, 0.06],
+            line(
+                record, step, seconds=0.1, loads=[16] * 3, compute=[0.02, 0.02, 0.06],
                 phases={phase.name: SPENT.get(phase, [0.0] * 3) for phase in Phase},
                 counts={"fetches": [0] * 3, "backwards": [1] * 3, "exchanges": [1] * 3},
                 loop=[{"lines": {}, "loader": None, "host": ""}] * 3,
-            )
+            )  # fmt: skip
     return tmp_path / "run"
 
 
