@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.optimize import brentq, minimize
+from scipy.optimize import brentq, linprog, minimize
 
 from paceline import PacelineError
 from paceline.coded import (
@@ -54,12 +54,9 @@ def test_theorem_1_equals_a_numerical_minimum_over_loads():
 
     start = np.log([400.0, 300.0, 300.0, 1500.0])
     found = minimize(
-        lambda x: x[3],
-        start,
-        constraints={"type": "ineq", "fun": shortage},
-        method="SLSQP",
+        lambda x: x[3], start, constraints={"type": "ineq", "fun": shortage}, method="SLSQP",
         options={"maxiter": 500},
-    )
+    )  # fmt: skip
     assert np.exp(found.x[3]) == pytest.approx(made.t_star[0], rel=1e-5)
     np.testing.assert_allclose(np.exp(found.x[:3]), made.loads[0], rtol=1e-2)
 
@@ -123,8 +120,6 @@ def test_a_worker_with_more_latency_than_the_plan_takes_is_left_out():
 
 @pytest.mark.parametrize("seed", range(4))
 def test_with_latency_the_linear_programme_is_the_smallest_feasible_time(seed):
-    from scipy.optimize import linprog
-
     problem = random_problem(2, 8, 2000, np.random.default_rng(seed))
     problem = dataclasses.replace(problem, latency=np.random.default_rng(seed).uniform(0, 400, (2, 8)))
     t = plan(problem, "probabilistic").t_star.max()
@@ -158,26 +153,6 @@ def test_json_contains_the_plan():
     for worker in first["workers"]:
         assert worker["load"] <= worker["rows_assigned"] < worker["load"] + 1
         assert 0 < worker["probability"] <= 1
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"rows": np.array([0.0, 10.0])}, "0 rows for master"),
-        ({"rows": np.array([1.5, 10.0])}, "whole number"),
-        ({"masters": ("a", "a")}, "named twice"),
-        ({"workers": ("w", "w", "x")}, "named twice"),
-        ({"workers": ("w",)}, "1 workers for 2 masters"),
-        ({"workers": ("w", "x")}, "shape"),
-        ({"latency": np.full((2, 3), -1.0)}, "latency"),
-        ({"rows": np.array([1.0])}, "rows of shape"),
-        ({"masters": ()}, "no masters"),
-    ],
-)
-def test_bad_problems_are_refused(change, says):
-    good = random_problem(2, 3, 10, np.random.default_rng(0))
-    with pytest.raises(PacelineError, match=says):
-        dataclasses.replace(good, **change)
 
 
 def test_bad_requests_are_refused():
@@ -268,8 +243,6 @@ def test_exact_plan_with_capped_loads_is_the_best_of_all_assignments(masters, wo
 @pytest.mark.parametrize("seed", range(4))
 def test_probabilistic_plan_with_capped_loads_is_the_linear_programme_s(seed, late):
     """Sun et al., eq. (6)."""
-    from scipy.optimize import linprog
-
     problem = random_shifts(2, 6, 0.01, seed, late)
 
     def level(t):

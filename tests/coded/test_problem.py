@@ -109,6 +109,8 @@ def delay(masters: int, workers: int) -> ShiftedExponential:
         ({"masters": ()}, "no masters: expected at least one"),
         ({"workers": ()}, "no workers: expected at least one"),
         ({"workers": ("x", "x")}, "worker 'x' is named twice"),
+        ({"masters": ("a", "a")}, "master 'a' is named twice"),
+        ({"workers": ("x", "y", "z")}, r"delay parameters of shape \(2, 2\): expected 2 masters x 3 workers"),
         ({"workers": ("x",), "delay": delay(2, 1)}, "1 workers for 2 masters: .*; add 1"),
         ({"rows": np.ones(3)}, r"rows of shape \(3,\): expected one number for each of the 2 masters"),
         ({"rows": np.array([1.0, 0.0])}, "0 rows for master 'b': expected a whole number of at least 1"),
@@ -158,11 +160,8 @@ def test_random_problem_is_that_of_the_paper() -> None:
     assert (u <= 5).all()
     assert (u.min(), u.max(), u.mean()) == pytest.approx((1, 5, 3), abs=0.05)
     np.testing.assert_array_equal(problem.delay.a, 1 / u)
-    assert (problem.masters, problem.workers[1], problem.rows.tolist()) == (
-        ("master0", "master1"),
-        "worker1",
-        [70, 70],
-    )
+    assert (problem.masters, problem.workers[1]) == (("master0", "master1"), "worker1")
+    assert problem.rows.tolist() == [70, 70]
     chosen = random_problem(1, 30, 70, np.random.default_rng(0), speeds=[2, 4])
     assert set(chosen.delay.u.ravel()) == {2.0, 4.0}  # type: ignore[attr-defined]
 

@@ -127,34 +127,47 @@ def test_launchers_of_several_or_unknown_ranks_are_accepted() -> None:
         check_ranks([*map(str, command), str(SCRIPT)])
 
 
-@guarantee("Ctrl-C in `paceline doctor` reports the steps on record; killed with SIGKILL, it leaves no rank.")
+STOPS = guarantee(
+    "Ctrl-C in `paceline doctor` reports the steps on record; killed with SIGKILL, it leaves no rank."
+)
+
+
+def started(*options: object, kind: str, until: str) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
+    """A doctor of a training that goes on, once that has printed so much, and the processes below it."""
+    command = (
+        "-m",
+        "paceline",
+        "doctor",
+        "--steps",
+        10_000,
+        *options,
+        "--",
+        *TORCHRUN,
+        2,
+        SCRIPT,
+        100_000,
+        kind,
+    )
+    doctor = subprocess.Popen(
+        [sys.executable, *map(str, command)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert doctor.stderr is not None
+    assert any(line.startswith(until) for line in doctor.stderr)
+    return doctor, psutil.Process(doctor.pid).children(recursive=True)
+
+
+@STOPS
 @pytest.mark.processes
 @pytest.mark.usefixtures("one_machine", "warm")
 @pytest.mark.parametrize("steps", [0, 14])
 def test_ctrl_c_reports_what_was_watched(steps: int, tmp_path: Path) -> None:
     """The first report of the ranks is on record after 10 steps; without one there is nothing to report."""
-    doctor = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "paceline", "doctor", "--steps", "10000", "--policy", "level"),
-            *(
-                "--out",
-                str(tmp_path / "kept"),
-                "--",
-                *map(str, (*TORCHRUN, 2, SCRIPT, 100_000, f"until{steps}")),
-            ),
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert doctor.stderr is not None
-    for line in doctor.stderr:
-        if line == f"trained step {steps}\n":
-            break
-    below = psutil.Process(doctor.pid).children(recursive=True)
+    options = ("--policy", "level", "--out", tmp_path / "kept")
+    doctor, below = started(*options, kind=f"until{steps}", until=f"trained step {steps}\n")
     doctor.send_signal(signal.SIGINT)
     assert doctor.stdout is not None
+    assert doctor.stderr is not None
     error, out = doctor.stderr.read(), doctor.stdout.read()
     doctor.wait(timeout=60)
     _, left = psutil.wait_procs(below, timeout=60)
@@ -169,24 +182,12 @@ def test_ctrl_c_reports_what_was_watched(steps: int, tmp_path: Path) -> None:
         assert "Traceback" not in error
 
 
-@guarantee("Ctrl-C in `paceline doctor` reports the steps on record; killed with SIGKILL, it leaves no rank.")
+@STOPS
 @pytest.mark.processes
 @pytest.mark.usefixtures("one_machine", "warm")
 def test_a_killed_doctor_leaves_no_ranks() -> None:
     """With SIGKILL, so that it can end nobody itself."""
-    doctor = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "paceline", "doctor", "--steps", "10000", "--"),
-            *map(str, (*TORCHRUN, 2, SCRIPT, 100_000, "quiet")),
-        ],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert doctor.stderr is not None
-    assert any("trained step" in line for line in doctor.stderr)
-    below = psutil.Process(doctor.pid).children(recursive=True)
+    doctor, below = started(kind="quiet", until="trained step")
     assert len(below) >= 3, "torchrun and its ranks"
     doctor.kill()
     doctor.communicate()
@@ -234,8 +235,6 @@ def test_waiting_for_long_samples_is_distinguished_from_waiting_for_a_slow_rank(
     assert found["data"] > 0.6
     assert found["data"] > found["speeds"] > 0.03
     whole = " ".join(said.stdout.split())
-    assert (
-        f"{found['data']:.0%}".replace("%", " %") + " of the waiting is due to your samples' lengths" in whole
-    )
+    assert f"{100 * found['data']:.0f} % of the waiting is due to your samples' lengths" in whole
     assert "rank 1" in whole
     assert "pace.loader(dataset, cost=lengths), see docs/samples.md" in whole

@@ -16,14 +16,14 @@ from paceline.doctor.phases import LoopForm
 from paceline.tables import show_lines
 from support.guarantees import guarantee
 
-SCRIPT = '''"""Trains."""
+PLAIN = '''"""Trains."""
 
 from __future__ import annotations
 
 import torch
 
 
-def fit(model, loader, optimizer, *, epochs):
+def fit(model, loader, optimizer, epochs):
     for epoch in range(epochs):
         one(model, loader, optimizer, epoch, 1)
 
@@ -43,9 +43,14 @@ def main():
 PLACES = {"made": "DDP(", "fetch": "tqdm(", "backward": ".backward(", "step": ".step("}
 
 
-def changed(script: str, place: Path, places: dict[str, str] = PLACES, host: str = "", **more: object) -> str:
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def changed(script: str, places: dict[str, str] = PLACES, host: str = "", **more: object) -> str:
     """The script with its diff applied."""
-    file = place / "train.py"
+    file = Path("train.py").absolute()
     file.write_bytes(script.encode())
     lines = script.split("\n")
     found = {
@@ -55,13 +60,12 @@ def changed(script: str, place: Path, places: dict[str, str] = PLACES, host: str
     loader = {"processes": 2, "stream": False, "options": ["num_workers={loader}.num_workers"], **more}
     diff = patched(LoopForm(24, 1, 1, loader, host, [], True, found), ["global_batch=24"])
     indented = "Some words.\n" + "".join(f"  {line}\n" for line in diff)
-    subprocess.run(["patch", "-p0", "--quiet"], cwd=place, input=indented, text=True, check=True)
+    subprocess.run(["patch", "-p0", "--quiet"], input=indented, text=True, check=True)
     return file.read_text(encoding="utf-8")
 
 
-def test_the_pace_is_handed_through_functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    new = changed(SCRIPT.replace(", *, epochs", ", epochs"), tmp_path)
+def test_the_pace_is_handed_through_functions() -> None:
+    new = changed(PLAIN)
     for line in (
         "import paceline.torch\nimport torch\n",
         "def fit(model, loader, optimizer, epochs, pace):\n",
@@ -74,9 +78,6 @@ def test_the_pace_is_handed_through_functions(tmp_path: Path, monkeypatch: pytes
         "    fit(model, loader, optimizer, epochs=3, pace=pace)\n",
     ):
         assert line in new
-
-
-PLAIN = SCRIPT.replace(", *, epochs", ", epochs")
 
 
 @guarantee("For a script that the doctor does not recognize, it prints no diff and says what to do.")
@@ -120,25 +121,21 @@ PLAIN = SCRIPT.replace(", *, epochs", ", epochs")
         ("\n", "\r\n", "lines that end without a carriage return"),
     ],
 )
-def test_unknown_form_lists_what_was_looked_for(
-    old: str, new: str, missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_unknown_form_lists_what_was_looked_for(old: str, new: str, missing: str) -> None:
     assert old in PLAIN
     script = PLAIN.replace("(model(x) - y).square().mean()", "both(model(x))") if "elbo" in new else PLAIN
     with pytest.raises(UnknownForm) as error:
-        changed(script.replace(old, new, 1), tmp_path)
+        changed(script.replace(old, new, 1))
     assert missing in str(error.value)
 
 
-def test_what_the_watch_did_not_see_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_what_the_watch_did_not_see_is_left_alone() -> None:
     with pytest.raises(UnknownForm, match="the loop over the DataLoader, and did not see that"):
-        changed(PLAIN, tmp_path, {name: text for name, text in PLACES.items() if name != "fetch"})
+        changed(PLAIN, {name: text for name, text in PLACES.items() if name != "fetch"})
     with pytest.raises(UnknownForm, match="a sampler of torch's"):
-        changed(PLAIN, tmp_path, options=None)
+        changed(PLAIN, options=None)
     with pytest.raises(UnknownForm, match="a file of Python text"):
-        changed("x = (\n", tmp_path, dict.fromkeys(PLACES, "x"))
+        changed("x = (\n", dict.fromkeys(PLACES, "x"))
     loop = LoopForm(24, 1, 1, {"processes": 0, "stream": False, "options": []}, "", [], True)
     for files, words in (
         (["gone.py"] * 4, "a file of Python text"),
@@ -170,21 +167,14 @@ trainer.train()
 """
 
 
-def test_accelerator_is_that_which_prepares_the_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_accelerator_is_that_which_prepares_the_model() -> None:
     places = {"made": "a.prepare", "fetch": "enumerate(", "backward": ".backward(", "step": "opt.step("}
-    new = changed(ACCELERATED, tmp_path, places, "accelerate")
+    new = changed(ACCELERATED, places, "accelerate")
     assert ")\npace = AcceleratePace(a, net, global_batch=24)\nloader = pace.loader(loader.dataset" in new
     assert "    pace.backward(loss)\n    opt.step()\n" in new
+    script = ACCELERATED.replace("a.prepare(", "prepare(")
     with pytest.raises(UnknownForm, match="the Accelerator whose prepare wraps the model, and found none"):
-        changed(
-            ACCELERATED.replace("a.prepare(", "prepare("),
-            tmp_path,
-            places | {"made": "prepare("},
-            "accelerate",
-        )
+        changed(script, places | {"made": "prepare("}, "accelerate")
 
 
 @pytest.mark.parametrize(
@@ -197,11 +187,8 @@ def test_accelerator_is_that_which_prepares_the_model(
         ("_epochs=2", "_epochs=2, callbacks=[]", "callbacks=[balanced])"),
     ],
 )
-def test_lightning_trainer_gets_the_callback_and_the_loader(
-    old: str, new: str, added: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    text = changed(LIGHT.replace(old, new, 1), tmp_path, dict.fromkeys(PLACES, ".fit("), "lightning")
+def test_lightning_trainer_gets_the_callback_and_the_loader(old: str, new: str, added: str) -> None:
+    text = changed(LIGHT.replace(old, new, 1), dict.fromkeys(PLACES, ".fit("), "lightning")
     ast.parse(text)
     assert added in text
     assert "balanced = BalancedCallback(global_batch=24)\ntrainer" in text
@@ -217,42 +204,36 @@ def test_lightning_trainer_gets_the_callback_and_the_loader(
         ("trainer = ", "trainer: L.Trainer = ", "the assignment of trainer"),
     ],
 )
-def test_unknown_lightning_script_lists_what_was_looked_for(
-    old: str, new: str, missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_unknown_lightning_script_lists_what_was_looked_for(old: str, new: str, missing: str) -> None:
     with pytest.raises(UnknownForm, match=missing):
-        changed(LIGHT.replace(old, new, 1), tmp_path, dict.fromkeys(PLACES, ".fit("), "lightning")
+        changed(LIGHT.replace(old, new, 1), dict.fromkeys(PLACES, ".fit("), "lightning")
 
 
-def test_hugging_face_trainer_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_hugging_face_trainer_is_replaced() -> None:
     places = dict.fromkeys(PLACES, ".train(")
-    assert "trainer = BalancedTrainer(model, args)" in changed(HF, tmp_path, places, "transformers")
+    assert "trainer = BalancedTrainer(model, args)" in changed(HF, places, "transformers")
     with pytest.raises(UnknownForm, match="for SFTTrainer, write a class of BalancedTrainer and it"):
-        changed(HF.replace("= Trainer", "= SFTTrainer"), tmp_path, places, "transformers")
+        changed(HF.replace("= Trainer", "= SFTTrainer"), places, "transformers")
 
 
-def test_code_beside_the_update_of_a_scaler_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    scaled = SCRIPT.replace(", *, epochs", ", epochs").replace("loss.back", "scaler.scale(loss).back")
+def test_code_beside_the_update_of_a_scaler_stays() -> None:
+    scaled = PLAIN.replace("loss.back", "scaler.scale(loss).back")
     for update, known in (("scaler.update()", True), ("scale = scaler.get_scale(); scaler.update()", False)):
         script = scaled.replace("optimizer.step()", f"scaler.step(optimizer)\n        {update}")
         with contextlib.nullcontext() if known else pytest.raises(UnknownForm, match="on a separate line"):
-            changed(script, tmp_path)
+            changed(script)
 
 
-def test_lines_are_printed_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_are_printed_as_they_are() -> None:
     """Tabs, words between colons and a form feed; a last line that does not end cannot be printed."""
-    monkeypatch.chdir(tmp_path)
     script = (
         "import torch\n\x0c\nmodel = DDP(net)\nloader = get()\nfor x in loader:\n\tloss = f(x)  # :warning: [b]\n"
         "\tloss.backward()\n\toptimizer.step()\n"
     )
-    new = changed(script, tmp_path, PLACES | {"fetch": "in loader"})
+    new = changed(script, PLACES | {"fetch": "in loader"})
     assert new.endswith("\tloss = f(x)  # :warning: [b]\n\tpace.backward(loss)\n\tpace.step(optimizer)\n")
     with pytest.raises(UnknownForm, match="a newline at the end"):
-        changed(script[:-1], tmp_path, PLACES | {"fetch": "in loader"})
+        changed(script[:-1], PLACES | {"fetch": "in loader"})
     shown = io.StringIO()
     show_lines(["-\tloss = f(x)  # :warning: [b]"], Console(file=shown, width=20))
     assert shown.getvalue() == "  -\tloss = f(x)  # :warning: [b]\n"

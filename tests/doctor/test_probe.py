@@ -6,6 +6,7 @@ import contextlib
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -235,50 +236,37 @@ def test_model_that_cannot_be_watched_raises() -> None:
         assert "steps=1" in second
 
 
-def survives(rank: int, ranks: int) -> int:
-    """Steps trained where what should tell of them fails."""
-    ddp = DistributedDataParallel(torch.nn.Linear(4, 2))
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+def beside_the_program(rank: int, ranks: int) -> tuple[int, int, int]:
+    """Steps trained where what should tell of them fails; how often a program's own hook of all optimizers ran, which
+    runs after the doctor's; hooks left over."""
+    before, ran = len(torch_optimizer._global_optimizer_post_hooks), []
 
     def failing(_: object) -> None:
         raise ZeroDivisionError
 
-    Probe(ddp, 5, None, failing)
-    steps = 0
-    for _ in range(8):
-        optimizer.zero_grad()
-        ddp(torch.ones(2, 4)).sum().backward()
-        optimizer.step()
-        steps += 1
-    leave(ddp)
-    return steps
+    def trained(*reports: Any) -> int:
+        ddp = DistributedDataParallel(torch.nn.Linear(4, 2))
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+        Probe(ddp, 5, None, *reports)
+        own = torch_optimizer.register_optimizer_step_post_hook(lambda *_: ran.append(1))
+        for _ in range(8):
+            optimizer.zero_grad()
+            ddp(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+        own.remove()
+        kept.append(ddp)
+        return len(torch_optimizer._global_optimizer_post_hooks) - before + len(ddp._forward_pre_hooks)
+
+    left = trained()
+    after = len(ran)
+    trained(failing)
+    leave(kept[-1])  # type: ignore[arg-type]
+    return len(ran) - after, after, left
 
 
 @CHANGES_NOTHING
-def test_a_watcher_never_ends_the_training() -> None:
-    assert run_ranks(2, survives) == [8, 8]
-
-
-def with_others(rank: int, ranks: int) -> tuple[int, int]:
-    """How often a program's own hook of all optimizers ran, which runs after the doctor's; hooks left over."""
-    ddp = DistributedDataParallel(torch.nn.Linear(4, 2))
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
-    before, ran = len(torch_optimizer._global_optimizer_post_hooks), []
-    Probe(ddp, 5, None)
-    own = torch_optimizer.register_optimizer_step_post_hook(lambda *_: ran.append(1))
-    for _ in range(8):
-        optimizer.zero_grad()
-        ddp(torch.ones(2, 4)).sum().backward()
-        optimizer.step()
-    own.remove()
-    left = len(torch_optimizer._global_optimizer_post_hooks) - before + len(ddp._forward_pre_hooks)
-    leave(ddp)
-    return len(ran), left
-
-
-@CHANGES_NOTHING
-def test_a_hook_of_the_program_behind_the_doctors_runs_at_each_step() -> None:
-    assert run_ranks(2, with_others) == [(8, 0)] * 2
+def test_a_watcher_that_fails_ends_no_training_and_the_programs_hooks_run_at_each_step() -> None:
+    assert run_ranks(2, beside_the_program) == [(8, 8, 0)] * 2
 
 
 def test_what_prints_the_findings_is_missed_at_once() -> None:

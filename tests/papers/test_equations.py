@@ -37,6 +37,7 @@ from paceline.rounds import Array, Cluster, Machines, Plan, Round
 from paceline.shares import whole_samples
 from paceline.simulate import from_trace, measures, run
 from paceline.sync.protocol import Apply, Release
+from support.experiments import ran
 
 N, BATCH = 6, 256.0
 
@@ -1022,25 +1023,40 @@ def test_coded_fig_3_is_the_mean_time_of_the_slowest_of_four_masters() -> None:
     assert printed == {"80 % less than uncoded": 0.0, "49 % less than coded uniform": 0.0}
 
 
-def test_coded_fig_4_is_the_time_of_each_iterate_beside_the_dedicated_optimum() -> None:
-    """Sun et al., Fig. 4."""
+def test_coded_fig_4_is_the_time_of_each_iterate_beside_the_dedicated_optimum(tmp_path: Path) -> None:
+    """Sun et al., Fig. 4: the first step is whole, the second 1 - alpha of the way; the limit is that of an LP."""
     pytest.importorskip("cvxpy")
-    result = coded.fig4(quick=True)
+    result, rows = ran("coded", "fig4", tmp_path)
     u = drawn_speeds(0, 2, 12)
-    rate = u / -special.lambertw(-np.exp(-2.0), -1).real
+    rate = u / -special.lambertw(-np.exp(-2.0), -1).real  # eq. (8) with a = 1 / u
     owners = np.array(list(itertools.product((0, 1), repeat=12)))
     dedicated = 1e5 / np.minimum((owners == 0) @ rate[0], (owners == 1) @ rate[1]).max()
-    shown = result.figures["milliseconds"]
+    # max V so that V <= sum of k v for each master, and each worker's k sum to 1 at most
+    upper = np.vstack([np.kron(np.eye(2), np.ones(12)) * -rate.ravel(), np.tile(np.eye(12), 2)])
+    upper = np.hstack([upper, np.repeat([1.0, 0.0], [2, 12])[:, None]])
+    limit = optimize.linprog(np.append(np.zeros(24), -1), upper, np.append([0, 0], np.ones(12)))
+    shown = result["milliseconds"]
     assert shown["exact"] == pytest.approx(dedicated, rel=1e-4)
-    for alpha in (0.1, 0.01, 0.001):
-        trace = np.array([row["t_ms"] for row in result.rows if row["alpha"] == alpha])
+    assert shown["probabilistic"] == pytest.approx(1e5 / limit.x[-1], rel=1e-6)
+    traces = {
+        alpha: np.array([float(row["t_ms"]) for row in rows if row["alpha"] == alpha])
+        for alpha in ("0.1", "0.01", "0.001")
+    }
+    start, first = traces["0.1"][:2]
+    assert start == pytest.approx(
+        (2 * 1e5 / rate.sum(1)).max(), rel=1e-5
+    )  # each worker at both masters by half
+    whole = (traces["0.001"][2] - first) / 0.999  # the whole second step
+    for alpha, trace in traces.items():
         assert len(trace) == 26
-        assert trace[0] == pytest.approx((2 * 1e5 / rate.sum(1)).max())  # each worker at both masters by half
-        assert (np.diff(trace) < 1e-6 * trace[0]).all()
-        assert shown[f"{alpha:g}"] == trace[-1]
+        assert trace[:2] == pytest.approx([start, first], rel=1e-5)
+        assert trace[2] - first == pytest.approx((1 - float(alpha)) * whole, rel=1e-3)
+        assert (np.diff(trace) < 0).all()
+        assert shown[alpha] == pytest.approx(trace[-1], rel=1e-5)
         below = np.flatnonzero(trace < shown["iterated"])
-        assert shown[f"{alpha:g} below iterated after"] == (below[0] if len(below) else -1)
+        assert shown[f"{alpha} below iterated after"] == (below[0] if len(below) else -1)
     assert shown["probabilistic"] < shown["0.001"] < shown["0.01"] < dedicated < shown["0.1"]
+    assert shown["0.1"] < 1.02 * shown["probabilistic"]
 
 
 # WLBS

@@ -11,6 +11,11 @@ from paceline import PacelineError
 from paceline.samples import CostModel, SampleCosts
 from paceline.samples.cost import batch_parts, cost_of
 
+GUARANTEES = (
+    "Costs that are not positive and finite, too few, or different between ranks raise one error on every "
+    "rank.",
+)
+
 LENGTHS = np.array([1.0, 2.0, 3.0])  # mean 2, mean square 14 / 3
 
 
@@ -53,7 +58,8 @@ def test_parts_of_micro_batches_are_sums_of_what_they_hold_or_pad() -> None:
         ({}, "cost: expected one number for each sample, but"),
         (3.0, "cost=3: expected one number for each sample; leave it out"),
         ([[1.0, 2.0, 3.0]], r"an array of shape \(3,\); got shape \(1, 3\)"),
-        ([1.0, 2.0], "cost: got 2 numbers for the data set's 3 samples"),
+        ([[1.0], [2.0], [3.0]], r"an array of shape \(3,\); got shape \(3, 1\)"),
+        ([1.0, 2.0], "cost: got 2 numbers for the data set's 3 samples; expected one for each"),
         ([1.0, 0.0, 2.0], "cost: sample 1 has 0; expected positive, finite numbers"),
         ([1.0, -2.0, np.nan], "cost: sample 1 has -2, and 1 others like it; expected"),
         ([1e100, 1.1e100, np.inf], r"cost: sample 1 has 1\.1e\+100, and 1 others like it"),

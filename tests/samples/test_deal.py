@@ -16,11 +16,6 @@ from paceline.samples import CostLearner, CostModel, Deal, Room, SampleCosts, de
 from paceline.samples.cost import batch_parts, cost_of
 from support.guarantees import guarantee
 
-GUARANTEES = (
-    "Costs that are not positive and finite, too few, or different between ranks raise one error on every "
-    "rank.",
-)
-
 
 def lengths_of(seed: int, batch: int) -> np.ndarray:
     return np.round(np.clip(np.random.default_rng(seed).lognormal(5, 1, batch), 16, 1024))
@@ -224,22 +219,6 @@ def test_a_saved_balancer_deals_on_as_if_nothing_had_happened() -> None:
     broken["costs"]["fit"] = broken["costs"]["fit"][:-1]
     with pytest.raises(PacelineError, match="stored cost model is not one of 3 workers"):
         resumed.load_state_dict(broken, 6)
-
-
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ([1.0, 2.0], "cost: got 2 numbers for the data set's 3 samples; expected one for each"),
-        ([[1.0], [2.0], [3.0]], "an array of shape (3,); got shape (3, 1)"),
-        ([1.0, 0.0, -1.0], "cost: sample 1 has 0, and 1 others like it; expected positive, finite numbers"),
-        ([1.0, 2.0, np.nan], "sample 2 has nan"),
-        (["a", "b", "c"], "cost: expected one number for each sample, but"),
-    ],
-)
-def test_impossible_costs_raise(values: list, said: str) -> None:
-    with pytest.raises(PacelineError) as raised:
-        SampleCosts.checked(values, 3)
-    assert said in str(raised.value)
 
 
 PLAIN, PADDED = CostModel(1.0), CostModel(1.0, padded=True)

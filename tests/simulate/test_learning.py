@@ -151,15 +151,6 @@ def test_times_to_a_loss():
     assert reached(updates, 0.1) == float("inf")
 
 
-def test_the_time_estimator_beats_plain_means(tmp_path):
-    """Fig. 3."""
-    experiments("dbw")["fig3"](tmp_path, True)
-    assert (tmp_path / "fig3.png").exists()
-    with (tmp_path / "fig3.csv").open() as file:
-        errors = {(row["estimator"], row["k"]): float(row["rms_error"]) for row in csv.DictReader(file)}
-    assert all(errors["constrained", k] < errors["naive", k] for k in "34")  # those seldom tried
-
-
 def test_wlbs_with_a_lagging_and_a_dead_node(tmp_path):
     """WLBS, experiments."""
     result = experiments("wlbs")["faults"](tmp_path, True)

@@ -1,4 +1,4 @@
-"""Experiments of the papers, run quickly."""
+"""Experiments of the papers, and the files that they leave."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 from paceline.papers import experiments
 
 
-def ran(paper: str, name: str, out: Path) -> tuple[dict[str, Any], list[dict[str, str]]]:
-    """What a quick experiment found, and its table; its three files are there and agree with that."""
-    result = experiments(paper)[name](out, True)
+def ran(paper: str, name: str, out: Path, quick: bool = True) -> tuple[dict[str, Any], list[dict[str, str]]]:
+    """What an experiment found, and its table; its three files are there and agree with that."""
+    result = experiments(paper)[name](out, quick)
     assert {"claim", "ours", "why", "setting", "command"} <= set(result)
     assert json.loads((out / f"{name}.json").read_text()) == json.loads(json.dumps(result))
     assert (out / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
