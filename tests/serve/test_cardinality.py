@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("fastapi")
 
 from paceline.serve import app
-from support.calling import Caller
+from support.calling import Caller, playing
 
 pytestmark = pytest.mark.anyio
 GUARANTEES = (
@@ -19,18 +21,19 @@ async def scraped(call: Caller) -> list[str]:
     return [line for line in (await call.page("/metrics")).splitlines() if not line.startswith("#")]
 
 
-async def test_a_job_that_is_deleted_leaves_no_figures_behind(call: Caller) -> None:
+async def test_a_job_that_is_deleted_leaves_no_figures_behind(tmp_path: Path) -> None:
     sizes = []
-    for number in range(6):
-        job = f"job-{number}"
-        await call.create(job, "w", start=1)
-        await call.rounds(0, names="w", job=job)
-        lines = await scraped(call)
-        assert any(line.startswith("paceline_round_seconds_count") and job in line for line in lines)
-        assert (await call.ask("DELETE", f"/jobs/{job}"))[0] == 204
-        lines = await scraped(call)
-        assert not [line for line in lines if "job-" in line]
-        sizes.append(len(lines))
+    async with playing(tmp_path, record=False) as call:
+        for number in range(6):
+            job = f"job-{number}"
+            await call.create(job, "w", start=1)
+            await call.rounds(0, names="w", job=job)
+            lines = await scraped(call)
+            assert any(line.startswith("paceline_round_seconds_count") and job in line for line in lines)
+            assert (await call.ask("DELETE", f"/jobs/{job}"))[0] == 204
+            lines = await scraped(call)
+            assert not [line for line in lines if "job-" in line]
+            sizes.append(len(lines))
     assert len(set(sizes[1:])) == 1
 
 
