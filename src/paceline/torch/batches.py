@@ -88,3 +88,25 @@ def part(batch: Any, start: int, end: int) -> Any:
         return value[start:end] if counts or (isinstance(value, torch.Tensor) and value.ndim) else value
 
     return end - start if isinstance(batch, int) else mapped(batch, rows)
+
+
+def all_shapes(batch: Any) -> list[tuple[int, ...]] | None:
+    """The shapes of a batch's tensors and texts; None if it also holds objects that may have rows of their own."""
+    if isinstance(batch, torch.Tensor):
+        return [tuple(batch.shape)] if batch.ndim else []
+    if isinstance(batch, int | float | None):
+        return []
+    if isinstance(batch, list | tuple) and all(isinstance(value, str | bytes) for value in batch):
+        return [(len(batch),)]
+    if isinstance(batch, Mapping | list | tuple):
+        found: list[tuple[int, ...]] = []
+        for value in batch.values() if isinstance(batch, Mapping) else batch:
+            nested = isinstance(value, list | tuple) and not all(
+                isinstance(one, str | bytes) for one in value
+            )
+            shapes = None if nested else all_shapes(value)
+            if shapes is None:
+                return None
+            found += shapes
+        return found
+    return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ import torch
 from paceline.errors import PacelineError, WorkerError
 from paceline.torch import batches, peers, timing
 from paceline.torch.callbacks import Callback, overriding
+from paceline.torch.checks import checks_of
 from paceline.torch.claims import Claims
 from paceline.torch.drops import Drops
 from paceline.torch.gradients.weighing import LocalWeighing
@@ -28,14 +29,12 @@ from paceline.torch.local_steps import LocalSteps
 from paceline.torch.members import Ranks
 from paceline.torch.memory_limits import MemoryLimit, explain
 from paceline.torch.meter import Meter, Reports
-from paceline.torch.mistakes.second import SecondModels
-from paceline.torch.mistakes.suspects import GatherSizes
 from paceline.torch.open_rounds import OpenRounds
 from paceline.torch.passes import LOST, Passes, weighing_of
 from paceline.torch.plan import Claim, Piece, Source
 from paceline.torch.progress import Opened, Progress
 from paceline.torch.round import ALONE, COMMIT, COMPLETE, DUE, END, NEXT, LeftWithin, RoundState
-from paceline.torch.steps import RoundEnd, RoundSteps, digest, refuse_averages
+from paceline.torch.steps import RoundEnd, RoundSteps, digest
 from paceline.torch.terms import Terms
 
 LAST_SECONDS = 1.0  # longest wait at the end for the other ranks' reports on the last rounds
@@ -102,13 +101,14 @@ class Loop:
             local = LocalWeighing(parameters, device, reducer, self.merges.begin)
         counts = self._meter.counted_by_all, lambda: self.rounds.per_sample
         self._gradients = local or weighing_of(parameters, device, reducer, terms, *counts)
+        self._checks = checks_of(model, parameters, reducer, terms, self.round, self.changes)
         self.passes = Passes(
-            model if reducer.ddp is None else reducer.ddp.module,
             device,
             reducer,
             terms,
             self._gradients,
             self.round,
+            self._checks,
             self._meter,
             self._halfway,
             self._commit,
@@ -134,9 +134,8 @@ class Loop:
         self.steps: RoundSteps | LocalSteps
         if self.merges is None or local is None:
             rates = bool(self.rounds.listeners)
-            foreign = self.passes.foreign
             self.steps = RoundSteps(
-                model, self.round, self._gradients, foreign, *parts, single=single, rates=rates
+                model, self.round, self._gradients, self._checks, *parts, single=single, rates=rates
             )
         else:
             self.steps = LocalSteps(
@@ -154,14 +153,10 @@ class Loop:
         self._epoch_over = overriding(callbacks, "on_epoch")
         # The last micro-step of a loop that draws its own samples is over, and its optimizer step is still to come.
         self._own_end = self._failed = False
-        self._closing = ExitStack()
-        self._gathers: GatherSizes | None = None
-        self._second: SecondModels | None = None
         self._left: LeftWithin | None = None  # the micro-step in whose middle the newest iteration was left
 
     def watch_over(self, lookout: Alone) -> None:
-        """Connect ``lookout``, which follows the rounds and names lost ranks. Refuse the program's collectives in
-        rounds that ranks run in different numbers of pieces, since some would hang in them. Then rounds may begin."""
+        """Connect ``lookout``, which follows the rounds and names lost ranks. Then rounds may begin."""
         self._lookout = lookout
         lookout.follow(
             explain=lambda error: explain(
@@ -169,17 +164,6 @@ class Loop:
             ),
             where=lambda: self._meter.where(self.progress.rounds),
         )
-        alike = self.ranks == 1 or self.terms.lockstep or self.terms.fixed_micro_steps
-        if not (alike or self.changes):
-            self._closing.callback(timing.refuse(lambda: self.round.computing, self.terms.loop))
-            how = "LocalSGD" if self.terms.loop == "local" else f"loop={self.terms.loop!r}"
-            self._second = SecondModels(lambda: self.round.unlike(self.terms.loop == "round"), how)
-            self._closing.callback(self._second.close)
-        if not (alike or self.terms.loop == "local"):  # there each micro-step is a step
-            self._closing.callback(refuse_averages(lambda: self.round.unstepped))
-        if self.ranks > 1 and not (self.changes or self.terms.loop == "local"):
-            self._gathers = GatherSizes(lambda: self.round.newest)
-            self._closing.callback(self._gathers.close)
         self._members.begin(self)
 
     def hosted_by(self, host: Host) -> None:
@@ -194,7 +178,7 @@ class Loop:
     def close(self) -> None:
         """Remove all hooks from the model; no micro-steps may follow."""
         self.steps.close(self._failed)
-        self._closing.close()
+        self._checks.close()
         self._members.close(self._failed)
         self._meter.close()
         if self._claims is not None:
@@ -426,12 +410,7 @@ class Loop:
             self.progress.open(Opened(source.number, samples, *source.order))
         self.steps.open(source)
         self._running, self._left = object(), None
-        self.passes.watch.again()
-        self.passes.foreign.again()
-        if self._gathers is not None:
-            self._gathers.again(self.progress.rounds)
-        if self._second is not None:
-            self._second.find()
+        self._checks.iteration(self.progress.rounds)
         source.open()
         return self._running
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
 from paceline.errors import PacelineError, WorkerError, short
-from paceline.torch import peers
-from paceline.torch.batches import PLAIN
+from paceline.torch.batches import all_shapes
+from paceline.torch.checks import Checks
 from paceline.torch.gradients.counts import checked_count
 from paceline.torch.gradients.reducers import Reducer, weigh_in_hook
 from paceline.torch.gradients.weighing import (
@@ -24,8 +24,7 @@ from paceline.torch.gradients.weighing import (
 )
 from paceline.torch.hooks_of_torch import at_end_of_pass, call_in_pass, running_pass
 from paceline.torch.meter import Meter
-from paceline.torch.mistakes.foreign import ForeignPasses
-from paceline.torch.mistakes.suspects import LossWatch
+from paceline.torch.mistakes.missing_rows import RowCheck
 from paceline.torch.plan import Piece
 from paceline.torch.round import ALONE, COMMIT, STEP, RoundState
 from paceline.torch.terms import Terms
@@ -37,27 +36,27 @@ class Passes:
     """Carries out what the events of micro-steps ask for. Call ``begin`` for each, ``weight`` before its backward
     pass and ``ended`` after it; under the hook DDP replaces the latter two calls.
 
-    model: the module whose forward passes lead to the losses. gradients: weighs them. round: gets all events. meter:
-    its ``stop`` is called when the last gradient of a round is there. halfway: called with the running piece when its
-    backward pass begins. commit: called with the piece after each backward pass if rows travel with the gradients; it
-    returns whether the round is complete. name: called with an error of a backward pass; it raises another if the
-    error only means that another rank is lost.
+    gradients: weighs them. round: gets all events. checks: those of the program. meter: its ``stop`` is called when
+    the last gradient of a round is there. halfway: called with the running piece when its backward pass begins.
+    commit: called with the piece after each backward pass if rows travel with the gradients; it returns whether the
+    round is complete. name: called with an error of a backward pass; it raises another if the error only means that
+    another rank is lost.
     """
 
     def __init__(
         self,
-        model: torch.nn.Module,
         device: torch.device,
         reducer: Reducer,
         terms: Terms,
         gradients: Weighing,
         round: RoundState,
+        checks: Checks,
         meter: Meter,
         halfway: Callable[[Piece], None],
         commit: Callable[[Piece], bool],
         name: Callable[[BaseException], None],
     ) -> None:
-        self.device, self.gradients, self._round = device, gradients, round
+        self.device, self.gradients, self._round, self._checks = device, gradients, round, checks
         self._meter, self._halfway, self._commit, self._reducer = meter, halfway, commit, reducer
         self._name = name
         self._hook = gradients if isinstance(gradients, HookWeighing) else None
@@ -68,12 +67,6 @@ class Passes:
         # The loss, part and count that the running pass has put on record, if it may be taken back.
         self._recorded: tuple[torch.Tensor | None, float, float | None] | None = None
         trained = [p for p in gradients.parameters if p.requires_grad]
-        self.watch = LossWatch(lambda: round.piece, peers.ranks(), self._hook is not None, trained)
-        self.foreign = ForeignPasses(model, gradients.parameters)
-        if terms.merge is not None:
-            self.watch.never()  # each step's loss is its own mean, so it needs no check
-        if terms.merge is not None or self._hook is not None:
-            self.foreign.never()  # a loss weighs the same without Paceline, or the hook weighs each pass
         self._last: Any = None  # a ``LastGradient``, unless ``ended`` is early enough
         if reducer.waits != "never" or self._hook is not None:
             self._last = LastGradient(trained, self._gradients_ready)
@@ -147,8 +140,6 @@ class Passes:
         weight = self.weight(loss, reduction, None if count is None else checked_count(count))
         if self._ends_with_gradient and (piece := self._round.piece) is not None and piece.last:
             self._last.begins(loss)
-        if self.foreign.left:
-            self.foreign.announced(loss)
         if weight:
             return loss if weight == 1.0 else loss * weight
         return torch.nan_to_num(loss) * 0.0
@@ -173,12 +164,9 @@ class Passes:
         else:
             raise PacelineError(f"reduction={reduction!r}: expected 'mean', 'sum' or 'global'")
         first = round.weighed(count)
-        if self.foreign.left:
-            self.foreign.weighs(first, piece.last)
-        if count is None:
-            if self.watch.left:
-                self.watch.look(loss, piece, reduction)
-        elif first:
+        if self._checks.looks:
+            self._checks.weighs(loss, piece, reduction, count, first)
+        if first and count is not None:
             self._meter.running.add_count(count)
         if loss is not None:
             self._meter.running.add_loss(loss, part)
@@ -225,8 +213,6 @@ class Passes:
 
     def close(self) -> None:
         """Remove all hooks from the model."""
-        self.watch.end()
-        self.foreign.close()
         self.gradients.release()
         for hook in self._hooks:
             hook.remove()
@@ -277,59 +263,6 @@ class Passes:
     def _gradients_ready(self) -> None:
         if (piece := self._round.gradients_ready()) is not None:
             self._meter.stop(piece)
-
-
-class RowCheck:
-    """Finds batches with fewer rows than planned samples, such as those of a collate function that drops samples.
-
-    It reports only certain cases: all tensors of the batch have the same number of rows, and none of their dimensions
-    is the planned number or a multiple of it. A collate function may merge several samples into one row, as long as
-    it does so in every batch.
-    """
-
-    def __init__(self) -> None:
-        self._whole = False  # some batch had a row for each sample
-
-    def missing(self, batch: Any, samples: int) -> int | None:
-        """The number of rows of a batch in which some of the planned samples are missing; else None."""
-        first = batch[0] if batch.__class__ in PLAIN and batch else None  # the tensor of most batches
-        if first.__class__ is torch.Tensor and first.shape[:1] == (samples,):
-            self._whole = True
-            return None
-        shapes = all_shapes(batch)
-        rows = {shape[0] for shape in shapes or ()}
-        if shapes is None or len(rows) != 1:
-            return None
-        found = rows.pop()
-        self._whole = self._whole or found == samples
-        # A list may hold one tensor or more for each sample.
-        apart = isinstance(batch, list | tuple) and len(batch) % samples == 0
-        # In tensors of two or more dimensions time may come first.
-        later = min(map(len, shapes)) > 1 and any(shape[1] % samples == 0 for shape in shapes)
-        merged = found and samples % found == 0 and not self._whole
-        return None if found >= samples or apart or later or merged else found
-
-
-def all_shapes(batch: Any) -> list[tuple[int, ...]] | None:
-    """The shapes of a batch's tensors and texts; None if it also holds objects that may have rows of their own."""
-    if isinstance(batch, torch.Tensor):
-        return [tuple(batch.shape)] if batch.ndim else []
-    if isinstance(batch, int | float | None):
-        return []
-    if isinstance(batch, list | tuple) and all(isinstance(value, str | bytes) for value in batch):
-        return [(len(batch),)]
-    if isinstance(batch, Mapping | list | tuple):
-        found: list[tuple[int, ...]] = []
-        for value in batch.values() if isinstance(batch, Mapping) else batch:
-            nested = isinstance(value, list | tuple) and not all(
-                isinstance(one, str | bytes) for one in value
-            )
-            shapes = None if nested else all_shapes(value)
-            if shapes is None:
-                return None
-            found += shapes
-        return found
-    return None
 
 
 class LastGradient:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import math
-import sys
 import time
 import warnings
 import weakref
@@ -19,11 +17,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from paceline.errors import PacelineError, short
 from paceline.torch import timing
+from paceline.torch.checks import Checks
 from paceline.torch.gradients.weighing import Weighing, held
 from paceline.torch.host import Host
 from paceline.torch.members import Members
 from paceline.torch.meter import Meter
-from paceline.torch.mistakes.foreign import ForeignPasses
 from paceline.torch.mistakes.outside import Outside
 from paceline.torch.mistakes.zeroed import SharedParameters
 from paceline.torch.plan import Source
@@ -264,7 +262,7 @@ class RoundSteps:
         model: torch.nn.Module,
         round: RoundState,
         gradients: Weighing,
-        foreign: ForeignPasses,
+        checks: Checks,
         meter: Meter,
         members: Members,
         progress: Progress,
@@ -274,7 +272,7 @@ class RoundSteps:
         rates: bool,
     ) -> None:
         self._round, self._gradients, self._meter, self._members = round, gradients, meter, members
-        self._foreign, self._shared = foreign, SharedParameters(gradients)
+        self._checks, self._shared = checks, SharedParameters(gradients)
         self._progress, self._end, self._records_rates = progress, end, rates
         self._rates, self._host = LearningRateWatch(), Host()
         outside = Outside(gradients.parameters, lambda: round.passing)
@@ -307,8 +305,8 @@ class RoundSteps:
                 forget_unscaled(scaler)
                 self._end.after(0.0, by=optimizers)  # this rank has received the state after the step
                 return True
-            if self._foreign.left:
-                self._foreign.check(piece)
+            if self._checks.looks:
+                self._checks.steps(piece)
             self._gradients.check_there(piece, optimizers)
         elif not round.taken:
             optimizers = []
@@ -362,7 +360,7 @@ class RoundSteps:
         self.watch.begin()
         round.steps(closure, self._gradients.there)
         if round.phase == COMPLETE:
-            self._foreign.check(round.running)
+            self._checks.steps(round.running)
         if self._progress.running or round.piece is not None:
             round.once([optimizer])
             if round.piece is None and round.taken and self._host.__class__ is Host:  # pace.step() has zeroed
@@ -372,59 +370,11 @@ class RoundSteps:
         round = self._round
         round.steps(False, self._gradients.there)  # a closure has only now run its backward pass
         if round.phase == COMPLETE:
-            self._foreign.check(round.running)
+            self._checks.steps(round.running)
         seconds = self.watch.end()
         if self._progress.running or round.piece is not None:
             round.took([optimizer])
         self._host.step_ended(seconds)
-
-
-# Classes that average parameters, and their methods: of torch, timm, diffusers, ema-pytorch and torch-ema.
-AVERAGES = (
-    ("torch.optim.swa_utils", "AveragedModel", "update_parameters"),
-    ("timm.utils.model_ema", "ModelEma", "update"),
-    ("timm.utils.model_ema", "ModelEmaV2", "update"),
-    ("timm.utils.model_ema", "ModelEmaV3", "update"),
-    ("diffusers.training_utils", "EMAModel", "step"),
-    ("ema_pytorch.ema_pytorch", "EMA", "update"),
-    ("torch_ema.ema", "ExponentialMovingAverage", "update"),
-)
-
-
-def refuse_averages(unstepped: Callable[[], int | None]) -> Callable[[], None]:
-    """Raise a PacelineError where the program updates an average of parameters while ``unstepped`` returns a round's
-    number, until the returned function is called: ranks take different numbers of micro-steps, so their averages
-    would differ."""
-    put: list[tuple[Any, str, Any, Any]] = []
-
-    def replace(owner: Any, name: str) -> None:
-        original = getattr(owner, name)
-
-        @functools.wraps(original)
-        def checked(*given: Any, **named: Any) -> Any:
-            if (step := unstepped()) is not None:
-                raise PacelineError(
-                    f"{owner.__name__}.{name}() was called within round {step}, before its optimizer step; ranks "
-                    "take different numbers of micro-steps, so that their averages would differ: expected it "
-                    "`if pace.step(optimizer):`"
-                )
-            return original(*given, **named)
-
-        put.append((owner, name, original, checked))
-        setattr(owner, name, checked)
-
-    for module, kind, name in AVERAGES:
-        owner = getattr(sys.modules.get(module), kind, None)
-        if owner is not None and name in vars(owner):
-            replace(owner, name)
-
-    def put_back() -> None:
-        for owner, name, original, checked in reversed(put):
-            if vars(owner).get(name) is checked:
-                setattr(owner, name, original)
-        put.clear()
-
-    return put_back
 
 
 def digest(optimizers: Iterable[Any]) -> float:

@@ -24,7 +24,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from paceline.errors import PacelineError
 from paceline.torch.hooks_of_torch import running_pass
 
 COLLECTIVES = (
@@ -75,24 +74,6 @@ def listen(begins: Callable[[str], object], ends: Callable[[], object]) -> Calla
         _replace()
     _listeners[stop] = begins, ends
     return stop
-
-
-def refuse(running: Callable[[], int | None], loop: str) -> Callable[[], None]:
-    """Raise a PacelineError for each collective that the program calls while ``running`` returns a round's number,
-    until the returned function is called: ranks that run a round in different numbers of pieces would wait in it for
-    ever. loop: how the training loop takes a round."""
-
-    def begins(name: str) -> None:
-        if name == BUFFERS or (step := running()) is None or (where := caller()) is None:
-            return
-        raise PacelineError(
-            f"round {step}: {where[0]}:{where[1]} calls a collective ({name}) within the round, which "
-            + ("LocalSGD " if loop == "local" else f"loop={loop!r} ")
-            + "runs in different numbers of pieces; call it "
-            + ("if pace.merged" if loop == "local" else "after pace.step(optimizer), or use loop='whole'")
-        )
-
-    return listen(begins, lambda: None)
 
 
 def arguments() -> tuple[Any, ...]:

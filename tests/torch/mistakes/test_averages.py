@@ -32,14 +32,14 @@ def told(loss_of: Loss, sizes: tuple[int, ...], seed: int = 3) -> list[str]:
     """The warnings of micro-steps of these sizes; the third argument of a loss is their number."""
     draw.manual_seed(seed)
     watch = LossWatch(lambda: None, 2, False)
-    watch.again()
+    watch.iteration(0)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for step, size in enumerate(sizes):
             plan = RoundPlan(step, np.array([size, BATCH - size]), BATCH)
             y = torch.randint(CLASSES, (size,), generator=draw)
             loss = loss_of(layer(normal(size, WIDTH)), y, step)
-            watch.look(loss, Piece(plan, size, True, True), "mean")
+            watch.weighs(loss, Piece(plan, size, True, True), "mean", None, True)
     return [str(one.message) for one in caught]
 
 

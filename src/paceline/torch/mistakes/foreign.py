@@ -10,6 +10,7 @@ import torch
 from paceline.errors import PacelineError
 from paceline.torch import hooks_of_torch
 from paceline.torch.gradients.reducers import LOOKS
+from paceline.torch.mistakes import Check
 from paceline.torch.plan import Piece
 
 
@@ -41,49 +42,42 @@ class _Seen:
         self.foreign = False
 
 
-class ForeignPasses:
+class ForeignPasses(Check):
     """Finds the backward pass of a loss without a weight, after a forward pass through the model.
 
     Hooks on each parameter cost time, so it looks at some rounds of the first iteration, and at the first round of
     each later one: this mistake is made from the beginning, or from an epoch on.
-
-    Attributes:
-        left: Rounds that are still looked at, and the one after them.
     """
 
     def __init__(self, model: torch.nn.Module, parameters: Iterable[torch.nn.Parameter]) -> None:
         self._model, self._parameters = model, [p for p in parameters if p.requires_grad]
-        self._seen, self._handles, self.left, self._never = _Seen(), list[Any](), 0, False
-        self._look(LOOKS)
+        self._seen, self._handles = _Seen(), list[Any]()
+        self._left = 0  # rounds that are still looked at, and the one after them
+        self._rounds = LOOKS  # to be looked at in the next iteration
 
-    def never(self) -> None:
-        """Every backward pass is weighted, so none is foreign."""
-        self._never = True
-        self._forget()
+    def iteration(self, step: int) -> None:
+        if not self._left:
+            self._left, self._rounds = self._rounds + 1, 1
+            seen = self._seen
+            self._handles = [self._model.register_forward_hook(seen.through)]
+            self._handles += [p.register_post_accumulate_grad_hook(seen.used) for p in self._parameters]
 
-    def again(self) -> None:
-        """An iteration begins."""
-        if not (self.left or self._never):
-            self._look(1)
-
-    def weighs(self, first: bool, last: bool) -> None:
-        """A loss gets its weight. first: it is the first one of its micro-step, where the gradients in the model are
-        checked otherwise. last: the micro-step is the round's last."""
+    def weighs(
+        self, loss: torch.Tensor | None, piece: Piece, reduction: str, count: float | None, first: bool
+    ) -> bool:
         self._seen.weighted()
+        if loss is not None and loss.requires_grad:
+            loss.register_hook(self._seen.weighted)  # its backward pass may come after another forward pass
         if first:
             self._seen.checked()
-            if last:
-                self.left -= 1
-                if not self.left:
+            if piece.last:
+                self._left -= 1
+                if not self._left:
                     self._forget()
+        return self._left > 0
 
-    def announced(self, loss: torch.Tensor) -> None:
-        """The backward pass of this weighted loss may come after another forward pass."""
-        if loss.requires_grad:
-            loss.register_hook(self._seen.weighted)
-
-    def check(self, piece: Piece) -> None:
-        """Raises PacelineError if the round of ``piece`` has a gradient without a weight beside one with a weight."""
+    def steps(self, piece: Piece) -> None:
+        """Raises PacelineError if the round has a gradient without a weight beside one with a weight."""
         if self._seen.foreign:
             raise PacelineError(
                 f"round {piece.step}: a loss.backward() without a weight followed the weighted one; expected "
@@ -92,17 +86,10 @@ class ForeignPasses:
             )
 
     def close(self) -> None:
-        """Remove all hooks from the model."""
-        self.never()
-
-    def _look(self, rounds: int) -> None:
-        self.left = rounds + 1
-        seen = self._seen
-        self._handles = [self._model.register_forward_hook(seen.through)]
-        self._handles += [p.register_post_accumulate_grad_hook(seen.used) for p in self._parameters]
+        self._left = 0
+        self._forget()
 
     def _forget(self) -> None:
-        self.left = 0
         for handle in self._handles:
             handle.remove()
         self._handles = []

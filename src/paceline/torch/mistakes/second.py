@@ -16,22 +16,22 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import PacelineError
 from paceline.torch.gradients.reducers import deferred
+from paceline.torch.mistakes import Check
 
 
-class SecondModels:
-    """Refuses them: ``find`` when a loop begins, ``close`` at the end.
+class SecondModels(Check):
+    """Refuses them.
 
-    running: gives the round's number while ranks may run different numbers of passes, else None. loop: what takes
+    running: gives the round's number while ranks may run different numbers of passes, else None. how: what takes
     the round in pieces, for the message.
     """
 
-    def __init__(self, running: Callable[[], int | None], loop: str) -> None:
-        self._running, self._loop = running, loop
+    def __init__(self, running: Callable[[], int | None], how: str) -> None:
+        self._running, self._how = running, how
         self._found: list[Any] | None = None  # the hooks of the modules
 
-    def find(self) -> None:
-        """Look for modules, the first time: it takes as long as a garbage collection."""
-        if self._found is None:
+    def iteration(self, step: int) -> None:
+        if self._found is None:  # looking for them takes as long as a garbage collection
             self._found = [
                 torch.autograd.graph.register_multi_grad_hook(trained, partial(self._begins, ddp), mode="any")
                 for ddp in _living(DistributedDataParallel)
@@ -39,7 +39,6 @@ class SecondModels:
             ]
 
     def close(self) -> None:
-        """Let go of the modules."""
         for hook in self._found or ():
             hook.remove()
         self._found = []
@@ -49,7 +48,7 @@ class SecondModels:
         if step is not None and ddp.require_backward_grad_sync and ddp not in deferred:
             raise PacelineError(
                 f"round {step}: a backward pass runs through a second DistributedDataParallel module, of "
-                f"{type(ddp.module).__name__}, whose sums would hang since {self._loop} runs different numbers of "
+                f"{type(ddp.module).__name__}, whose sums would hang since {self._how} runs different numbers of "
                 "passes on each rank; wrap both models in one, or use loop='whole'"
             )
 

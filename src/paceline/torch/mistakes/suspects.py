@@ -8,8 +8,6 @@ and costs nothing afterwards. What it finds it reports once, and it changes noth
 - A statistic that was summed over the ranks is divided by this rank's own number of samples.
 - A hook of the program limits the gradient of a parameter, which has the weight of this rank's loss.
 - A custom autograd function adds its own gradient, which no weight of the loss reaches.
-
-``GatherSizes`` refuses a gather to which ranks give tensors of other sizes, since it would end the processes.
 """
 
 from __future__ import annotations
@@ -24,25 +22,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from paceline.errors import PacelineError
 from paceline.torch import hooks_of_torch, timing
 from paceline.torch.gradients.reducers import LOOKS
 from paceline.torch.hooks_of_torch import MEAN, SUM
+from paceline.torch.mistakes import Check
 from paceline.torch.mistakes.averages import Averages
+from paceline.torch.mistakes.collectives import GATHERS, at, called_at, tensors_of
 from paceline.torch.mistakes.gradient_limits import GradientLimits
 from paceline.torch.mistakes.loss_ends import End, ends, joins, nodes_of
 from paceline.torch.plan import Piece
 from paceline.torch.source import divides_by_own
 
-GATHERS = "allgather", "_allgather_base", "all_gather_single"
-CALLED_BY = (
-    *("distributed_c10d.py", "c10d_logger.py", "_functional_collectives.py", "functional.py", "function.py"),
-    *("_contextlib.py", "module.py"),
-)  # files of torch through which a program calls a collective, also within a module's forward pass
 CALLS = 64  # collectives of an epoch that are looked at
 LATER = 2  # losses of each later epoch that are looked at
 GRAPHS = 4  # graphs without a collective that are looked at, in a run
-ROUNDS = 2  # of an epoch, in which the sizes that ranks give to a gather are compared
 TWICE = 2  # micro-steps in which a number is found, as one may be equal by chance
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _PACELINE = os.path.dirname(os.path.dirname(__file__)) + os.sep
@@ -64,9 +57,8 @@ class Summed:
         return math.fsum(float(one.detach()) for one in self.results)
 
 
-class LossWatch:
-    """The checks of one loop's losses. ``again`` when an epoch begins; ``look`` at a loss before its backward pass;
-    ``close`` at the end.
+class LossWatch(Check):
+    """The checks of one loop's losses.
 
     running: gives the piece of the running micro-step, None between rounds. ranks: of the run. by_hook: gradients are
     weighted instead of the loss. parameters: those that are trained.
@@ -81,10 +73,10 @@ class LossWatch:
     ) -> None:
         self._parameters = parameters
         self._limits: GradientLimits | None = None
-        self.left = LOOKS  # losses still to be looked at
+        self._left = 0  # losses still to be looked at
         self._running, self._ranks, self._by_hook = running, ranks, by_hook
         self._graphs = GRAPHS  # graphs without a collective that are still to be looked at
-        self._never, self._calls_left = False, 0
+        self._calls_left = 0
         self._first = True  # the next epoch is the first
         self._piece: Piece | None = None  # of the micro-step in which the calls were made
         self._said: set[str] = set()
@@ -98,47 +90,45 @@ class LossWatch:
         self._injected: dict[Any, tuple[float, float]] = {}  # by function: what it was given, and has added
         self._read: set[tuple[str, int]] = set()  # places whose source was read
 
-    def again(self) -> None:
-        """An epoch begins."""
-        if self._never:
-            return
-        self.left, self._calls_left = LOOKS if self._first else LATER, CALLS
+    def iteration(self, step: int) -> None:
+        self._left, self._calls_left = LOOKS if self._first else LATER, CALLS
         self._first = False
         if self._ranks > 1 and self._stop is None:
             self._stop = timing.listen(self._called, lambda: None)
         if self._limits is None and self._ranks > 1 and not self._by_hook:
             self._limits = GradientLimits(self._parameters, self._differs, self._limited)
 
-    def never(self) -> None:
-        """No loss needs a look."""
-        self._never = True
-        self.close()
+    def weighs(
+        self, loss: torch.Tensor | None, piece: Piece, reduction: str, count: float | None, first: bool
+    ) -> bool:
+        self._left -= 1
+        if count is None:
+            self._look(loss, piece, reduction)
+        if not self._left:
+            self._end()
+        return self._left > 0
 
-    def end(self) -> None:
-        """``close``, and let go of the model."""
-        self.close()
+    def close(self) -> None:
+        self._end()
         if self._limits is not None:
             self._limits.close()
 
-    def close(self) -> None:
+    def _end(self) -> None:
         """Look at no more losses."""
-        self.left = 0
+        self._left = 0
         if self._stop is not None:
             self._stop()
             self._stop = None
         self._calls.clear()
 
-    def look(self, loss: torch.Tensor | None, piece: Piece, reduction: str) -> None:
+    def _look(self, loss: torch.Tensor | None, piece: Piece, reduction: str) -> None:
         """Look at a piece's loss, which counts as the mean or the sum over its samples; None for an unknown one."""
-        self.left -= 1
         calls, self._calls = self._calls if self._piece is piece else [], []
         part = 0 < piece.samples < piece.batch and reduction != "global"
         if part and loss is not None and loss.grad_fn is not None:
             if self._ranks > 1 and self._uneven(piece):
                 self._graph(loss, piece, calls)
             self._chain(loss, piece, reduction, calls)
-        if not self.left:
-            self.close()
 
     # -- the last operations of a loss ------------------------------------------------------------------------
 
@@ -225,7 +215,7 @@ class LossWatch:
                     if self._totals == TWICE:
                         self._say(
                             "total",
-                            f"round {piece.step}: {_at(one.where)} sums a number over the ranks, and the loss is "
+                            f"round {piece.step}: {at(one.where)} sums a number over the ranks, and the loss is "
                             "divided by it: it is already normalised, and must not get this rank's weight; pass "
                             "pace.backward(loss, 'global')",
                         )
@@ -244,7 +234,7 @@ class LossWatch:
             if (one := within.get(id(node))) is not None:
                 self._say(
                     "statistic",
-                    f"round {piece.step}: {_at(one.where)} sums a tensor of the loss over the ranks: it is a "
+                    f"round {piece.step}: {at(one.where)} sums a tensor of the loss over the ranks: it is a "
                     "loss over all ranks, and must not get this rank's weight; pass pace.backward(loss, 'global')",
                 )
             if isinstance(node, torch.autograd.function.BackwardCFunction):
@@ -307,16 +297,16 @@ class LossWatch:
             self._calls.clear()
         self._calls_left -= 1
         if self._calls_left < 0:
-            self.close()
+            self._end()
             return
         arguments = timing.arguments()
-        tensors = _tensors(arguments[1] if len(arguments) > 1 else None)
+        tensors = tensors_of(arguments[1] if len(arguments) > 1 else None)
         gathers = name in GATHERS
         if not tensors or (gathers and max(one.numel() for one in tensors) > self._ranks):
             return
         if not gathers and not _is_sum(arguments[2] if len(arguments) > 2 else None):
             return
-        if (found := _program()) is None:
+        if (found := called_at()) is None:
             return
         frame, where = found
         self._calls.append(Summed(where, tensors, not gathers))
@@ -325,7 +315,7 @@ class LossWatch:
             if divides_by_own(frame, where[1], piece):
                 self._say(
                     "own",
-                    f"round {piece.step}: {_at(where)} sums over the ranks, and the result is divided by this rank's "
+                    f"round {piece.step}: {at(where)} sums over the ranks, and the result is divided by this rank's "
                     "own number of samples times the ranks, which is not the batch where loads differ; divide by the "
                     "sum of the ranks' numbers of samples",
                 )
@@ -338,64 +328,6 @@ class LossWatch:
         if what not in self._said:
             self._said.add(what)
             warnings.warn(words, RuntimeWarning, stacklevel=_level())
-
-
-class GatherSizes:
-    """Compares the sizes of the tensors that ranks give to the program's gathers, in the first rounds of an epoch and
-    while loads differ. gloo ends the process if they differ, NCCL returns wrong values.
-
-    All ranks make these comparisons in the same calls: which ones follows from the plan and the calls' order alone.
-    newest: the piece of the running or the newest round, None before the first.
-    """
-
-    def __init__(self, newest: Callable[[], Piece | None]) -> None:
-        self._newest = newest
-        self._until = 0  # the first round in which nothing is compared
-        self._stop: Callable[[], None] | None = None
-
-    def again(self, step: int) -> None:
-        """An epoch begins with round ``step``."""
-        self._until = step + ROUNDS
-        if self._stop is None:
-            self._stop = timing.listen(self._called, lambda: None)
-
-    def close(self) -> None:
-        """Compare nothing more."""
-        if self._stop is not None:
-            self._stop()
-            self._stop = None
-
-    def _called(self, name: str) -> None:
-        if (piece := self._newest()) is None:
-            return
-        if piece.step >= self._until:
-            self.close()
-            return
-        group, *tensors = (*timing.arguments(), None, None)[:3]
-        loads = piece.plan.loads
-        if name not in GATHERS or not isinstance(group, dist.ProcessGroup) or not (loads != loads[0]).any():
-            return
-        if (found := _program()) is None:
-            return
-        taken, given = ([one.numel() for one in _tensors(each)] for each in tensors)
-        sizes: list[Any] = [None] * group.size()
-        dist.all_gather_object(sizes, given, group)
-        fits = name == "allgather" and taken == [size for (size, *_) in sizes]
-        if all(size == sizes[0] for size in sizes) or (fits and dist.get_backend(group) != "gloo"):
-            return
-        raise PacelineError(
-            f"round {piece.step}: {_at(found[1])} gathers tensors of {_listed(sizes)} elements, and all ranks must "
-            "give as many; loads differ under Paceline, so write pace.gather(tensor), which takes any number of rows"
-        )
-
-
-def _listed(sizes: list[list[int]]) -> str:
-    *most, last = [str(sum(size)) for size in sizes]
-    return f"{', '.join(most)} and {last}"
-
-
-def _at(where: tuple[str, int]) -> str:
-    return f"{where[0]}:{where[1]}"
 
 
 def _level() -> int:
@@ -423,29 +355,7 @@ def _size(node: Any, index: int) -> int:
     return math.prod(shapes[index]) if index < len(shapes) else 0
 
 
-def _tensors(given: Any) -> list[torch.Tensor]:
-    if isinstance(given, torch.Tensor):
-        return [given]
-    return [one for part in given for one in _tensors(part)] if isinstance(given, list | tuple) else []
-
-
 def _is_sum(options: Any) -> bool:
     """Whether a reduction is a sum or a mean; ``options`` of a process group's method, or the operation."""
     kind = getattr(options, "reduceOp", options)
     return kind is None or kind == dist.ReduceOp.SUM or kind == dist.ReduceOp.AVG
-
-
-def _program() -> tuple[Any, tuple[str, int]] | None:
-    """The frame, with file and line, where the program itself calls the running collective; None if Paceline does, or
-    a part of torch such as DistributedDataParallel or batch norm."""
-    frame: Any = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename in (__file__, timing.__file__):
-        frame = frame.f_back
-    while frame is not None and frame.f_code.co_filename.startswith((_TORCH, "<")):
-        name = frame.f_code.co_filename
-        if name.startswith(_TORCH) and not name.endswith(CALLED_BY):
-            return None
-        frame = frame.f_back
-    if frame is None or frame.f_code.co_filename.startswith(_PACELINE):
-        return None
-    return frame, (frame.f_code.co_filename, frame.f_lineno)
