@@ -11,6 +11,7 @@ from scipy.optimize import linprog
 from paceline import PacelineError, Plan
 from paceline.costs import Increasing, Linear, Saturating
 from paceline.shares import at_least, project, proportional, water_level, whole_samples
+from support.programmes import soonest
 
 
 @st.composite
@@ -30,21 +31,11 @@ def problems(draw, workers=8, batch=300):
 @given(problem=problems())
 def test_water_level_is_the_optimum_of_the_linear_programme(problem):
     cost, total, low, high = problem
-    n = len(low)
     found = water_level(cost, total, low, high)
     assert found.loads.sum() == pytest.approx(total, rel=1e-12)
     assert np.all((found.loads >= low) & (found.loads <= high))
-    # min T with m x + c <= T: an independent answer
-    rows = np.hstack([np.diag(cost.seconds_per_sample), -np.ones((n, 1))])
-    answer = linprog(
-        np.r_[np.zeros(n), 1],
-        rows,
-        -cost.overhead,
-        np.r_[np.ones(n), 0][None],
-        [total],
-        [*zip(low, high, strict=True), (None, None)],
-    )
-    assert cost.seconds(found.loads).max() == pytest.approx(answer.fun, rel=1e-6)
+    _, least = soonest(cost.seconds_per_sample, cost.overhead, total, low, high)
+    assert cost.seconds(found.loads).max() == pytest.approx(least, rel=1e-6)
 
 
 @settings(max_examples=25, deadline=None)
@@ -109,9 +100,8 @@ def test_projection_is_the_nearest_feasible_point(y, seed):
     for towards in np.eye(len(y)):  # the extreme feasible points in many directions
         for sign in (-1, 1):
             noise = rng.standard_normal(len(y))
-            z = linprog(
-                sign * towards + 0.1 * noise, A_eq=np.ones((1, len(y))), b_eq=[1], bounds=np.c_[low, high]
-            ).x
+            goal, limits = sign * towards + 0.1 * noise, np.c_[low, high]
+            z = linprog(goal, A_eq=np.ones((1, len(y))), b_eq=[1], bounds=limits).x
             assert (y - x) @ (z - x) <= 1e-7
 
 
@@ -200,11 +190,8 @@ def test_steps_taken_together_are_the_steps_one_by_one(seed, n, ties):
 
 
 def test_whole_samples_of_shares_favour_who_is_least_over_its_share():
-    assert whole_samples(Plan(np.array([0.2, 0.2, 0.6])), 6).tolist() == [
-        1,
-        1,
-        4,
-    ]  # a second would be 10 to 6.7
+    # A second for the first would be 10 to 6.7.
+    assert whole_samples(Plan(np.array([0.2, 0.2, 0.6])), 6).tolist() == [1, 1, 4]
     assert whole_samples(Plan(np.array([1.0, 0.0])), 3).tolist() == [3, 0]
     assert whole_samples(Plan(np.full(4, 0.25)), 6).tolist() == [2, 2, 1, 1]  # the lowest ranks of equals
     assert whole_samples(Plan(np.full((2, 2), 0.5)), 3).tolist() == [[2, 1], [2, 1]]
@@ -223,10 +210,8 @@ def test_a_short_batch_relaxes_the_least_loads_in_proportion():
 @pytest.mark.parametrize("batch", [10, 100])
 def test_workers_that_never_end_get_only_what_others_may_not_take(batch):
     gone = Linear(np.array([1.0, np.inf, 1.0]), np.zeros(3))
-    some = [0.4 * batch, batch, 0.2 * batch]
-    np.testing.assert_array_equal(
-        whole_samples(gone, batch, most=some), [0.4 * batch, 0.4 * batch, 0.2 * batch]
-    )
+    some = whole_samples(gone, batch, most=[0.4 * batch, batch, 0.2 * batch])
+    np.testing.assert_array_equal(some, [0.4 * batch, 0.4 * batch, 0.2 * batch])
     assert whole_samples(gone, batch).tolist() == [batch / 2, 0, batch / 2]
 
 
@@ -255,31 +240,21 @@ def test_a_hundred_thousand_workers_get_whole_samples():
     assert np.all(cost.seconds(loads + 1.0) >= end)  # nobody could have taken the last one sooner
 
 
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda: water_level(Linear(np.ones(2), np.zeros(2)), 10, most=[3, 4]), "3 of 10 without a place"),
-        (lambda: water_level(Linear(np.ones(2), np.zeros(2)), 10, least=[6, 7]), "3 more than the 10"),
-        (lambda: whole_samples(Linear(np.ones(2), np.zeros(2)), 10, most=[3, 4]), "3 of 10 without a place"),
-        (
-            lambda: whole_samples(Linear(np.ones(2), np.zeros(2)), 14, most=[7, 7], unit=4),
-            "4 of 12 without a",
-        ),
-    ],
-)
-def test_limits_that_cannot_hold_the_batch_raise_with_the_difference(call, words):
-    with pytest.raises(PacelineError, match=words):
-        call()
+TWO = Linear(np.ones(2), np.zeros(2))
 
 
 @pytest.mark.parametrize(
     ("call", "words"),
     [
+        (lambda: water_level(TWO, 10, most=[3, 4]), "3 of 10 without a place"),
+        (lambda: water_level(TWO, 10, least=[6, 7]), "3 more than the 10"),
+        (lambda: whole_samples(TWO, 10, most=[3, 4]), "3 of 10 without a place"),
+        (lambda: whole_samples(TWO, 14, most=[7, 7], unit=4), "4 of 12 without a"),
         (lambda: water_level([1, 2], 10), r"cost=\[1, 2\]: expected a cost"),
-        (lambda: water_level(Linear(np.ones(2), np.zeros(2)), "ten"), "batch='ten': expected a number"),
-        (lambda: water_level(Linear(np.ones(2), np.zeros(2)), 10, "no"), "least='no': expected a number"),
-        (lambda: water_level(Linear(np.ones(2), np.zeros(2)), 10, 0, "all"), "most='all': expected a number"),
-        (lambda: water_level(Linear(np.ones(2), np.zeros(2)), 10, [1, 2, 3]), "for each of 2 workers"),
+        (lambda: water_level(TWO, "ten"), "batch='ten': expected a number"),
+        (lambda: water_level(TWO, 10, "no"), "least='no': expected a number"),
+        (lambda: water_level(TWO, 10, 0, "all"), "most='all': expected a number"),
+        (lambda: water_level(TWO, 10, [1, 2, 3]), "for each of 2 workers"),
         (lambda: whole_samples([0.5, 0.5], 10), "expected a cost"),
         (lambda: whole_samples(Plan(np.array([0.5, 0.5])), "ten"), "batch='ten': expected a whole number"),
         (lambda: whole_samples(Plan(np.array([0.5, 0.5])), 10, "no"), "least='no': expected a number"),
@@ -290,7 +265,7 @@ def test_limits_that_cannot_hold_the_batch_raise_with_the_difference(call, words
         (lambda: at_least(np.array([1, 2, 3]), "two"), "floor='two': expected an array"),
     ],
 )
-def test_arguments_that_cannot_be_divided_raise(call, words):
+def test_what_cannot_be_divided_raises(call, words):
     with pytest.raises(PacelineError, match=words):
         call()
 
@@ -323,12 +298,11 @@ def test_rows_are_divided_each_by_itself(seed, n, rows):
     batch = int(rng.integers(1, 400))
     low = np.floor(rng.dirichlet(np.ones(n), rows) * batch * rng.choice([0.0, 0.9]))
     high = low + rng.integers(0, 400, shape) + batch // n + 1
-    costs = [
-        (Linear(slope, overhead), [Linear(slope[row], overhead[row]) for row in range(rows)]),
-        (Steps(slope, overhead, 3), [Steps(slope[row], overhead[row], 3) for row in range(rows)]),
-        (Steps(slope, overhead, 90), [Steps(slope[row], overhead[row], 90) for row in range(rows)]),
-    ]
-    for together, alone in costs:
+    for kind, more in ((Linear, ()), (Steps, (3,)), (Steps, (90,))):
+        together, alone = (
+            kind(slope, overhead, *more),
+            [kind(*each, *more) for each in zip(slope, overhead, strict=True)],
+        )
         level, whole = water_level(together, batch, low, high), whole_samples(together, batch, low, high)
         units = whole_samples(together, batch, unit=4)
         for row, cost in enumerate(alone):
@@ -357,9 +331,8 @@ def test_samples_that_end_together_go_to_the_lowest_ranks(seed, n, width, plain)
     cost = Steps(rng.choice([1.0, 2.0, 4.0], n), rng.choice([0.0, 1.0, 8.0], n), width)
     batch = int(rng.integers(0, 1000))
     low = np.zeros(n) if plain else np.floor(rng.dirichlet(np.ones(n)) * batch * 0.5)
-    high = (
-        np.full(n, float(batch)) if plain else np.minimum(low + rng.integers(0, 2 * batch // n + 2, n), batch)
-    )
+    more = batch if plain else rng.integers(0, 2 * batch // n + 2, n)
+    high = np.minimum(low + more, batch)
     assume(high.sum() >= batch)
     found = whole_samples(cost, batch, low, high)
     assert found.tolist() == one_by_one(cost, batch, low, high).tolist()

@@ -15,27 +15,11 @@ from paceline.paramserver.samples import Draws, Epochs
 from paceline.simulate.server import RoundTrips, SimulatedServer
 from paceline.simulate.timing import Constant, Exponential
 from support.guarantees import guarantee
-
-
-class Numbers:
-    """f(w; x) = (w - x)^2 / 2 over fixed numbers x."""
-
-    def __init__(self, samples=400):
-        self.x = np.random.default_rng(0).normal(1.0, 1.0, samples)
-        self.used, self.gradients = [], []
-
-    def start(self):
-        return np.zeros(1)
-
-    def gradient(self, values, samples):
-        self.used.append(samples)
-        gradient = values - self.x[samples].mean()
-        self.gradients.append((len(samples), gradient))
-        return gradient, float(((values[0] - self.x[samples]) ** 2).mean() / 2)
+from support.quadratic import Quadratic
 
 
 def served(backup, trips, n, batch, pool=None, policy="equal"):
-    learner = Numbers()
+    learner = Quadratic(400, 1)
     config = ServerConfig(n, batch, backup=backup, policy=policy, lr=0.1)
     return SimulatedServer(learner, config, trips, pool or Draws(400, 3)), learner
 
@@ -82,13 +66,8 @@ def test_updates_are_traced_until_the_threshold_is_found_and_only_with_all_worke
 
     def after(state, ends, present=2):
         ends = np.array(ends, float)
-        timings = Timings(
-            *(np.zeros(len(ends), int),) * 2,
-            np.zeros(len(ends)),
-            np.arange(len(ends)),
-            np.zeros(len(ends)),
-            ends,
-        )
+        nothing = np.zeros(len(ends))
+        timings = Timings(*(nothing.astype(int),) * 2, nothing, np.arange(len(ends)), nothing, ends)
         return policy.step(state, Iteration(2, present, 0.0, 1.0, 1.0, 1.0, 0.1, timings))
 
     ends = [[1.0, 2.0], [1.0, 9.0]]
@@ -129,9 +108,8 @@ def test_pieces_that_have_begun_count_and_the_others_are_given_back():
 )
 def test_each_sample_is_used_once_an_epoch_although_much_is_dropped():
     pool = Epochs(400, 3, 1)
-    run, _ = served(
-        "dropcompute:tau=0.4,pieces=4", RoundTrips(4, Constant(0.0), Exponential(0.1), 5), 4, 40, pool
-    )
+    trips = RoundTrips(4, Constant(0.0), Exponential(0.1), 5)
+    run, _ = served("dropcompute:tau=0.4,pieces=4", trips, 4, 40, pool)
     updates = run.run()
     np.testing.assert_array_equal(pool.uses, np.full(400, 3))
     assert sum(u.dropped_samples for u in updates) > 100

@@ -4,13 +4,8 @@ import numpy as np
 import pytest
 
 from paceline import Cluster, Round, policies
-from paceline.balance.abs import Abs
-from paceline.balance.factoring import Factoring
-from paceline.balance.lbbsp import Lbbsp
 from paceline.costs import Increasing, Linear
 from paceline.errors import PacelineError
-from paceline.forecast.ema import Ema
-from paceline.forecast.learned import Narx, Recurrent
 
 from .streams import constant, drifting, play
 
@@ -92,11 +87,31 @@ def moves(text, seconds, workers=3):
     return np.array(out)
 
 
-def test_lbbsp_moves_delta_samples_every_so_many_rounds():
-    loads = moves("lbbsp:delta=5,rounds=3", [[1, 2, 3]] * 7)
-    np.testing.assert_allclose(loads[:2], np.full((2, 3), 40))
-    np.testing.assert_allclose(loads[2:5], np.tile([45.0, 40, 35], (3, 1)))  # the count starts again
-    np.testing.assert_allclose(loads[5:], np.tile([50.0, 40, 30], (2, 1)))
+SLOWEST_LAST, EVEN = [1, 2, 3], [40, 40, 40]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds", "expected"),
+    [
+        # Five samples after five rounds by default; the count starts again after each move.
+        ("lbbsp", [SLOWEST_LAST] * 6, [EVEN] * 4 + [[45, 40, 35]] * 2),
+        ("lbbsp:delta=5,rounds=3", [SLOWEST_LAST] * 7, [EVEN] * 2 + [[45, 40, 35]] * 3 + [[50, 40, 30]] * 2),
+        # What is not there cannot be taken.
+        ("lbbsp:delta=30,rounds=1", [SLOWEST_LAST] * 3, [[70, 40, 10], [80, 40, 0], [80, 40, 0]]),
+        # Only rounds in which somebody precedes count; read strictly, those in which the same one does.
+        (
+            "lbbsp:rounds=3",
+            [SLOWEST_LAST] * 2 + [[2, 2, 2]] + [SLOWEST_LAST] * 3,
+            [EVEN] * 5 + [[45, 40, 35]],
+        ),
+        ("lbbsp:rounds=3,reading=strict", [SLOWEST_LAST] * 2 + [[2, 1, 3]] * 3, [EVEN] * 4 + [[40, 45, 35]]),
+        ("lbbsp:rounds=1", [[2, 2, 2]] * 4, [EVEN] * 4),
+        ("lbbsp:rounds=1", [[1, 1 + 1e-12, 1]] * 3, [EVEN] * 3),  # they differ by rounding
+        ("lbbsp:rounds=1", [[1, 1 + 1e-6, 1]], [[45, 35, 40]]),
+    ],
+)
+def test_lbbsp_moves_samples_after_so_many_rounds(text, seconds, expected):
+    np.testing.assert_allclose(moves(text, seconds), expected, atol=1e-12)
 
 
 def test_lbbsp_read_strictly_waits_for_the_same_worker_to_stay_fastest():
@@ -106,35 +121,6 @@ def test_lbbsp_read_strictly_waits_for_the_same_worker_to_stay_fastest():
     assert loose[2] == pytest.approx(30)
     steady = [[1, 2, 3]] * 10
     np.testing.assert_allclose(moves("lbbsp:reading=strict", steady)[-1], moves("lbbsp", steady)[-1])
-
-
-def test_lbbsp_cannot_take_what_is_not_there():
-    loads = moves("lbbsp:delta=30,rounds=1", [[1, 2, 3]] * 3)
-    np.testing.assert_allclose(loads[:, 2], [10, 0, 0], atol=1e-12)
-    np.testing.assert_allclose(loads.sum(-1), BATCH)
-
-
-def test_lbbsp_moves_five_samples_after_five_rounds_by_default():
-    loads = moves("lbbsp", [[1, 2, 3]] * 6)
-    np.testing.assert_allclose(loads[:4], np.full((4, 3), 40))
-    np.testing.assert_allclose(loads[4:], np.tile([45.0, 40, 35], (2, 1)))
-
-
-def test_lbbsp_counts_from_the_first_round_in_which_somebody_precedes():
-    loads = moves("lbbsp:rounds=3", [[1, 2, 3]] * 2 + [[2, 2, 2]] + [[1, 2, 3]] * 3)
-    np.testing.assert_allclose(loads[:5], np.full((5, 3), 40))
-    np.testing.assert_allclose(loads[5], [45, 40, 35])
-
-
-def test_lbbsp_read_strictly_counts_the_round_in_which_a_worker_became_the_fastest():
-    loads = moves("lbbsp:rounds=3,reading=strict", [[1, 2, 3]] * 2 + [[2, 1, 3]] * 3)
-    np.testing.assert_allclose(loads[:4], np.full((4, 3), 40))
-    np.testing.assert_allclose(loads[4], [40, 45, 35])
-
-
-def test_lbbsp_takes_times_that_differ_by_rounding_for_equal():
-    np.testing.assert_allclose(moves("lbbsp:rounds=1", [[1, 1 + 1e-12, 1]] * 3), np.full((3, 3), 40.0))
-    np.testing.assert_allclose(moves("lbbsp:rounds=1", [[1, 1 + 1e-6, 1]]), [[45, 35, 40]])
 
 
 def test_lbbsp_moves_within_the_limits_of_both_workers():
@@ -245,14 +231,8 @@ def test_equal_divides_among_those_present():
 
 
 def test_only_policies_that_keep_equal_times_settle():
-    settling = {
-        name: policies.create(name, Cluster(3, BATCH)).settles for name in ("equal", "abs", "ogd", "level")
-    }
-    assert settling == {"equal": False, "abs": False, "ogd": False, "level": True}
-
-
-def test_lbbsp_leaves_equal_times_alone():
-    np.testing.assert_allclose(moves("lbbsp:rounds=1", [[2, 2, 2]] * 4), np.full((4, 3), 40.0))
+    for name, settles in (("equal", False), ("abs", False), ("ogd", False), ("level", True)):
+        assert policies.create(name, Cluster(3, BATCH)).settles is settles
 
 
 def test_the_oracle_is_never_beaten():
@@ -273,24 +253,6 @@ def test_the_oracle_asks_for_what_it_needs():
     plan, state = policy.init()
     with pytest.raises(ValueError, match="only a simulation"):
         policy.step(state, Round(plan.shares, np.ones(2), 4))
-    absent = policy.step(
-        state, Round(plan.shares, np.array([1, np.nan]), 4, upcoming=Linear(np.ones(2), np.zeros(2)))
-    )[0]
+    coming = Linear(np.ones(2), np.zeros(2))
+    absent, _ = policy.step(state, Round(plan.shares, np.array([1, np.nan]), 4, upcoming=coming))
     np.testing.assert_array_equal(absent.shares, [1, 0])
-
-
-@pytest.mark.parametrize(
-    ("kind", "option"),
-    [
-        (Abs, "reading"),
-        (Lbbsp, "reading"),
-        (Factoring, "scheme"),
-        (Ema, "of"),
-        (Narx, "inputs"),
-        (Recurrent, "cell"),
-    ],
-)
-def test_a_choice_that_does_not_exist_is_refused_also_without_a_name_in_text(kind, option):
-    made_for = (Cluster(3, BATCH),) if kind in (Abs, Lbbsp, Factoring) else ()
-    with pytest.raises(PacelineError, match=f"{option}=7: expected"):
-        kind(*made_for, **{option: 7})

@@ -14,6 +14,11 @@ from paceline.forecast import overheads
 from paceline.shares import water_level
 from support.guarantees import guarantee
 
+NEARLY_EQUAL = guarantee(
+    "Equal workers under `level` take less than 1.02 times as long as with equal shares, with noise, spikes "
+    "and up to 85 % overhead."
+)
+
 BATCH = 256
 
 
@@ -81,10 +86,7 @@ def test_margins_do_not_drive_equal_workers_apart_whose_seconds_hardly_depend_on
     assert planned.max() / planned.min() < loads.max() / loads.min()
 
 
-@guarantee(
-    "Equal workers under `level` take less than 1.02 times as long as with equal shares, with noise, spikes "
-    "and up to 85 % overhead."
-)
+@NEARLY_EQUAL
 @given(
     paces=st.lists(st.floats(1e-6, 1e3), min_size=2, max_size=30),
     noise=st.floats(0, 3),
@@ -100,10 +102,7 @@ def test_margins_grow_with_paces_and_by_a_small_part_of_their_differences(paces,
     assert planned.seconds_per_sample[0] == pace[0]
 
 
-@guarantee(
-    "Equal workers under `level` take less than 1.02 times as long as with equal "
-    "shares, with noise, spikes and up to 85 % overhead."
-)
+@NEARLY_EQUAL
 @pytest.mark.parametrize("flat", [0.5, 0.7, 0.85])
 def test_equal_workers_stay_nearly_equal_through_spikes_and_overheads(flat):
     """Seconds over those of equal shares, from the same draws."""

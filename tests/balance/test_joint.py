@@ -16,6 +16,7 @@ from paceline.rounds import Gradients
 from paceline.simulate.server import RoundTrips, SimulatedServer
 from paceline.simulate.timing import Constant, Exponential
 from support.guarantees import guarantee
+from support.quadratic import Quadratic
 
 BATCH = 128
 
@@ -108,24 +109,10 @@ def test_the_gain_a_second_is_that_of_updates_played_one_by_one(seed, n, interru
     assert found == pytest.approx(sum(gains) / (now - begun))
 
 
-class Numbers:
-    """f(w; x) = |w - x|^2 / 2 over fixed points x."""
-
-    def __init__(self):
-        self.x = np.random.default_rng(0).normal(3.0, 1.0, (400, 5))
-
-    def start(self):
-        return np.zeros(5)
-
-    def gradient(self, values, samples):
-        away = values - self.x[samples]
-        return away.mean(0), float((away**2).sum(-1).mean() / 2)
-
-
 def served(policy, mode, backup="everyone", sync="bsp"):
     config = ServerConfig(8, BATCH, sync=sync, mode=mode, backup=backup, policy=policy, lr=0.02)
     trips = RoundTrips(8, Exponential(0.05), Constant(np.repeat([1e-3, 3e-3], 4)), 4)
-    run = SimulatedServer(Numbers(), config, trips, Draws(400, 1))
+    run = SimulatedServer(Quadratic(400, 5, mean=3.0), config, trips, Draws(400, 1))
     return run.run(updates=60), run
 
 

@@ -112,12 +112,7 @@ def test_class_without_properties_gets_those_of_the_protocol() -> None:
     policy = Own()
     complete(policy)  # type: ignore[arg-type]
     own: Policy[None] = policy  # type: ignore[assignment]
-    assert (own.needs_upcoming, own.needs_machines, own.needs_noise, own.settles) == (
-        False,
-        False,
-        False,
-        False,
-    )
+    assert (own.needs_upcoming, own.needs_machines, own.needs_noise, own.settles) == (False,) * 4
     assert (own.needs_readings, own.trains, own.train("state")) == (False, False, "state")  # type: ignore[arg-type]
 
 

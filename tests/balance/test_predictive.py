@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-from scipy.optimize import linprog
 
 from paceline import Cluster, Round, policies
 from paceline.costs import Linear
 from paceline.errors import PacelineError
 from paceline.rounds import Gradients
 from paceline.shares import whole_samples
+from support.programmes import soonest
 
 from .streams import constant, moving, play
 
@@ -33,11 +33,8 @@ def test_gpu_shares_solve_the_papers_linear_programme(seed):
     plan, state = policy.init()
     loads = plan.shares * total
     plan, state = policy.step(state, Round(plan.shares, cost.seconds(loads), total, cost.overhead))
-    rows = np.hstack([np.diag(cost.seconds_per_sample), -np.ones((n, 1))])
-    bounds = [*zip(np.full(n, knee), most, strict=True), (None, None)]
-    objective, sums = np.r_[np.zeros(n), 1], np.r_[np.ones(n), 0][None]
-    answer = linprog(objective, rows, -cost.overhead, sums, [total], bounds)
-    assert cost.seconds(plan.shares * total).max() == pytest.approx(answer.fun, rel=1e-6)
+    _, least = soonest(cost.seconds_per_sample, cost.overhead, total, knee, most)
+    assert cost.seconds(plan.shares * total).max() == pytest.approx(least, rel=1e-6)
     assert np.all(whole_samples(plan, total, cluster.least, cluster.most) <= most)
 
 

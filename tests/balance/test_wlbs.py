@@ -90,10 +90,8 @@ def test_the_pair_is_the_best_and_the_worst_since_the_last_adjustment(seed: int)
     for number in range(1, 29):
         slopes = rng.uniform(1.0, 4.0, 4)
         since.append(slopes)
-        before, (plan, state) = (
-            state,
-            policy.step(state, Round(plan.shares, slopes * plan.shares * batch, batch)),
-        )
+        before = state
+        plan, state = policy.step(state, Round(plan.shares, slopes * plan.shares * batch, batch))
         moved = state.loads - before.loads
         if len(since) == period or number % epoch == 0:
             expected = np.mean(since, axis=0) * before.loads  # the load was the same in all of them
@@ -130,11 +128,8 @@ def test_wlbs_with_values_that_make_no_sense_raises(option):
 
 
 def test_mean_over_workers_leaves_out_those_without_a_value():
-    assert _mean(np.array([[2.0, np.nan, 4.0], [np.nan, np.nan, 6.0], [np.nan] * 3])).tolist() == [
-        [3],
-        [6],
-        [1],
-    ]
+    values = np.array([[2.0, np.nan, 4.0], [np.nan, np.nan, 6.0], [np.nan] * 3])
+    assert _mean(values).tolist() == [[3], [6], [1]]
     best, worst = np.array([[0], [2]]), np.array([[1], [0]])
     values = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
     assert [each.tolist() for each in _pair(values, best, worst)] == [[[1], [6]], [[2], [4]]]

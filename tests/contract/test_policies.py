@@ -42,6 +42,14 @@ class Stream:
         self.overheads = np.broadcast_to(overhead * rng.uniform(0, 1, shape), (rounds, *shape))
         self.cpu = rng.uniform(0.2, 1, (rounds, *shape))
 
+    def of(self, index: Any) -> Stream:
+        """That of some workers or of one realization."""
+        part = copy.copy(self)
+        part.slopes, part.overheads, part.cpu = (
+            each[(slice(None), *index)] for each in (self.slopes, self.overheads, self.cpu)
+        )
+        return part
+
     def costs(self, t: int) -> Linear:
         return Linear(self.slopes[t], self.overheads[t])
 
@@ -146,16 +154,13 @@ def test_ten_rounds_saved_and_loaded_and_ten_more_are_twenty(name: str, workers:
 @given(workers=st.integers(2, 6), seed=st.integers(0, 2**32 - 1), data=st.data())
 def test_relabelled_workers_get_relabelled_shares(name: str, workers: int, seed: int, data: Any) -> None:
     order = np.array(data.draw(st.permutations(range(workers))))
-    stream, moved = Stream(seed, (workers,), 12), Stream(seed, (workers,), 12)
-    moved.slopes, moved.overheads, moved.cpu = (
-        a[:, order] for a in (moved.slopes, moved.overheads, moved.cpu)
-    )
+    stream = Stream(seed, (workers,), 12)
     there = cluster(workers)
     sizes = Machines(there.machines.cpus[order], there.machines.cores[order], there.machines.memory[order])
     here = Cluster(workers, BATCH, machines=sizes)
     policy, twin = policies.create(name, there), policies.create(name, here)
     played, _, _ = run(policy, stream, 0, 12, *policy.init())
-    mirrored, _, _ = run(twin, moved, 0, 12, *twin.init())
+    mirrored, _, _ = run(twin, stream.of((order,)), 0, 12, *twin.init())
     np.testing.assert_allclose(np.array(mirrored), np.array(played)[:, order], atol=1e-9)
 
 
@@ -169,11 +174,7 @@ def test_realizations_together_are_realizations_one_by_one(
     together, _, _ = run(policy, stream, 0, 12, *policy.init())
     single = policies.create(name, cluster(workers))
     for index in np.ndindex(shape):
-        alone = copy.copy(stream)
-        alone.slopes, alone.overheads, alone.cpu = (
-            a[(slice(None), *index)] for a in (stream.slopes, stream.overheads, stream.cpu)
-        )
-        played, _, _ = run(single, alone, 0, 12, *single.init())
+        played, _, _ = run(single, stream.of(index), 0, 12, *single.init())
         np.testing.assert_allclose(played, np.array(together)[(slice(None), *index)], atol=1e-12)
 
 
@@ -187,10 +188,7 @@ def test_no_realization_feels_what_happens_to_another(name: str, workers: int, s
     odd = rng.choice([1.0, np.inf, 1e300, 0.0, np.nan], (8, *shape), p=[0.7, 0.1, 0.1, 0.05, 0.05])
 
     def played(index: Any, c: Cluster) -> Array:
-        policy, alone = policies.create(name, c), copy.copy(stream)
-        alone.slopes, alone.overheads, alone.cpu = (
-            a[(slice(None), *index)] for a in (stream.slopes, stream.overheads, stream.cpu)
-        )
+        policy, alone = policies.create(name, c), stream.of(index)
         plan, state = policy.init()
         found = []
         for t in range(8):

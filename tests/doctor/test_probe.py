@@ -24,6 +24,11 @@ from support.commands import installs, python
 from support.guarantees import guarantee
 from support.ranks import run_ranks
 
+FINDS_TIME = guarantee(
+    "The doctor finds the time that a rank loses in the loader, a pass or the step, and does not count waits "
+    "for others."
+)
+
 CHANGES_NOTHING = guarantee(
     "The doctor keeps all parameters bit for bit and the program's own hooks; its failure does not end "
     "the training."
@@ -118,10 +123,7 @@ def phase(run: runs.Run, name: str) -> np.ndarray:
 
 
 @CHANGES_NOTHING
-@guarantee(
-    "The doctor finds the time that a rank loses in the loader, a pass or the step, and does not count waits "
-    "for others."
-)
+@FINDS_TIME
 def test_each_phase_is_distinguished_from_the_others_and_from_waiting(tmp_path: Path) -> None:
     """Each of three ranks sleeps in two other phases; a sleep shows there, on that rank, and nowhere else."""
     pauses = [
@@ -207,10 +209,7 @@ def second(rank: int, ranks: int) -> list[float]:
     return [sum(step) - step[Phase.REDUCE] for step in steps[2:]]
 
 
-@guarantee(
-    "The doctor finds the time that a rank loses in the loader, a pass or the step, and does not count waits "
-    "for others."
-)
+@FINDS_TIME
 def test_waiting_in_the_backward_pass_of_a_second_module_is_no_work() -> None:
     quick, slow = run_ranks(2, second)
     assert min(slow) >= 0.1

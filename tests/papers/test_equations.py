@@ -38,6 +38,7 @@ from paceline.shares import whole_samples
 from paceline.simulate import from_trace, measures, run
 from paceline.sync.protocol import Apply, Release
 from support.experiments import ran
+from support.programmes import soonest
 
 N, BATCH = 6, 256.0
 
@@ -159,11 +160,7 @@ def test_dolbie_without_a_master(seed: int, alpha: float) -> None:
 
 def best_division(gamma: Array, comm: Array) -> tuple[Array, float]:
     """x* and its seconds: min T subject to x B / gamma + c <= T, by a general solver."""
-    n = len(gamma)
-    goal = np.append(np.zeros(n), 1.0)
-    above = np.hstack([np.diag(BATCH / gamma), -np.ones((n, 1))])
-    found = optimize.linprog(goal, above, -comm, [np.append(np.ones(n), 0.0)], [1.0], bounds=(0, None))
-    return found.x[:n], float(found.x[n])
+    return soonest(BATCH / gamma, comm, 1.0)
 
 
 def test_dolbie_lemmas_with_the_constant_put_right() -> None:
@@ -339,15 +336,9 @@ def test_lbbsp_gpus_get_what_the_linear_programme_gives() -> None:
         low, high = rng.integers(1, 20, N), rng.integers(60, 200, N)
         policy = policies.create("lbbsp-gpu:forecast=last", Cluster(N, int(BATCH), low * 1.0, high * 1.0))
         made, state = policy.init()
-        x = np.asarray(made.shares)
-        made, _ = policy.step(state, Round(x, m * x * BATCH + b, int(BATCH), b, costs=Linear(m, b)))
-        above = np.hstack([np.diag(m), -np.ones((N, 1))])  # eqs. (3) and (5): min T, m x + b <= T
-        found = optimize.linprog(
-            np.append(np.zeros(N), 1.0), above, -b, [np.append(np.ones(N), 0.0)], [BATCH],
-            bounds=[*zip(low, high, strict=True), (0, None)],
-        )  # fmt: skip
+        made, _ = policy.step(state, told(np.asarray(made.shares), 1 / m, b))
         seconds = (m * np.asarray(made.shares) * BATCH + b).max()
-        assert seconds == pytest.approx(found.x[-1], rel=1e-9)
+        assert seconds == pytest.approx(soonest(m, b, BATCH, low, high)[1], rel=1e-9)
 
 
 def test_lbbsp_gpus_run_at_least_the_knee() -> None:
@@ -358,18 +349,14 @@ def test_lbbsp_gpus_run_at_least_the_knee() -> None:
         knee = int(rng.integers(8, 24))
         policy = policies.create(f"lbbsp-gpu:forecast=last,knee={knee}", Cluster(N, int(BATCH)))
         made, state = policy.init()
-        x = np.asarray(made.shares)
-        made, _ = policy.step(state, Round(x, m * x * BATCH + b, int(BATCH), b, costs=Linear(m, b)))
-        goal, above = np.append(np.zeros(N), 1.0), np.hstack([np.diag(m), -np.ones((N, 1))])
-        bounds = [(knee, BATCH)] * N + [(0, None)]
-        found = optimize.linprog(goal, above, -b, [np.append(np.ones(N), 0.0)], [BATCH], bounds=bounds)
+        made, _ = policy.step(state, told(np.asarray(made.shares), 1 / m, b))
         loads = np.asarray(made.shares) * BATCH
         cost = Saturating(m, b, np.full(N, float(knee)), np.full(N, BATCH))
         for x in range(1, int(BATCH)):  # m x + b, and below the knee that of the knee
             np.testing.assert_allclose(cost.seconds(np.full(N, float(x))), m * max(x, knee) + b)
         assert loads[np.argmax(m)] == pytest.approx(knee)
         assert loads.min() >= knee - 1e-9
-        assert (m * loads + b).max() == pytest.approx(found.x[-1], rel=1e-9)
+        assert (m * loads + b).max() == pytest.approx(soonest(m, b, BATCH, knee, BATCH)[1], rel=1e-9)
 
 
 def test_lbbsp_gpus_get_whole_samples_that_end_soonest() -> None:
@@ -416,13 +403,9 @@ def test_lbbsp_cluster_b_has_the_machines_of_table_2(tmp_path: Path, monkeypatch
     series.google2011(tmp_path, np.random.default_rng(0))
     printed = {"m4.2xlarge": (8, 17), "c5.2xlarge": (8, 10), "r4.2xlarge": (8, 2), "m4.4xlarge": (16, 2)}
     printed["m4.xlarge"] = (4, 1)
-    paces = {
-        4: 40.0,
-        8: 80.0,
-        16: 160.0,
-    }  # samples a second in proportion to the cores; c5 is of a faster kind
+    # Ten samples a second for each core; c5 is of a faster kind.
     wanted = [
-        110.0 if kind[0] == "c" else paces[cores] for kind, (cores, n) in printed.items() for _ in range(n)
+        110.0 if kind[0] == "c" else 10.0 * cores for kind, (cores, n) in printed.items() for _ in range(n)
     ]
     assert sorted(seen[0].tolist()) == sorted(wanted)
 
@@ -1255,12 +1238,8 @@ def test_settings_of_the_experiments() -> None:
     assert (dbw.WORKERS, dbw.MNIST_RATE) == (16, 0.08)
     assert (Dbw(16).depth, Dbw(16).beta) == (5, 1.01)
     played = {name: each.default for name, each in inspect.signature(dbw.play).parameters.items()}
-    assert (played["batch"], played["lr"], played["mode"], played["rate"]) == (
-        500,
-        0.08,
-        "push-wait",
-        "fixed",
-    )
+    kept = {"batch": 500, "lr": 0.08, "mode": "push-wait", "rate": "fixed"}
+    assert {name: played[name] for name in kept} == kept
     assert (coded.PRINTED.rows, coded.PRINTED.speeds) == (1e5, None)
     problem = random_problem(4, 50, coded.PRINTED.rows, np.random.default_rng(0))
     u, a = problem.delay.u, problem.delay.a  # type: ignore[attr-defined]

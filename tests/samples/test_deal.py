@@ -16,6 +16,11 @@ from paceline.samples import CostLearner, CostModel, Deal, Room, SampleCosts, de
 from paceline.samples.cost import batch_parts, cost_of
 from support.guarantees import guarantee
 
+BATCH_NORM = guarantee(
+    "Micro-batches that are cut by cost have the samples that batch norm needs, and every rank takes equally "
+    "many."
+)
+
 
 def lengths_of(seed: int, batch: int) -> np.ndarray:
     return np.round(np.clip(np.random.default_rng(seed).lognormal(5, 1, batch), 16, 1024))
@@ -90,10 +95,7 @@ def test_fixed_micro_steps_are_taken_by_every_worker(padded: bool, micro_steps: 
     check(dealt, lengths, model, Room(0, 60))
 
 
-@guarantee(
-    "Micro-batches that are cut by cost have the samples that batch norm needs, and every rank takes equally "
-    "many."
-)
+@BATCH_NORM
 @settings(max_examples=100, deadline=None)
 @given(rounds(), st.sampled_from([2, 3]), st.sampled_from([None, 1, 2, 7]))
 def test_no_micro_batch_has_fewer_samples_than_batch_norm_needs(
@@ -115,10 +117,7 @@ def test_no_micro_batch_has_fewer_samples_than_batch_norm_needs(
         assert micro_steps is None or len(sizes) == micro_steps
 
 
-@guarantee(
-    "Micro-batches that are cut by cost have the samples that batch norm needs, and every rank takes equally "
-    "many."
-)
+@BATCH_NORM
 @pytest.mark.parametrize("pace", [[1, 1, 0.5], [0.5, 1, 1], [1, 0.5, 1]])
 @pytest.mark.parametrize("overhead", [[0, 0, 0], [0, 0, 0.5], [0.5, 0, 0]])
 def test_samples_too_few_for_batch_norm_join_others_in_their_turn(

@@ -20,6 +20,11 @@ from support.calling import GOOD, JOB, KEY, Caller, playing, refused, serving
 from support.guarantees import guarantee
 from support.served import TOKEN
 
+REPEATED = guarantee(
+    "A repeated join changes nothing, and a service that restarts within a round continues with the same "
+    "plan."
+)
+
 pytestmark = pytest.mark.anyio
 REFUSES = guarantee(
     "Malformed, unknown, unauthorized and impossible requests are refused with a message and change nothing."
@@ -89,10 +94,7 @@ async def test_a_report_that_counts_is_answered_so_although_its_worker_has_left(
     assert (await call.next("a"))[0] == 410
 
 
-@guarantee(
-    "A repeated join changes nothing, and a service that restarts within a round continues with the same "
-    "plan."
-)
+@REPEATED
 async def test_a_join_whose_answer_was_lost_may_be_repeated(call: Caller) -> None:
     """A round was handed out meanwhile, of which the worker has a part."""
     assert (await call.leave("b"))[0] == 204
@@ -307,10 +309,7 @@ async def test_a_slow_body_is_not_waited_for() -> None:
     assert not late, "what still comes is thrown away, so that the client can read the answer"
 
 
-@guarantee(
-    "A repeated join changes nothing, and a service that restarts within a round continues with the same "
-    "plan."
-)
+@REPEATED
 @pytest.mark.parametrize("policy", ["level", "dolbie", "level:forecast=narx"])
 async def test_restart_continues_with_the_same_plan(tmp_path: Path, policy: str) -> None:
     """Twice the same job, once with restarts in every state of a round, and a stored state between."""

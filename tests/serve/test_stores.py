@@ -24,6 +24,11 @@ from paceline.serve.service import STATE, Service
 from support.calling import GOOD, playing, refused, serving
 from support.guarantees import guarantee
 
+UNCHANGED = guarantee(
+    "A store that is empty, damaged, foreign or without its `-wal` ends the service with exit status 2, "
+    "unchanged."
+)
+
 
 def copied(service: Path, place: Path) -> None:
     """As a kill would leave the store."""
@@ -85,10 +90,7 @@ def test_a_store_that_another_program_has_looked_into_is_whole(left: Path) -> No
     assert opened(left).catalog.running["j"].job.closed == 5
 
 
-@guarantee(
-    "A store that is empty, damaged, foreign or without its `-wal` ends the service with exit status 2, "
-    "unchanged."
-)
+@UNCHANGED
 def test_a_lost_wal_is_noticed_after_checkpoints_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "CHECKPOINT", 10)
 
@@ -169,10 +171,7 @@ def a_directory(directory: Path) -> None:
     (directory / STATE).mkdir()
 
 
-@guarantee(
-    "A store that is empty, damaged, foreign or without its `-wal` ends the service with exit status 2, "
-    "unchanged."
-)
+@UNCHANGED
 @pytest.mark.parametrize(
     ("harm", "words"),
     [

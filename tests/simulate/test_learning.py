@@ -122,6 +122,17 @@ link = { megabytes = 1.0, mbps = 80.0 }
         (["--sync", "ssp:2", "--mode", "pull"], "exclude each other"),
         (["--sync", "ssp:2", "--backup", "dbw"], "leave out --backup"),
         (["--model", "transformer"], "transformer"),
+        (
+            ["--every", "soon"],
+            "every='soon': expected steps, 1 or more, seconds such as '2 s' or 2.0, or 'auto'",
+        ),
+        (["--every", "0"], "every='0'"),
+        (
+            ["--every", "8", "--sync", "asp"],
+            "--sync asp is for a parameter server, which --every does not use",
+        ),
+        (["--every", "8", "--outer", "adam"], "outer optimizer 'adam'"),
+        (["--every", "8", "--outer", "nesterov:momentum=1"], "a momentum above 0 and below 1"),
     ],
 )
 def test_mistakes_raise_one_error(scenario, options, says, capsys):
@@ -129,6 +140,11 @@ def test_mistakes_raise_one_error(scenario, options, says, capsys):
     told = capsys.readouterr().err
     assert says in told
     assert told.count("\n") == 1
+
+
+def test_every_without_learning_raises(scenario, capsys):
+    assert run(["simulate", scenario, "--every", "8"]) == 2
+    assert "expected --learn with it" in capsys.readouterr().err
 
 
 def test_a_trace_shorter_than_the_run(tmp_path, capsys):

@@ -143,33 +143,3 @@ def test_the_command_plays_64_workers_behind_slow_links(tmp_path, capsys):
     assert run(common) == 0  # a server, whose links are used in each step
     server = json.loads(figures.read_text())
     assert found["curves"]["loss"][-1] < server["curves"]["loss"][-1]
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (
-            ["--every", "soon"],
-            "every='soon': expected steps, 1 or more, seconds such as '2 s' or 2.0, or 'auto'",
-        ),
-        (["--every", "0"], "every='0'"),
-        (
-            ["--every", "8", "--sync", "asp"],
-            "--sync asp is for a parameter server, which --every does not use",
-        ),
-        (["--every", "8", "--outer", "adam"], "outer optimizer 'adam'"),
-        (["--every", "8", "--outer", "nesterov:momentum=1"], "a momentum above 0 and below 1"),
-    ],
-)
-def test_mistakes_raise_one_error(options, says, tmp_path, capsys):
-    pytest.importorskip("torch")
-    from paceline.cli import run
-
-    path = tmp_path / "few.toml"
-    path.write_text("global_batch = 80\nrounds = 2\n[[workers]]\ncount = 4\nseconds_per_sample = 0.01\n")
-    assert run(["simulate", str(path), "--learn", *options]) == 2
-    told = capsys.readouterr().err
-    assert says in told
-    assert told.count("\n") == 1
-    assert run(["simulate", str(path), "--every", "8"]) == 2
-    assert "expected --learn with it" in capsys.readouterr().err

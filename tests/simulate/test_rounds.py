@@ -5,7 +5,6 @@ import itertools
 
 import numpy as np
 import pytest
-from scipy.optimize import linprog
 
 from paceline import PacelineError, Round, policies
 from paceline.costs import Linear
@@ -15,6 +14,7 @@ from paceline.simulate import Event, Link, Scenario, WorkerClass, from_trace, ru
 from paceline.simulate.measures import idle_share, oracle_ratio, regret, regret_bound, seconds_at
 from paceline.simulate.scenario import BandwidthChange
 from paceline.simulate.timing import Ar1, Constant, OnOff, Replay
+from support.programmes import soonest
 
 ROUNDS, WORKERS, BATCH = 25, 5, 120
 
@@ -70,12 +70,7 @@ def test_the_oracle_is_a_linear_programme_of_each_round():
     """DOLBIE, baseline OPT."""
     outcome = run(from_trace(trace(), global_batch=BATCH, fractional=True), ["equal", "optimum"])
     for t, (pace, overhead) in enumerate(zip(*trace(), strict=True)):
-        # min T  s.t.  overhead_i + pace_i b_i <= T, sum b = B, b >= 0
-        rows = np.hstack([np.diag(pace), -np.ones((WORKERS, 1))])
-        cost = np.append(np.zeros(WORKERS), 1.0)
-        equal = [np.append(np.ones(WORKERS), 0.0)]
-        best = linprog(cost, A_ub=rows, b_ub=-overhead, A_eq=equal, b_eq=[BATCH])
-        assert outcome.oracle[t, 0] == pytest.approx(best.fun, rel=1e-9)
+        assert outcome.oracle[t, 0] == pytest.approx(soonest(pace, overhead, BATCH)[1], rel=1e-9)
     assert oracle_ratio(outcome.policies["optimum"], outcome) == pytest.approx(1.0)
     assert regret(outcome.policies["equal"], outcome)[-1] > 0
 

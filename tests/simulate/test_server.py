@@ -11,27 +11,12 @@ from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.samples import Draws, Epochs
 from paceline.simulate.server import MemberEvent, RoundTrips, SimulatedServer, SpeedChange
 from paceline.simulate.timing import Constant, Exponential, Lognormal, Replay, Uniform
-
-
-class Quadratic:
-    """f(w; x) = (w - x)^2 / 2 over fixed numbers x; remembers what was computed."""
-
-    def __init__(self, samples=400):
-        self.x = np.random.default_rng(0).normal(1.0, 1.0, samples)
-        self.computed = []
-
-    def start(self):
-        return np.zeros(3)
-
-    def gradient(self, values, samples):
-        self.computed.append(samples)
-        x = self.x[samples].mean()
-        return values - x, float(((values[0] - self.x[samples]) ** 2).mean() / 2)
+from support.quadratic import Quadratic
 
 
 def server(seconds, sync="bsp", mode="push-wait", backup="everyone", policy="equal", batch=None, **kwargs):
     n = len(seconds)
-    learner = Quadratic()
+    learner = Quadratic(400, 1)
     table = kwargs.pop("trips", None) or RoundTrips(n, Constant(np.array(seconds, float)))
     pool = kwargs.pop("pool", None) or Draws(400, 3)
     config = ServerConfig(
@@ -54,7 +39,7 @@ def test_push_wait_and_push_interrupt():
     # Worker 2 ends its first gradient at 5, drops it and begins again.
     assert log(run.run(updates=4)) == [(now, [0, 1], [0, 0]) for now in (2.0, 4.0, 6.0, 8.0)]
     assert [dict(u.dropped) for u in run.updates[:4]] == [{}, {}, {"late": 1}, {}]
-    assert len(learner.computed) == 8  # only what was used
+    assert len(learner.used) == 8  # only what was used
     run, _ = server([1, 2, 5], mode="push-interrupt", backup="static:2")
     assert [dict(u.dropped) for u in run.run(updates=3)] == [{}, {"interrupted": 1}, {"interrupted": 1}]
 
@@ -84,11 +69,11 @@ def test_everyone_is_the_same_as_one_process():
     trips = RoundTrips(3, Constant(0.0), Constant(np.array([1.0, 1.0, 3.0])))
     run, learner = server([0] * 3, policy="level", batch=61, trips=trips)
     updates = run.run(updates=12)
-    w, v = np.zeros(3), np.zeros(3)
+    w, v = np.zeros(1), np.zeros(1)
     assert all(u.batch == 61 for u in updates)
     assert updates[-1].loads[2] < updates[-1].loads[0]
     for index in range(12):
-        drawn = np.concatenate(learner.computed[3 * index : 3 * index + 3])
+        drawn = np.concatenate(learner.used[3 * index : 3 * index + 3])
         v = 0.5 * v + (w - learner.x[drawn].mean())
         w = w - 0.1 * v
     assert np.allclose(run.parameters.values, w, atol=1e-12)
@@ -104,7 +89,7 @@ def test_the_backup_policy_knows_the_rate_of_each_number_of_gradients(monkeypatc
     monkeypatch.setattr(Dbw, "step", spied)
     trips = RoundTrips(4, Exponential(1.0), seed=3)
     config = ServerConfig(4, 40, backup="dbw", policy="equal", rate="proportional", lr=0.1)
-    updates = SimulatedServer(Quadratic(), config, trips, Draws(400, 3)).run(updates=20)
+    updates = SimulatedServer(Quadratic(400, 1), config, trips, Draws(400, 3)).run(updates=20)
     assert len({update.quorum for update in updates}) > 1
     for happened, after in zip(told, updates[1:], strict=False):
         assert happened.rates == pytest.approx(0.1 * np.arange(1, 5) / 4)
@@ -127,7 +112,7 @@ def test_every_sample_is_used_once_an_epoch_despite_drops(mode, backup):
     )
     run.run()
     assert set(pool.uses) == {3}
-    assert np.bincount(np.concatenate(learner.computed)).tolist() == [3] * 400
+    assert np.bincount(np.concatenate(learner.used)).tolist() == [3] * 400
     assert sum(u.batch for u in run.updates) == 1200
     if backup != "everyone":
         assert sum(sum(u.dropped.values()) for u in run.updates) > 0

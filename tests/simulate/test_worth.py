@@ -17,6 +17,10 @@ from paceline.simulate import worth
 from support.blocks import ROOT
 from support.guarantees import guarantee
 
+WORTH = guarantee(
+    "`whatif` names the best subset of workers, and calls a worker not worth having only if the gain is sure."
+)
+
 
 def seconds(members, pace, overhead, batch, exchange, links, least=1.0) -> float:
     """By root finding: the moment until which these workers hold the batch, and then their sum."""
@@ -30,9 +34,7 @@ def seconds(members, pace, overhead, batch, exchange, links, least=1.0) -> float
 speed = st.floats(0.1, 10.0)
 
 
-@guarantee(
-    "`whatif` names the best subset of workers, and calls a worker not worth having only if the gain is sure."
-)
+@WORTH
 @given(
     st.lists(
         st.tuples(speed, st.floats(0.0, 40.0), st.sampled_from([1.0, 1.0, 3.0, 20.0])), min_size=1, max_size=7
@@ -102,17 +104,13 @@ def recorded(tmp_path, pace, exchange, rounds=40, noise=0.0, fixed=0.0, **config
     return worth.of_run(read(tmp_path / "run"))
 
 
-@guarantee(
-    "`whatif` names the best subset of workers, and calls a worker not worth having only if the gain is sure."
-)
+@WORTH
 def test_record_gives_both_and_scattered_rounds_only_what_is_sure(tmp_path) -> None:
     assert len(recorded(tmp_path / "steady", [0.01, 0.01, 0.5], 0.4)) == 2
     assert len(recorded(tmp_path / "scattered", [0.01, 0.01, 0.5], 0.4, noise=0.3)) == 1
 
 
-@guarantee(
-    "`whatif` names the best subset of workers, and calls a worker not worth having only if the gain is sure."
-)
+@WORTH
 def test_of_a_record_that_does_not_know_all_overheads_it_is_a_bound(tmp_path) -> None:
     # 40 samples each take 0.6 s, so that alone 120 seem to take 1.8 s; of the 0.6 s 0.2 s do not grow: 1.4 s
     [alone] = recorded(tmp_path, [0.01, 0.01, 0.01], 0.0, fixed=0.2)
