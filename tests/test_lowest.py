@@ -11,15 +11,7 @@ from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[1]
 # Extras that are no developer's own.
-USERS = (
-    "cli",
-    "plot",
-    "torch",
-    "ray",
-    "sca",
-    "tensorboard",
-    "hosts",
-)
+USERS = ("cli", "plot", "torch", "ray", "sca", "tensorboard", "hosts")
 
 
 def bounds() -> dict[str, Version]:

@@ -11,6 +11,7 @@ from paceline.data.datasets import IDX_NAMES, NPZ_NAMES, floats, load
 from paceline.errors import PacelineError
 from paceline.papers import data_folder
 from support.guarantees import guarantee
+from support.skips import with_data
 
 
 def images(count=20, height=6, width=5, channels=None, seed=0):
@@ -206,11 +207,9 @@ def test_idx_missing_or_cut(tmp_path):
         load(folder)
 
 
+@with_data("mnist")
 def test_mnist():
-    folder = data_folder()
-    if not (folder / "mnist").is_dir():
-        pytest.skip(f"no mnist/ in {folder}; set PACELINE_DATA to a folder that has it")
-    data = load(str(folder / "mnist"))
+    data = load(str(data_folder() / "mnist"))
     assert data.x_train.shape == (60000, 1, 28, 28)
     assert data.x_test.shape == (10000, 1, 28, 28)
     assert floats(data.x_train).mean() == pytest.approx(0.1307, abs=1e-4)  # the mean everyone normalizes with

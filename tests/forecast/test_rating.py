@@ -8,8 +8,9 @@ import pytest
 from paceline import forecast
 from paceline.errors import PacelineError
 from paceline.forecast import Reading
-from paceline.forecast.series import Series, bursty, google2011, rate, recorded, rmse, seconds, walk
+from paceline.forecast.series import bursty, google2011, rate, recorded, rmse, seconds, walk
 from paceline.papers import data_folder
+from support.skips import with_data
 
 
 def test_seconds_by_hand() -> None:
@@ -80,22 +81,18 @@ def test_missing_series_are_named(tmp_path: object) -> None:
         recorded(tmp_path)  # type: ignore[arg-type]
 
 
-def stored(read: object) -> Series:
-    if not (data_folder() / "traces").is_dir():
-        pytest.skip(f"no traces/ in {data_folder()}; set PACELINE_DATA to a folder that has it")
-    return read()  # type: ignore[operator, no-any-return]
-
-
+@with_data("traces")
 def test_the_recorded_series() -> None:
-    lagged = stored(lambda: recorded(data_folder()))
+    lagged = recorded(data_folder())
     same = recorded(data_folder(), same_step=True)
     assert lagged.speed.shape == (1237, 2)
     np.testing.assert_array_equal(lagged.cpu[1:], same.cpu[:-1])
     assert np.corrcoef(same.speed[:, 0], same.cpu[:, 0])[0, 1] > 0.95
 
 
+@with_data("traces")
 def test_the_google_series() -> None:
     pytest.importorskip("pyarrow")
-    series = stored(lambda: google2011(data_folder(), np.random.default_rng(0), workers=32, hold=3))
+    series = google2011(data_folder(), np.random.default_rng(0), workers=32, hold=3)
     assert series.speed.shape == (864, 32)
     assert np.all(np.isfinite(series.speed) & (series.speed > 0))

@@ -15,15 +15,11 @@ from torch.nn import functional
 
 from paceline.data import datasets
 from paceline.learners.images import Images
-from paceline.papers import data_folder, dbw, dbw_training, experiments
+from paceline.papers import dbw, dbw_training, experiments
 from paceline.papers.dbw import Remembering
 from paceline.paramserver.samples import Draws
 from support.experiments import ran
-
-with_data = pytest.mark.skipif(
-    not (data_folder() / "mnist").is_dir(),
-    reason=f"no mnist/ in {data_folder()}; set PACELINE_DATA to a folder that has it",
-)
+from support.skips import with_data
 
 
 def test_the_true_times_meet_what_is_known_of_order_statistics() -> None:
@@ -53,7 +49,7 @@ def test_the_stand_in_for_spark_has_the_percentiles_it_was_made_from(tmp_path: P
         assert share == pytest.approx(percentile / 100, abs=0.01)
 
 
-@with_data
+@with_data("mnist")
 def test_a_slowdown_of_half_of_the_workers_is_noticed(tmp_path: Path) -> None:
     """DBW, Fig. 9."""
     result, _ = ran("dbw", "fig9", tmp_path)  # 40 virtual seconds
@@ -227,10 +223,7 @@ def test_figures_on_mnist_train_the_papers_network_unless_they_must_be_quick(
         experiments("dbw")[name](tmp_path, quick)
 
 
-@pytest.mark.skipif(
-    not (data_folder() / "cifar10").is_dir(),
-    reason=f"no cifar10/ in {data_folder()}; set PACELINE_DATA to a folder that has it",
-)
+@with_data("cifar10")
 def test_data_that_are_split_are_learned_by_each_scheme(tmp_path: Path) -> None:
     """DBW, Fig. 5."""
     drawn = Draws(640, 0, 16)
@@ -243,7 +236,7 @@ def test_data_that_are_split_are_learned_by_each_scheme(tmp_path: Path) -> None:
     assert min(accuracy.values()) > 0.2  # of ten kinds
 
 
-@with_data
+@with_data("mnist")
 def test_each_batch_size_has_its_rates_and_its_best_number(tmp_path: Path) -> None:
     """DBW, Fig. 8."""
     _, rows = ran("dbw", "fig8", tmp_path)

@@ -12,6 +12,7 @@ import pytest
 from paceline.papers import data_folder, dolbie_accuracy
 from paceline.papers.dolbie import NETWORKS, RESNET_SAMPLE, measured
 from support.experiments import ran
+from support.skips import with_data
 
 
 @pytest.mark.parametrize("name", ["fig3", "fig4"])
@@ -86,14 +87,11 @@ def test_sizes_of_the_networks_are_those_of_ours() -> None:
         assert sum(p.numel() for p in models.create(name, (3, 32, 32)).parameters()) == network.parameters
 
 
+@with_data("traces")
 def test_seconds_a_sample_are_fitted_to_the_measured_throughputs() -> None:
-    file = data_folder() / "traces" / "gavel_isolated_throughputs.csv"
-    if not file.is_file():
-        pytest.skip(f"no traces/ in {data_folder()}; set PACELINE_DATA to a folder that has it")
-    with file.open(newline="") as opened:
-        rows = [
-            r for r in csv.DictReader(line for line in opened if line[0] != "#") if r["model"] == "ResNet-18"
-        ]
+    with (data_folder() / "traces" / "gavel_isolated_throughputs.csv").open(newline="") as opened:
+        table = csv.DictReader(line for line in opened if line[0] != "#")
+        rows = [r for r in table if r["model"] == "ResNet-18"]
     for place, gpu in enumerate(("v100", "p100")):
         ours = [r for r in rows if r["accelerator"] == gpu and r["num_gpus"] == "1"]
         batch = np.array([float(r["batch_size"]) for r in ours])

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from paceline.forecast.series import bursty
-from paceline.papers import data_folder, lbbsp
+from paceline.papers import lbbsp
 from paceline.papers.lbbsp import fit_knee, fit_line, measure
 from support.experiments import ran
+from support.skips import with_data
 
 
 def test_a_line_is_found_again() -> None:
@@ -38,9 +39,8 @@ def test_fig3_reports_the_line_that_was_measured(tmp_path: Path, monkeypatch: py
     )
     result, rows = ran("lbbsp", "fig3", tmp_path)
     assert "resnet18: 20 ms a sample and 1 ms a step, R^2 1.0000" in result["ours"]
-    assert [float(r["seconds"]) for r in rows if r["model"] == "resnet18"] == pytest.approx(
-        [0.041, 0.081, 0.161, 0.321]
-    )
+    found = [float(r["seconds"]) for r in rows if r["model"] == "resnet18"]
+    assert found == pytest.approx([0.041, 0.081, 0.161, 0.321])
 
 
 def test_a_real_measurement() -> None:
@@ -49,11 +49,10 @@ def test_a_real_measurement() -> None:
     assert 0 < found[1] < found[256]
 
 
+@with_data("traces")
 def test_fig6_without_a_gpu_takes_published_measurements(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not (data_folder() / "traces").is_dir():
-        pytest.skip(f"no traces/ in {data_folder()}; set PACELINE_DATA to a folder that has it")
     pytest.importorskip("torch")
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     result, rows = ran("lbbsp", "fig6", tmp_path)

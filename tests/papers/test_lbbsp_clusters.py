@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline.papers import data_folder
 from paceline.papers.lbbsp_clusters import ABUNDANT, DEFICIENT, MEGABYTES, cluster_a, cluster_c, converged
 from paceline.simulate import run
 from support.experiments import ran
+from support.skips import with_data
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -65,17 +65,8 @@ def test_cluster_c_has_the_papers_batches(tmp_path: Path) -> None:
 @pytest.mark.processes
 def test_three_workers_on_real_links() -> None:
     """LB-BSP, Figs. 12, 13."""
-    command = [
-        sys.executable,
-        "benchmarks/network.py",
-        "--period",
-        "7",
-        "--policy",
-        "equal",
-        "--policy",
-        "level",
-    ]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    command = ["benchmarks/network.py", "--period", "7", "--policy", "equal", "--policy", "level"]
+    ran = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     if ran.stdout.startswith("not run: "):
         pytest.skip(ran.stdout)
@@ -104,10 +95,7 @@ def test_training_converges_with_ten_losses_in_a_row_below_the_target() -> None:
     assert converged([1.4] * 10, 1.5)
 
 
-@pytest.mark.skipif(
-    not (data_folder() / "mnist").is_dir(),
-    reason=f"no mnist/ in {data_folder()}; set PACELINE_DATA to a folder that has it",
-)
+@with_data("mnist")
 def test_updates_of_each_scheme_take_the_time_of_their_waiting(tmp_path: Path) -> None:
     """LB-BSP, Fig. 8."""
     _, rows = ran("lbbsp", "fig8sync", tmp_path)

@@ -37,10 +37,7 @@ def pages(ran, tmp_path):
     """A report and a comparison, with waiting, and with rounds of fewer samples."""
     level = np.tile([24, 24, 24, 6], (30, 1))
     level[5::6] = 12, 12, 12, 3
-    runs = [
-        ran("equal", 16, SLOW, rounds=30, policy="equal"),
-        ran("level", level, SLOW),
-    ]
+    runs = [ran("equal", 16, SLOW, rounds=30, policy="equal"), ran("level", level, SLOW)]
     many = ran("many", 16, np.tile(SLOW, (30, 5)))
     texts = {
         "report": report.render(runs[1]),

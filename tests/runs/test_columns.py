@@ -29,18 +29,7 @@ def record(rounds, workers, seed, absent=0.1, path="run"):
 
 
 def cut(run, start, end):
-    names = (
-        "round",
-        "epoch",
-        "time",
-        "seconds",
-        "batch",
-        "loss",
-        "loads",
-        "compute",
-        "overhead",
-        "wait",
-    )
+    names = ("round", "epoch", "time", "seconds", "batch", "loss", "loads", "compute", "overhead", "wait")
     return dataclasses.replace(run, **{name: getattr(run, name)[start:end] for name in names})
 
 

@@ -26,13 +26,7 @@ FINDS_DAMAGE = guarantee(
 
 def test_what_is_written_is_read(tmp_path, config):
     with Recorder.create(tmp_path / "run", config) as recorder:
-        line(
-            recorder,
-            0,
-            overhead=np.array([0.1, 0.2]),
-            shares=np.array([0.75, 0.25]),
-            loss=2.5,
-        )
+        line(recorder, 0, overhead=np.array([0.1, 0.2]), shares=np.array([0.75, 0.25]), loss=2.5)
         line(
             recorder, 1, compute=[0.25, None], loads=np.array([8, 0]), pieces=np.array([[1, 2]]), loss=np.nan
         )

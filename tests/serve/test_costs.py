@@ -74,9 +74,7 @@ def alone() -> list[list[list[int]]]:
     return rounds
 
 
-def test_each_worker_receives_its_samples_after_kills_of_the_service(
-    tmp_path: Path,
-) -> None:
+def test_each_worker_receives_its_samples_after_kills_of_the_service(tmp_path: Path) -> None:
     options = ("--batch", BATCH, "--workers", 3, "--cost", "padded")
     with process(tmp_path, *options) as service:
         logs: list[list[client.Part]] = [[], [], []]
@@ -150,16 +148,12 @@ def test_lengths_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         assert "the job has no cost" in said["error"]
         # As clients of earlier versions expect.
         assert "indices" not in next_of("a", None, "/v1/jobs/default")[1]
+        service.ask("PUT", "/v1/jobs/third", {"batch": 4, "workers": 1, "cost": "sum"})
         with (
             pytest.raises(PacelineError, match=r"give rounds\(lengths=\.\.\.\)"),
-            client.Worker(service.url, name="c", token=TOKEN, job=_third(service)) as alone,
+            client.Worker(service.url, name="c", token=TOKEN, job="third") as alone,
         ):
             alone.next()
-
-
-def _third(service: object) -> str:
-    service.ask("PUT", "/v1/jobs/third", {"batch": 4, "workers": 1, "cost": "sum"})  # type: ignore[attr-defined]
-    return "third"
 
 
 def test_the_log_holds_what_a_round_was_dealt_by() -> None:

@@ -156,6 +156,10 @@ def drop_silent(job: Job, now: float) -> list[Effect]:
     return [effect for name in job.silent(now) for effect in drop(job, now, name)]
 
 
+def departed(effects: list[Effect]) -> list[str]:
+    return [effect.name for effect in effects if isinstance(effect, Departure)]
+
+
 def test_pause_between_rounds_drops_no_worker() -> None:
     job = started(first=5.0)
     run(job, 1.0, dict.fromkeys("abc", 0.1))
@@ -163,11 +167,7 @@ def test_pause_between_rounds_drops_no_worker() -> None:
     assert drop_silent(job, 1000.0) == []
     ask(job, 1000.0, "a")
     assert drop_silent(job, 1001.0) == []
-    assert [effect.name for effect in drop_silent(job, 1001.5) if isinstance(effect, Departure)] == [
-        "a",
-        "b",
-        "c",
-    ]
+    assert departed(drop_silent(job, 1001.5)) == ["a", "b", "c"]
 
 
 def test_the_newest_plan_at_once() -> None:
@@ -280,11 +280,7 @@ def test_a_repeated_join_changes_nothing() -> None:
     assert join(job, 2.0, "b", digest("b")) == [JoinEvent(2.0, "b", digest("b"), 1)]
     assert json.dumps(job.state_dict()) == before
     assert ask(job, 3.0, "b") == (part, []), "its part of the round stands"
-    assert [effect.name for effect in drop_silent(job, 302.0) if isinstance(effect, Departure)] == [
-        "a",
-        "b",
-        "c",
-    ]
+    assert departed(drop_silent(job, 302.0)) == ["a", "b", "c"]
 
 
 def test_a_free_place_goes_to_whom_had_it_then_to_new_ones() -> None:

@@ -19,10 +19,7 @@ TEXT = {"mu": 5.0, "sigma": 1.0, "least": 16, "most": 1024, "alpha": 0.001}
 
 
 def scenario(workers: int, batch: int, slow: int = 1, rounds: int = 300, **samples: object) -> Scenario:
-    classes = (
-        WorkerClass(Constant(1e-3), count=workers - 1),
-        WorkerClass(Constant(slow * 1e-3)),
-    )
+    classes = (WorkerClass(Constant(1e-3), count=workers - 1), WorkerClass(Constant(slow * 1e-3)))
     described = Samples(**{**TEXT, **samples})  # type: ignore[arg-type]
     return Scenario(classes, global_batch=batch, rounds=rounds, samples=described)
 

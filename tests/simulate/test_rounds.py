@@ -120,12 +120,7 @@ def test_load_below_the_knee_takes_the_same_time_in_pieces():
 
 
 def test_workers_leave_die_freeze_and_join():
-    events = (
-        Event(2, 0, "leave"),
-        Event(3, 1, "die"),
-        Event(5, 2, "freeze", rounds=2),
-        Event(6, 3, "join"),
-    )
+    events = (Event(2, 0, "leave"), Event(3, 1, "die"), Event(5, 2, "freeze", rounds=2), Event(6, 3, "join"))
     scenario = Scenario(
         constant(*[0.1] * 5), global_batch=20, rounds=8, fractional=True, give_up_seconds=9.0, events=events
     )

@@ -213,8 +213,7 @@ def test_a_slowdown_at_a_given_time():
 
 
 @pytest.mark.parametrize(
-    "delay",
-    [Constant(1.0), Uniform(0.5, 1.5), Exponential(0.7, 0.3), Lognormal(0.9, 0.4, 0.05, 3.0)],
+    "delay", [Constant(1.0), Uniform(0.5, 1.5), Exponential(0.7, 0.3), Lognormal(0.9, 0.4, 0.05, 3.0)]
 )
 def test_runs_repeat_exactly(delay):
     def played(seed):

@@ -4,16 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from paceline.simulate.timing import (
-    Ar1,
-    Constant,
-    Exponential,
-    OnOff,
-    Pareto,
-    Replay,
-    Uniform,
-    assemble,
-)
+from paceline.simulate.timing import Ar1, Constant, Exponential, OnOff, Pareto, Replay, Uniform, assemble
 
 SHAPE = (50, 40)
 

@@ -11,6 +11,7 @@ from paceline.shares import whole_samples
 from paceline.simulate.toml import of_trace
 from paceline.simulate.whatif import of_run, paces
 from paceline.simulate.whatif import of_trace as answer_of_trace
+from support.records import line
 
 GUARANTEES = (
     "`whatif` names what a record does not know, and refuses a record of single updates (`asp`, `lsp`, "
@@ -41,17 +42,8 @@ def record(path, pace, policy="equal", batches=None, overhead=None, extras=None,
             took = Linear(pace[t], fixed).seconds(loads.astype(float))
             wall = took.max() + BEYOND
             total += wall
-            recorder.round(
-                round=t,
-                epoch=0,
-                time=total,
-                seconds=wall,
-                batch=batch,
-                loads=loads,
-                compute=took,
-                overhead=fixed,
-                **(extras[t] if extras else {}),
-            )
+            spent = {"compute": took, "overhead": fixed, **(extras[t] if extras else {})}
+            line(recorder, t, time=total, seconds=wall, loads=loads, **spent)
             plan, state = made.step(state, Round(loads / batch, took, batch, fixed))
     return runs.read(path)
 
@@ -164,9 +156,8 @@ def rounds_of(path, rows, **config):
     with runs.Recorder.create(path, {"policy": "equal", "workers": 3} | config) as recorder:
         for t, (loads, compute, fields) in enumerate(rows):
             spent = [seconds for seconds in compute if seconds is not None]
-            seconds, batch = max(spent, default=1.0), sum(load or 0 for load in loads)
-            given = {"time": t + 1.0, "seconds": seconds, "batch": batch, "loads": loads, "compute": compute}
-            recorder.round(round=t, epoch=0, **given | fields)
+            given = {"time": t + 1.0, "seconds": max(spent, default=1.0), "loads": loads, "compute": compute}
+            line(recorder, t, **given | fields)
     return runs.read(path)
 
 

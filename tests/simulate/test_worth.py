@@ -16,6 +16,7 @@ from paceline.runs import Recorder, read
 from paceline.simulate import worth
 from support.blocks import ROOT
 from support.guarantees import guarantee
+from support.records import line
 
 WORTH = guarantee(
     "`whatif` names the best subset of workers, and calls a worker not worth having only if the gain is sure."
@@ -93,14 +94,12 @@ def recorded(tmp_path, pace, exchange, rounds=40, noise=0.0, fixed=0.0, **config
     """A run of these seconds per sample, whose rounds take so much longer than their slowest worker. fixed: seconds
     of each worker that don't grow with its samples, which the record does not know."""
     rng, n = np.random.default_rng(1), len(pace)
-    with Recorder.create(
-        tmp_path / "run", {"policy": "level", "workers": n, "global_batch": 120} | config
-    ) as recorder:
+    facts = {"policy": "level", "workers": n, "global_batch": 120} | config
+    with Recorder.create(tmp_path / "run", facts) as recorder:
         loads = np.full(n, 120 // n)
         for t in range(rounds):
             compute = fixed + loads * np.array(pace) * (1 + noise * rng.standard_normal(n))
-            took = {"time": t + 1.0, "seconds": compute.max() + exchange, "batch": int(loads.sum())}
-            recorder.round(round=t, epoch=0, loads=loads, compute=compute, loss=None, **took)
+            line(recorder, t, seconds=compute.max() + exchange, loads=loads, compute=compute)
     return worth.of_run(read(tmp_path / "run"))
 
 
@@ -122,9 +121,8 @@ def with_links(tmp_path, links):
     pace, loads = np.array([0.01, 0.01, 0.03]), np.array([52, 51, 17])
     with Recorder.create(tmp_path, {"policy": "level", "workers": 3, "global_batch": 120}) as recorder:
         for t in range(40):
-            took = {"time": t + 1.0, "seconds": (loads * pace).max() + 0.4, "batch": 120, "loss": None}
             told = {"links": links} if t == 12 else {}
-            recorder.round(round=t, epoch=0, loads=loads, compute=loads * pace, **took, **told)
+            line(recorder, t, seconds=(loads * pace).max() + 0.4, loads=loads, compute=loads * pace, **told)
     return read(tmp_path)
 
 

@@ -32,6 +32,14 @@ def listed(reports: Iterable[pytest.TestReport | pytest.CollectReport]) -> list[
     return [f"{len(files):3d}  {reason}  ({', '.join(sorted(set(files)))})" for reason, files in rows]
 
 
+def with_data(name: str) -> pytest.MarkDecorator:
+    """Skips a test where this folder of data sets or traces is not there."""
+    from paceline.papers import data_folder
+
+    reason = f"no {name}/ in {data_folder()}; set PACELINE_DATA to a folder that has it"
+    return pytest.mark.skipif(not (data_folder() / name).is_dir(), reason=reason)
+
+
 def skip_without(package: str) -> None:
     """As ``pytest.importorskip`` for the tests of the calling module, but nothing is imported: hosts take seconds."""
     if find_spec(package) is None:

@@ -194,10 +194,7 @@ def test_late_gradients_make_an_update_alone_if_nobody_else_can_come():
 
 def test_interrupted_update_leaves_those_who_are_gone_alone():
     log = play(sync.create("bsp", 3, "push-interrupt"), ("leave", 2), 0, ("join", 2), quorum=1)
-    assert log[2:] == [
-        (Apply((g(0, 0),)), Interrupt((1,)), Release((0, 1), 1, 1)),
-        (Release((2,), 1, 1),),
-    ]
+    assert log[2:] == [(Apply((g(0, 0),)), Interrupt((1,)), Release((0, 1), 1, 1)), (Release((2,), 1, 1),)]
 
 
 def test_lsp_takes_half_of_the_workers_and_a_barrier_after_five():
