@@ -38,10 +38,12 @@ class Engine:
         return Moved(1.0, 1.0, 1.0)
 
 
-def made(sync="bsp", mode="push-wait", backup="everyone", policy="level"):
-    engine, pool, log = Engine(), Epochs(SAMPLES, EPOCHS, seed=0), []
-    config = ServerConfig(WORKERS, 12, sync=sync, mode=mode, backup=backup, policy=policy)
-    return engine, pool, log, Coordinator(engine, config, pool, log.append)
+def made(samples=SAMPLES, epochs=EPOCHS, workers=WORKERS, policy="level", **config):
+    """An engine, its pool, the updates, and the coordinator, which has started."""
+    engine, pool, log = Engine(), Epochs(samples, epochs, seed=0), []
+    coordinator = Coordinator(engine, ServerConfig(workers, 12, policy=policy, **config), pool, log.append)
+    coordinator.handle(Start(0.0))
+    return engine, pool, log, coordinator
 
 
 def finish(engine, coordinator, worker, now):
@@ -71,8 +73,7 @@ events = st.lists(
 @given(events=events)
 @settings(max_examples=30)
 def test_workers_come_and_go_at_any_stage(sync, mode, backup, events):
-    engine, pool, log, coordinator = made(sync, mode, backup)
-    coordinator.handle(Start(0.0))
+    engine, pool, log, coordinator = made(sync=sync, mode=mode, backup=backup)
     now = 0.0
     for what, worker in events:
         now += 0.1
@@ -95,7 +96,6 @@ def test_workers_come_and_go_at_any_stage(sync, mode, backup, events):
 
 def test_error_lists_the_events_before_it():
     engine, _, _, coordinator = made()
-    coordinator.handle(Start(0.0))
     finish(engine, coordinator, 2, 1.0)
     coordinator.handle(WorkerLeave(1.5, 3, "died"))
     with pytest.raises(PacelineError, match=r"^worker 7: expected a place below 4\n") as refused:
@@ -109,7 +109,6 @@ def test_error_lists_the_events_before_it():
 def test_an_event_in_the_middle_of_another_is_refused():
     engine, _, _, coordinator = made()
     engine.cancel = lambda tasks: coordinator.handle(Answer(1.0, 0))
-    coordinator.handle(Start(0.0))
     with pytest.raises(RuntimeError, match=r"while another was handled: at 1\.000 s leave 1, left"):
         coordinator.handle(WorkerLeave(1.0, 1))
 
@@ -118,9 +117,8 @@ def test_an_event_in_the_middle_of_another_is_refused():
     ("sync", "mode"), [("asp", "push-wait"), ("bsp", "push-wait"), ("bsp", "pull"), ("ssp:1", "push-wait")]
 )
 def test_what_the_last_one_leaves_undone_goes_to_those_who_had_nothing_left(sync, mode):
-    engine, pool, log = Engine(), Epochs(18, 1, seed=0), []
-    coordinator = Coordinator(engine, ServerConfig(2, 12, sync=sync, mode=mode), pool, log.append)
-    coordinator.handle(Start(0.0))  # 6 samples each; then 6 are left
+    # 6 samples each; then 6 are left.
+    engine, pool, log, coordinator = made(18, 1, 2, "equal", sync=sync, mode=mode)
     for worker in (0, 1):
         finish(engine, coordinator, worker, 1.0 + worker)
     assert set(engine.running) == {0}
@@ -132,7 +130,6 @@ def test_what_the_last_one_leaves_undone_goes_to_those_who_had_nothing_left(sync
 
 def test_who_is_interrupted_and_does_not_answer_is_given_up():
     engine, _, _, coordinator = made(mode="push-interrupt", backup="static:3", policy="equal")
-    coordinator.handle(Start(0.0))
     for step in range(1, 9):
         for worker in (0, 1, 2):
             finish(engine, coordinator, worker, float(step))
@@ -146,7 +143,6 @@ def test_who_is_interrupted_and_does_not_answer_is_given_up():
 
 def test_who_is_slow_is_waited_for_when_it_comes_back():
     engine, _, log, coordinator = made(policy="equal")
-    coordinator.handle(Start(0.0))
     for worker in (0, 1, 2):
         finish(engine, coordinator, worker, 1.0)
     late = engine.running[3]
@@ -170,18 +166,8 @@ def test_who_is_slow_is_waited_for_when_it_comes_back():
     [("bsp", "static:2"), ("bsp", "everyone"), ("asp", "everyone"), ("lsp:2:2", "everyone")],
 )
 def test_a_proportional_rate_goes_by_samples_not_by_gradients(sync, backup):
-    engine, log = Engine(), []
-    config = ServerConfig(
-        WORKERS,
-        12,
-        sync=sync,
-        backup=backup,
-        rate="proportional",
-        lr=0.6,
-        limits=((1, 1), (1, 2), (1, None), (1, None)),
-    )
-    coordinator = Coordinator(engine, config, Epochs(SAMPLES, EPOCHS, seed=0), log.append)
-    coordinator.handle(Start(0.0))
+    rule = {"rate": "proportional", "lr": 0.6, "limits": ((1, 1), (1, 2), (1, None), (1, None))}
+    engine, _, log, coordinator = made(policy="equal", sync=sync, backup=backup, **rule)
     for now in range(40):
         if not engine.running:
             break
@@ -209,7 +195,6 @@ def test_a_least_of_nothing_is_refused_instead_of_changed(limits, words):
 
 def test_a_version_has_the_whole_batch_although_its_plan_is_from_before_a_worker_left():
     engine, _, _, coordinator = made(backup="static:2", policy="equal")
-    coordinator.handle(Start(0.0))
     coordinator.handle(WorkerLeave(0.5, 3, "died"))
     finish(engine, coordinator, 0, 1.0)
     finish(engine, coordinator, 1, 1.0)  # nothing is measured of worker 2, so the policy sees no round yet
@@ -218,10 +203,7 @@ def test_a_version_has_the_whole_batch_although_its_plan_is_from_before_a_worker
 
 
 def test_workers_with_little_room_get_what_they_can_hold_when_another_has_left():
-    engine, pool, log = Engine(), Epochs(SAMPLES, EPOCHS, seed=0), []
-    config = ServerConfig(3, 12, policy="equal", limits=((1, 5), (1, 5), (1, 5)))
-    coordinator = Coordinator(engine, config, pool, log.append)
-    coordinator.handle(Start(0.0))
+    engine, _, log, coordinator = made(workers=3, policy="equal", limits=((1, 5),) * 3)
     coordinator.handle(WorkerLeave(0.5, 1, "died"))
     for _ in range(2):
         finish(engine, coordinator, 0, 1.0)

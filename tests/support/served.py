@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Iterator
@@ -114,14 +113,3 @@ def process(directory: Path, *options: object, **more: Any) -> Iterator[Process]
     finally:
         if running.process.poll() is None:
             running.end(signal.SIGKILL)
-
-
-def until(condition: Any, seconds: float = 120.0) -> Any:
-    """Wait until something is true; its value."""
-    end = time.monotonic() + seconds
-    while True:
-        value = condition()
-        if value:
-            return value
-        assert time.monotonic() < end, "waited too long"
-        time.sleep(0.02)
