@@ -11,8 +11,9 @@ from paceline.paramserver import rates
 
 def test_rules():
     """DBW, baseline static-k."""
-    assert rates.create("fixed", 4, 0.08).of(1, 1, 1) == 0.08
-    assert rates.create("proportional", 16, 0.08).of(10, 1, 1) == pytest.approx(0.05)
+    for k in range(1, 17):
+        assert rates.create("fixed", 16, 0.08).of(k, 1, 1) == 0.08  # DBW's and B-DBW's
+        assert rates.create("proportional", 16, 0.08).of(k, 1, 1) == pytest.approx(0.005 * k)
     assert rates.create("knee:table=0.1/0.2", 2, 0.5).of(2, 1, 1) == 0.2
 
 

@@ -221,6 +221,7 @@ def test_abs_sums_its_window():
 
 
 def test_equal_divides_among_those_present():
+    """DOLBIE, baseline EQU."""
     policy = policies.create("equal", Cluster(3, BATCH, most=[20, 120, 120]))
     plan, state = policy.init()
     np.testing.assert_allclose(plan.shares * BATCH, [20, 50, 50])

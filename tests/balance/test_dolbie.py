@@ -24,11 +24,11 @@ def random_system(seed, rounds=60):
     ]
 
 
-def algorithm_1(n, costs):
-    """The listing, line by line, with scalars; two workers have eq. (7) of three."""
+def algorithm_1(n, costs, first):
+    """The listing, line by line, with scalars; two workers have eq. (7) of three. first: the step size asked for."""
     x = [1 / n] * n
     more = max(n - 2, 1)
-    alpha = min(x) / (more + min(x))
+    alpha = min(first, min(x) / (more + min(x)))
     path = [list(x)]
     for cost in costs:
         f = [
@@ -49,12 +49,12 @@ def algorithm_1(n, costs):
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 2**32 - 1))
-def test_walks_the_path_of_the_listing(seed):
+@given(seed=st.integers(0, 2**32 - 1), first=st.sampled_from([1.0, 0.04, 0.001]))  # 0.001: the experiments'
+def test_walks_the_path_of_the_listing(seed, first):
     """DOLBIE, eqs. (4) to (7), Alg. 1, lines 1 to 16, section VI-A."""
     n, costs = random_system(seed)
-    path, alpha = algorithm_1(n, costs)
-    _, played, plan, state = play("dolbie:floor=0", costs, BATCH)
+    path, alpha = algorithm_1(n, costs, first)
+    _, played, plan, state = play(f"dolbie:floor=0,alpha={first}", costs, BATCH)
     np.testing.assert_allclose([*(played / BATCH), plan.shares], path, atol=1e-12)
     assert state.alpha == pytest.approx(alpha, abs=1e-12)
 

@@ -16,6 +16,7 @@ SLOPES = np.array([1e-3, 2e-3, 4e-3, 1e-3])
 
 
 def test_cpu_shares_follow_speeds_for_any_communication():
+    """LB-BSP, section 3.2 (processors): x_i = v_i X / sum v."""
     waits = np.array([0.0, 0.5, 0.1, 0.0])
     _, played, _, _ = play("lbbsp-cpu", constant(SLOPES, waits, 3), 256)
     np.testing.assert_allclose(played[1:], np.tile(256 / SLOPES / (1 / SLOPES).sum(), (2, 1)))
@@ -23,18 +24,18 @@ def test_cpu_shares_follow_speeds_for_any_communication():
 
 @pytest.mark.parametrize("seed", range(5))
 def test_gpu_shares_solve_the_papers_linear_programme(seed):
-    """LB-BSP, eq. (5)."""
+    """LB-BSP, eqs. (3), (5)."""
     rng = np.random.default_rng(seed)
     n, total = 5, 400
     cost = Linear(rng.uniform(1e-3, 5e-3, n), rng.uniform(0, 0.2, n))
-    knee, most = 20.0, np.array([60.0, 400, 400, 400, 150])
-    cluster = Cluster(n, total, most=most)
+    knee, least, most = 20.0, rng.integers(1, 60, n), np.array([60.0, 400, 400, 400, 150])
+    cluster = Cluster(n, total, least, most)
     policy = policies.create(f"lbbsp-gpu:knee={knee}", cluster)
     plan, state = policy.init()
     loads = plan.shares * total
     plan, state = policy.step(state, Round(plan.shares, cost.seconds(loads), total, cost.overhead))
-    _, least = soonest(cost.seconds_per_sample, cost.overhead, total, knee, most)
-    assert cost.seconds(plan.shares * total).max() == pytest.approx(least, rel=1e-6)
+    _, soon = soonest(cost.seconds_per_sample, cost.overhead, total, np.maximum(least, knee), most)
+    assert cost.seconds(plan.shares * total).max() == pytest.approx(soon, rel=1e-6)
     assert np.all(whole_samples(plan, total, cluster.least, cluster.most) <= most)
 
 

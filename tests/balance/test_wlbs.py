@@ -14,6 +14,7 @@ from .streams import constant, play
 
 
 def test_the_first_division_follows_cpus_cores_and_memory():
+    """WLBS, section 3.2 (first division)."""
     machines = Machines(np.array([1.0, 1, 2]), np.array([4.0, 8, 4]), np.array([8.0, 8, 8]))
     weights = initial_weights(machines)
     np.testing.assert_allclose(
