@@ -267,7 +267,7 @@ def test_adasync_by_its_equation():
 
 @pytest.mark.parametrize(("workers", "first"), [(16, 1), (16, 3), (9, 8), (2, 1)])
 def test_adasync_is_the_root_of_its_equation_for_any_first_quorum(workers, first):
-    """DBW, baseline AdaSync: K^2 + cK - cP = 0 with c = K_0^2 F(w_0) / ((P - K_0) F(w_t)), by the roots of the polynomial."""
+    """DBW, baseline AdaSync: K^2 + cK - cP = 0 with c = K_0^2 F(w_0) / ((P - K_0) F(w_t)), by its roots."""
     policy = backup.create(f"adasync:first={first}", workers)
     k, state = policy.init()
     assert k == first

@@ -22,11 +22,6 @@ def case(network: Network, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     return start + 0.3 * rng.normal(size=start.shape), rng.normal(size=(3, 5, features))
 
 
-def test_narx_has_the_papers_size() -> None:
-    assert Perceptron(8, 1).parameters == 11  # eq. (4) as printed
-    assert Perceptron(6, 2).parameters == 17  # a window of two, the current reading included
-
-
 @pytest.mark.parametrize("network", NETWORKS, ids=str)
 def test_jacobian_against_central_differences(network: Network) -> None:
     """LB-BSP, eq. (4)."""

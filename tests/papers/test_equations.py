@@ -425,26 +425,6 @@ def test_dbw_gain_is_the_expected_decrease_of_a_quadratic() -> None:
         assert estimate.of(np.array([float(k)]), eta)[0] == pytest.approx(decrease.mean(), abs=error)
 
 
-def test_dbw_estimates_of_variance_and_norm() -> None:
-    """DBW, eqs. (4), (10), (11)."""
-    rng = np.random.default_rng(13)
-    gradients = rng.standard_normal((7, 20)) + 0.3
-    found = aggregate([WorkerGradient(g, 0.5, 10) for g in gradients])
-    mean = gradients.mean(0)  # eq. (4)
-    np.testing.assert_allclose(found.step, mean, atol=1e-14)
-    assert found.variance == pytest.approx(gradients.var(axis=0, ddof=1).sum())  # eq. (10)
-    assert found.norm2 == pytest.approx(mean @ mean)
-    state = no_gain(5)
-    for _ in range(2):
-        state = update_gain(state, Iteration(7, 8, 0.0, 0.5, found.norm2, found.variance, 0.1, NOTHING))
-    assert estimate(state).norm2 == pytest.approx(mean @ mean - found.variance / 7)  # eq. (11)
-    assert mean @ mean > found.variance / 7
-    state = update_gain(
-        no_gain(5), Iteration(7, 8, 0.0, 0.5, 0.9 * found.variance / 7, found.variance, 0.1, NOTHING)
-    )
-    assert estimate(state).norm2 == 0  # at least 0
-
-
 def quadratic_run(rounds: int, noise: float, seed: int) -> list[Iteration]:
     """Gradient descent on F(w) = L |w|^2 / 2 with L = 2 and k = 4 gradients each; losses are exact."""
     rng, w, eta, k = np.random.default_rng(seed), np.full(50, 1.0), 0.05, 4
@@ -936,8 +916,8 @@ def test_coded_fig_4_is_the_time_of_each_iterate_beside_the_dedicated_optimum(tm
 
 
 def test_weighted_update_of_all_nodes_is_that_of_one() -> None:
-    """Eq. (6) of WLBS against its distributed form. The plain mean is biased, and so is its eq. (7), which, as the text
-    has it, weighs a node by 1 / (K size_k).
+    """Eq. (6) of WLBS against its distributed form. The plain mean is biased, and so is its eq. (7), which weighs a
+    node by 1 / (K size_k), as the text has it.
 
     LB-BSP, eqs. (1), (2), (6) to (8); WLBS, eqs. (1) to (3), (6), (7).
     """

@@ -17,7 +17,7 @@ from paceline.paramserver.aggregate import Parameters, Sum, WorkerGradient, aggr
     st.integers(0, 9),
 )
 def test_any_weights_in_any_order(weights, kind, batch, seed):
-    """LB-BSP, eq. (8)."""
+    """LB-BSP, eq. (8); DBW, eqs. (4), (10)."""
     rng = np.random.default_rng(seed)
     gradients = rng.normal(1.0, 2.0, (len(weights), 70_000)).astype(kind)
     losses = rng.normal(size=len(weights))

@@ -1,12 +1,10 @@
-"""The record of work that moved within its rounds, in figures, in words and in the trace."""
+"""The record of work that moved within its rounds, in figures and in words."""
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from paceline.runs import Recorder, read, trace
+from paceline.runs import Recorder, read
 from paceline.runs.findings import findings
 from paceline.runs.summary import summarize
 from support.records import line
@@ -40,14 +38,3 @@ def test_findings_name_what_was_chosen_and_why(tmp_path):
     ) in moved
     planned = " ".join(findings(record(tmp_path / "planned", [1.0, 1.0])))
     assert "Every round ran as planned: no work was rebalanced while a round ran." in planned
-
-
-def test_the_trace_shows_each_piece(tmp_path):
-    path = trace.write(record(tmp_path / "run", [0.5]))
-    events = json.loads(path.read_text())["traceEvents"]
-    pieces = [e for e in events if e["name"].startswith("piece") and e["tid"] == trace.thread(0) + 1]
-    assert [(e["ts"], e["dur"], e["args"]["samples"]) for e in pieces] == [
-        (0, 500_000, 4),
-        (500_000, 300_000, 3),
-        (800_000, 100_000, 1),
-    ]
