@@ -98,6 +98,13 @@ def test_a_worker_never_measured_counts_as_the_average_one():
     np.testing.assert_allclose(1 / plan.shares / (1 / plan.shares).sum(), np.array([3, 1, 2]) / 6, rtol=0.01)
 
 
+def test_seconds_of_a_thousandth_of_an_equal_load_say_nothing_of_the_pace():
+    policy = policies.create("level", Cluster(2, 2000))
+    shares = np.array([1.0, 1999.0]) / 2000
+    plan, _ = policy.step(policy.init()[1], Round(shares, np.array([5.0, 2.0]), 2000))
+    np.testing.assert_allclose(plan.shares, 0.5, rtol=0.01)
+
+
 def test_whole_samples_go_by_the_expected_seconds():
     costs = constant([1e-3, 45e-3], 0.0, 3)
     _, _, plan, _ = play("level", costs, 40)

@@ -16,6 +16,7 @@ from paceline.balance.members import (
     fill_unknown,
     measured_slopes,
     remembered,
+    slowest,
 )
 from paceline.balance.protocol import Policy, complete
 from paceline.rounds import Plan
@@ -65,6 +66,11 @@ def test_remembered_shares_wait_for_those_who_are_away() -> None:
     np.testing.assert_allclose(remembered(SOME, new, before), [0.28, 0.3, 0.42])
     rows = remembered(np.array([ALL, SOME]), np.array([new, new]), np.array([before, before]))
     np.testing.assert_allclose(rows, [[0.4, 0.0, 0.6], [0.28, 0.3, 0.42]])
+
+
+def test_slowest_worker_is_the_first_of_equals_among_those_with_seconds() -> None:
+    rows = [[1.0, 3.0, 3.0], [np.nan, 1.0, 2.0], [2.0, np.nan, 1.0]]
+    assert slowest(np.array(rows)).tolist() == [[1], [2], [0]]
 
 
 def test_unknown_paces_are_the_mean_of_the_known_ones() -> None:

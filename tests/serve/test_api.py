@@ -310,7 +310,7 @@ async def test_a_slow_body_is_not_waited_for() -> None:
 
 
 @REPEATED
-@pytest.mark.parametrize("policy", ["level", "dolbie", "level:forecast=narx"])
+@pytest.mark.parametrize("policy", ["level", "level:forecast=narx"])  # test_jobs.py has all policies
 async def test_restart_continues_with_the_same_plan(tmp_path: Path, policy: str) -> None:
     """Twice the same job, once with restarts in every state of a round, and a stored state between."""
     paces = {"a": 0.004, "b": 0.002, "c": 0.001}
