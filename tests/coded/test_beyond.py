@@ -12,7 +12,6 @@ from scipy.stats import binom
 from paceline import PacelineError
 from paceline.coded import (
     Problem,
-    ShiftedExponential,
     by_deadline,
     plan,
     random_problem,
@@ -21,6 +20,7 @@ from paceline.coded import (
 )
 from paceline.coded.deadline import _scaled, never_done, success
 from paceline.coded.simulate import simulate
+from support.problems import problem_of
 
 
 def of(problem, masters):
@@ -138,8 +138,7 @@ def test_an_arriving_master_moves_as_few_workers_as_brute_force_finds(seed, with
 @pytest.mark.parametrize("seed", range(6))
 def test_rearranged_plan_with_capped_loads_keeps_the_limit(seed):
     u = np.random.default_rng(seed).uniform(1, 5, (3, 8))
-    names = ("x", "y", "z"), tuple("abcdefgh")
-    problem = Problem(*names, np.full(3, 1000.0), ShiftedExponential(u, 0.01 / u))
+    problem = problem_of(u, 0.01 / u)
     old = plan(of(problem, [0, 1]), "exact")
     best = plan(problem, "exact").t_star.max()
     assert rearrange(old, problem, 0.05).plan.t_star.max() <= best * 1.05 * (1 + 1e-6)
@@ -178,9 +177,10 @@ def test_plan_whose_workers_are_drawn_may_never_hold_all_rows():
 def test_search_for_a_deadline_starts_also_from_equal_loads_of_which_some_suffice():
     """Of n equal workers with L / j rows each, j must arrive: a binomial tail. (1000 parts have no third.)"""
     n, rows, t = 4, 120, 60.0
-    delay = ShiftedExponential(np.full((1, n), 2.0), np.full((1, n), 0.5))
-    problem = Problem(("m",), tuple("abcd"), np.array([float(rows)]), delay)
-    by_hand = {j: binom.sf(j - 1, n, delay.cdf(np.full((1, n), t * j / rows))[0, 0]) for j in range(1, n + 1)}
+    problem = problem_of(np.full((1, n), 2.0), rows=float(rows))
+    by_hand = {
+        j: binom.sf(j - 1, n, problem.delay.cdf(np.full((1, n), t * j / rows))[0, 0]) for j in range(1, n + 1)
+    }
     found = _scaled(problem, 0, list(range(n)), t)
     for j in sorted(by_hand, key=by_hand.get)[2:]:
         same = [chance for chance, loads in found if loads == pytest.approx(np.full(n, rows / j), rel=1e-8)]

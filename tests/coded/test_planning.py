@@ -11,7 +11,6 @@ from scipy.optimize import brentq, linprog, minimize
 from paceline import PacelineError
 from paceline.coded import (
     Problem,
-    ShiftedExponential,
     Weibull,
     layout,
     plan,
@@ -21,18 +20,7 @@ from paceline.coded import (
     stretched,
 )
 from paceline.coded.coded_plan import ASSIGNMENTS, _fewest_moves, completion
-
-
-def problem_of(u, a, rows=1000.0, latency=None):
-    u, a = np.asarray(u, float), np.asarray(a, float)
-    masters, workers = u.shape
-    return Problem(
-        tuple(f"m{i}" for i in range(masters)),
-        tuple(f"w{i}" for i in range(workers)),
-        np.full(masters, rows),
-        ShiftedExponential(u, a),
-        latency,
-    )
+from support.problems import problem_of
 
 
 def expected_rows(made, m, t):
@@ -287,7 +275,7 @@ def test_plan_read_back_equals_the_plan_written(tmp_path, assign, late):
 def test_plan_that_survives_has_enough_rows_and_blocks_without_any_workers(masters, survive, seed):
     rng = np.random.default_rng(seed)
     u = rng.uniform(1, 30, (masters, 4 * masters))
-    made = stretched(plan(problem_of(u, 1 / u, rows=400.0), "uniform"), survive=survive)
+    made = stretched(plan(problem_of(u, rows=400.0), "uniform"), survive=survive)
     assert (made.may_lose >= survive).all()
     for m in range(masters):
         for lost in itertools.combinations(made.workers_of(m), survive):

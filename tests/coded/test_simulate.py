@@ -7,17 +7,15 @@ import pytest
 from scipy import stats
 
 from paceline import PacelineError
-from paceline.coded import Problem, ShiftedExponential, plan, random_problem
+from paceline.coded import plan, random_problem
 from paceline.coded.coded_plan import finish
 from paceline.coded.deadline import never_done
 from paceline.coded.simulate import Completion, simulate, stretched, work_queue
+from support.problems import problem_of
 
 
 def test_one_worker_is_a_shifted_exponential():
-    problem = Problem(
-        ("m",), ("w",), np.array([100.0]), ShiftedExponential(np.array([[2.0]]), np.array([[0.5]]))
-    )
-    made = plan(problem, "uniform", coded=False)
+    made = plan(problem_of([[2.0]], rows=100.0), "uniform", coded=False)
     done = simulate(made, 50_000, np.random.default_rng(0))
     assert done.mean().low < 100 * (0.5 + 0.5) < done.mean().high
     assert done.quantile(0.9).low < 100 * (0.5 + np.log(10) / 2) < done.quantile(0.9).high
@@ -56,9 +54,7 @@ def test_probabilistic_draws_may_never_finish():
 
 
 def test_a_drawn_worker_serves_one_master_only():
-    problem = Problem(
-        ("x", "y"), ("v", "w"), np.ones(2), ShiftedExponential(np.ones((2, 2)), np.ones((2, 2)))
-    )
+    problem = problem_of(np.ones((2, 2)), rows=1.0)
     phi, rate = problem.delay.peak()
     k = np.array([[1.0, 0.5], [0.0, 0.5]])
     made = finish(problem, "shared", k, True, phi, rate)
@@ -92,21 +88,15 @@ def test_the_reference_figures_of_the_large_setting():
 
 
 def test_latency_comes_once_a_message():
-    delay = ShiftedExponential(np.array([[2.0, 2.0]]), np.array([[0.5, 0.5]]))
-    problem = Problem(("m",), ("v", "w"), np.array([100.0]), delay, np.array([[30.0, 30.0]]))
+    problem = problem_of([[2.0, 2.0]], rows=100.0, latency=np.array([[30.0, 30.0]]))
     bare = dataclasses.replace(problem, latency=None)
-    phi, rate = delay.peak()
     for coded, messages in ((False, 1), (True, 1), (True, 4)):
-        with_, without = (
-            simulate(
-                dataclasses.replace(finish(bare, "uniform", np.ones((1, 2)), coded, phi, rate), problem=each),
-                500,
-                np.random.default_rng(0),
-                messages,
-            )
+        made = finish(bare, "uniform", np.ones((1, 2)), coded, *bare.delay.peak())
+        late, plain = (
+            simulate(dataclasses.replace(made, problem=each), 500, np.random.default_rng(0), messages).times
             for each in (problem, bare)
         )
-        np.testing.assert_allclose(with_.times, without.times + 30)
+        np.testing.assert_allclose(late, plain + 30)
 
 
 def test_drawing_in_parts_changes_nothing_but_the_draws(monkeypatch):
@@ -200,11 +190,8 @@ def test_plans_are_stretched_only_as_far_as_workers_can_hold():
     ):
         with pytest.raises(PacelineError, match=words):
             stretch([6, 4, 2], **options)
-    assert stretch([6, 4, 2], redundancy=1.5, probability=[0.5, 1, 1]).loads[0] @ [
-        0.5,
-        1,
-        1,
-    ] == pytest.approx(15)
+    drawn = [0.5, 1, 1]
+    assert stretch([6, 4, 2], redundancy=1.5, probability=drawn).loads[0] @ drawn == pytest.approx(15)
     uncoded = plan(random_problem(1, 3, 10, np.random.default_rng(0)), "uniform", coded=False)
     with pytest.raises(PacelineError, match="only a coded plan can be stretched"):
         stretched(uncoded, 1.5)

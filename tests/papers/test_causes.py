@@ -9,10 +9,11 @@ import pytest
 
 from paceline.backup.dbw import Dbw, estimate, no_gain, update_gain
 from paceline.backup.protocol import Iteration, Timings
-from paceline.coded import Problem, ShiftedExponential, plan, simulate
+from paceline.coded import plan, simulate
 from paceline.papers import dolbie
 from paceline.rounds import Array
 from paceline.simulate import run
+from support.problems import problem_of
 
 N = 16
 
@@ -119,8 +120,7 @@ def test_the_best_of_four_masters_bounds_what_assignment_saves(u: Array, most: f
     limit = 1 - u.mean() / (u * steps).sum()
     assert limit == pytest.approx(most, abs=0.006)
     drawn = np.random.default_rng(0).choice(u, (4, 4000))
-    names = tuple(f"m{m}" for m in range(4)), tuple(f"w{n}" for n in range(4000))
-    problem = Problem(*names, np.full(4, 1e5), ShiftedExponential(drawn, 1 / drawn))
+    problem = problem_of(drawn, rows=1e5)
     mine, uniform = plan(problem, "simple").t_star.max(), plan(problem, "uniform").t_star.max()
     assert 1 - mine / uniform == pytest.approx(limit, abs=0.03)
 
@@ -139,11 +139,9 @@ def test_no_speeds_within_one_and_five_save_the_printed_half_on_average() -> Non
 
 def test_one_draw_of_two_speeds_may_come_to_the_printed_pair() -> None:
     found = []
-    names = tuple(f"m{m}" for m in range(4)), tuple(f"w{n}" for n in range(50))
     for seed in range(12):
         rng = np.random.default_rng(seed)
-        u = rng.choice([1.0, 5.0], (4, 50))
-        problem = Problem(*names, np.full(4, 1e5), ShiftedExponential(u, 1 / u))
+        problem = problem_of(rng.choice([1.0, 5.0], (4, 50)), rows=1e5)
         plans = plan(problem, "iterated"), plan(problem, "uniform", coded=False), plan(problem, "uniform")
         mine, *others = (simulate(each, 800, rng).times.max(1).mean() for each in plans)
         found.append([1 - mine / other for other in others])

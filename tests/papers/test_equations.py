@@ -34,6 +34,7 @@ from paceline.shares import whole_samples
 from paceline.simulate import from_trace, measures, run
 from paceline.sync.protocol import Apply, Release
 from support.experiments import ran
+from support.problems import problem_of
 from support.programmes import soonest
 
 N, BATCH = 6, 256.0
@@ -561,8 +562,7 @@ def test_dbw_chooses_the_most_gain_a_second_and_never_less_while_the_loss_rises(
 
 def cluster(masters: int, workers: int, seed: int, rows: float = 1e4) -> tuple[Problem, Array]:
     u = np.random.default_rng(seed).uniform(1, 5, (masters, workers))
-    names = tuple(f"m{i}" for i in range(masters)), tuple(f"w{i}" for i in range(workers))
-    return Problem(*names, np.full(masters, rows), ShiftedExponential(u, 1 / u)), u
+    return problem_of(u, rows=rows), u
 
 
 def test_coded_processing_times_are_shifted_exponential() -> None:
@@ -606,7 +606,7 @@ def test_coded_p5_by_brute_force(seed: int) -> None:
     """Sun et al., eqs. (8), (9), Proposition 1, benchmark 3."""
     _, u = cluster(2, 8, 20 + seed)
     rows = np.array([1e4, 3e4])
-    problem = Problem(("x", "y"), tuple("abcdefgh"), rows, ShiftedExponential(u, 1 / u))
+    problem = problem_of(u, rows=rows)
     phi = (-special.lambertw(-np.exp(-2.0), -1).real - 1) / u
     v = u / (rows[:, None] * (1 + u * phi))  # eq. (8)
     # Eq. (9).
@@ -622,7 +622,7 @@ def test_coded_p3_by_a_general_solver() -> None:
     """Sun et al., eq. (6): the least t over loads, probabilities and t itself, from several starts."""
     u = np.random.default_rng(24).uniform(1, 5, (2, 3))
     rows = np.array([300.0, 500.0])
-    problem = Problem(("x", "y"), ("a", "b", "c"), rows, ShiftedExponential(u, 1 / u))
+    problem = problem_of(u, rows=rows)
 
     def expected(w: Array) -> Array:  # the left-hand side of eq. (5), rows in hundreds
         k, load, t = w[:6].reshape(2, 3), np.exp(w[6:12]).reshape(2, 3), np.exp(w[12])

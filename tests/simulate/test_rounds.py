@@ -200,14 +200,6 @@ def test_the_steps_of_the_bound_are_those_that_were_taken(text):
     assert grows or regret(played, outcome)[-1] <= bound
 
 
-def test_the_bound_on_a_still_cluster_by_hand():
-    outcome = run(Scenario(constant(0.1, 0.3), global_batch=10, rounds=3, fractional=True), ["dolbie"])
-    steps = outcome.policies["dolbie"].steps[:, 0]
-    # L = 3 s, P_T = 0, N = 2: L sqrt(T [1 / alpha_T + T / 4 + sum alpha])
-    expected = 3.0 * np.sqrt(3 * (1 / steps[-1] + 3 / 4 + steps.sum()))
-    assert regret_bound(outcome.policies["dolbie"], outcome) == pytest.approx(expected)
-
-
 @pytest.mark.parametrize("name", ["factoring", "auto", "factoring:scheme=guided"])
 def test_what_a_piece_costs_is_the_worlds_not_the_policys_belief(name):
     def seconds(believed, cost=1e-3):
