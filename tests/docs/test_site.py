@@ -9,9 +9,11 @@ import re
 import subprocess
 import sys
 import zlib
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 from urllib.parse import urlparse
 
 import pytest
@@ -29,18 +31,28 @@ FACE = (
     *("balance", "backup", "sync", "coded", "forecast"),
 )
 
+MKDOCS = (
+    "import gc; gc.disable(); from mkdocs.__main__ import cli; cli()"  # a fifth of its time is for garbage
+)
+
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built site; links and anchors that lead nowhere end the build (unless it is --quiet: then nothing does)."""
     place = tmp_path_factory.mktemp("site")
     done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(place)],
+        [sys.executable, "-c", MKDOCS, "build", "--strict", "--site-dir", str(place)],
         cwd=ROOT, capture_output=True, text=True, timeout=500, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "WARNING" not in done.stderr, done.stderr
     return place
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with browsers.chromium() as browser:
+        yield browser
 
 
 class Loads(HTMLParser):
@@ -86,46 +98,43 @@ def test_the_site_needs_nothing_from_elsewhere(site: Path) -> None:
         ("eq. (17)", "The five papers, line by line\nDBW"),
     ],
 )
-def test_the_search_works_on_pages_opened_from_disk(site: Path, typed: str, found: str) -> None:
-    with browsers.chromium() as browser:
-        page = browsers.opened(browser)
-        page.goto((site / "index.html").as_uri())
-        # The theme reads what was typed when a key is released, and not when the text is put there at once.
-        page.locator("input.md-search__input").press_sequentially(typed)
-        first = page.locator(".md-search-result__item").first
-        first.wait_for(state="visible")
-        assert found in first.inner_text()
+def test_the_search_works_on_pages_opened_from_disk(site: Path, browser: Any, typed: str, found: str) -> None:
+    page = browsers.opened(browser)
+    page.goto((site / "index.html").as_uri())
+    # The theme reads what was typed when a key is released, and not when the text is put there at once.
+    page.locator("input.md-search__input").press_sequentially(typed)
+    first = page.locator(".md-search-result__item").first
+    first.wait_for(state="visible")
+    assert found in first.inner_text()
 
 
 @guarantee(
     "axe finds nothing serious on the first page of the docs, the report, a comparison, the live page and "
     "the service's page."
 )
-def test_axe_finds_nothing_serious_on_the_first_page(site: Path) -> None:
-    with browsers.chromium() as browser:
-        for scheme, width in (("light", 1400), ("dark", 400)):
-            page = browsers.opened(browser, viewport={"width": width, "height": 900}, color_scheme=scheme)
-            page.goto((site / "index.html").as_uri())
-            assert browsers.barriers(page) == []
+def test_axe_finds_nothing_serious_on_the_first_page(site: Path, browser: Any) -> None:
+    for scheme, width in (("light", 1400), ("dark", 400)):
+        page = browsers.opened(browser, viewport={"width": width, "height": 900}, color_scheme=scheme)
+        page.goto((site / "index.html").as_uri())
+        assert browsers.barriers(page) == []
 
 
 @guarantee(
     "Each picture is drawn in light and in dark, with lines of 3:1; the site shows the one that fits "
     "the reader's screen."
 )
-def test_each_picture_is_shown_in_light_and_in_dark(site: Path) -> None:
+def test_each_picture_is_shown_in_light_and_in_dark(site: Path, browser: Any) -> None:
     within = (site / "within.html").read_text(encoding="utf-8")
     assert within.count('src="pictures/within.svg#only-light"') == 1
     assert within.count('src="pictures/within.svg#only-dark"') == 1
-    with browsers.chromium() as browser:
-        for scheme, width in (("light", 1400), ("dark", 400)):
-            page = browsers.opened(browser, viewport={"width": width, "height": 900}, color_scheme=scheme)
-            page.goto((site / "within.html").as_uri())
-            seen = [each for each in page.locator("article img").all() if each.is_visible()]
-            assert len(seen) == within.count("#only-light")
-            for each in seen:
-                assert each.get_attribute("src").endswith(f"#only-{scheme}")
-                assert each.evaluate("image => image.complete && image.naturalWidth > 0")
+    for scheme, width in (("light", 1400), ("dark", 400)):
+        page = browsers.opened(browser, viewport={"width": width, "height": 900}, color_scheme=scheme)
+        page.goto((site / "within.html").as_uri())
+        seen = [each for each in page.locator("article img").all() if each.is_visible()]
+        assert len(seen) == within.count("#only-light")
+        for each in seen:
+            assert each.get_attribute("src").endswith(f"#only-{scheme}")
+            assert each.evaluate("image => image.complete && image.naturalWidth > 0")
 
 
 def test_the_reference_begins_with_what_users_call(site: Path) -> None:

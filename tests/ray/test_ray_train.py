@@ -21,7 +21,6 @@ from torch import nn
 from paceline.errors import PacelineError
 from paceline.torch import peers
 from support import hosts
-from support.commands import python
 from support.guarantees import guarantee
 from support.hosts import (
     BATCH,
@@ -292,11 +291,15 @@ def refused(ranks: int, _: str) -> str:
     return "nothing was wrong"
 
 
-def test_mistakes_raise(found: list[dict[str, Any]]) -> None:
+def outside() -> None:
+    from paceline.hosts.ray_train import RayTrainPace
+
+    RayTrainPace(nn.Linear(1, 1), BATCH)
+
+
+def test_mistakes_raise(found: list[dict[str, Any]], cluster: Any) -> None:
     for rank in found:
         assert "the data set is a list_iterator" in rank["refused"]
     # In a process of its own: a trainer without workers leaves a context behind in the process that ran it.
-    code = "import torch; from paceline.hosts.ray_train import RayTrainPace; RayTrainPace(torch.nn.Linear(1, 1), 16)"
-    done = python(code)
-    assert "PacelineError: " in done.stderr
-    assert "outside of a Ray Train worker" in done.stderr
+    with pytest.raises(PacelineError, match="outside of a Ray Train worker"):
+        cluster.get(cluster.remote(max_calls=1)(outside).remote())

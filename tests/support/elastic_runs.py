@@ -410,7 +410,7 @@ def run(
             if time.monotonic() > until:
                 there = keeper.members
                 raise AssertionError(f"round {newest} after {seconds} s; {told.faults}; members {there}")
-            time.sleep(0.002)
+            time.sleep(0.005)
     finally:
         keeper.close()
         for stall in told.stalls:

@@ -43,10 +43,10 @@ import psutil
 sys.dont_write_bytecode = False  # in the server: each rank would compile the module of its test for itself
 LOADED = (
     "pytest", "hypothesis",  # of test modules, whose functions run in forks
-    "torch", "torch.distributed", "torch.distributed.run", "torch._dynamo", "numpy", "paceline.torch",
-    "paceline.torch.launcher", "paceline.train.launch", "paceline.doctor.probe", "paceline.verify.inside",
+    "torch", "torch.distributed", "torch.distributed.run", "torch._dynamo", "torch.profiler._cupti_monitor", "numpy",
+    "paceline.torch", "paceline.torch.launcher", "paceline.train.launch", "paceline.doctor.probe",
     *(f"paceline.cli.{each}" for each in ("train", "doctor", "verify", "whatif", "report", "simulate", "watch")),
-    "paceline.cli.serve", "rich.markdown", "typer", "support.elastic_runs",
+    "paceline.cli.serve", "paceline.verify.inside", "rich.markdown", "typer", "support.elastic_runs",
 )  # fmt: skip
 # A server that has them all serves the tests of every host: each start of another one would load PyTorch once more.
 HOSTS = (

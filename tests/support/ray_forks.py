@@ -127,6 +127,12 @@ if __name__ == "__main__":
         import runpy
 
         _open = _serve()
+        import gc
+
+        gc.disable()  # while it loads what stays
         # A worker learns where to find modules from this variable, as each process does when it starts.
         sys.path[1:1] = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        __import__("ray")
+        gc.freeze()
+        gc.enable()
         runpy.run_path(sys.argv[0], run_name="__main__")

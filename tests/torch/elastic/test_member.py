@@ -19,7 +19,7 @@ from support.elastic_runs import BATCH, FOR_EVER, Told, alone, exactly, faults, 
 from support.guarantees import guarantee
 from support.often import times
 
-NAP = 1e-3  # seconds a sample: while ranks start, the others sleep more than they compute
+NAP = 3e-3  # seconds a sample: while ranks start, the others sleep more than they compute
 
 
 def check(told: Told, rounds: int | None = None, whole: bool = True, **options: Any) -> None:

@@ -48,7 +48,7 @@ def test_option_table_has_every_option_of_the_installed_version() -> None:
     assert options == {*ASKED, *OWN, *HANDED_ON}
 
 
-STEPS = 14  # more than two epochs
+COUNT, STEPS = 35, 7  # more than two epochs
 
 
 def own_collate(samples: list[Any]) -> Any:
@@ -70,14 +70,14 @@ def trained(rank: int, ranks: int, loop: str, **options: Any) -> float:
     optimizer, loss_of = optimizer_of(ddp), nn.CrossEntropyLoss()
     limit = {} if loop == "whole" else {"micro_batch": 5}
     pace = Pace(ddp, 16, TWO, loop=loop, limits=[(0, None)] * 2, **limit)
-    loader = pace.loader(Samples(83), seed=5, **options)
+    loader = pace.loader(Samples(COUNT), seed=5, **options)
     while pace.rounds < STEPS:
         for x, y, _ in loader:
             pace.backward(loss_of(ddp(x), y))
             if pace.step(optimizer) and pace.rounds == STEPS:
                 break
     pace.host.detach()
-    return difference(model.parameters(), reference(83, 16, STEPS, torch.float64))
+    return difference(model.parameters(), reference(COUNT, 16, STEPS, torch.float64))
 
 
 @pytest.mark.processes

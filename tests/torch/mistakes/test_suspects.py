@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from paceline.errors import PacelineError
 from paceline.torch import Pace
 from support.guarantees import guarantee
 from support.pictures import Pictures, boxed, model, of_moments
-from support.ranks import run_ranks
+from support.ranks import run_cases, run_ranks
 from support.scripted import Script
 
 pytestmark = pytest.mark.processes
@@ -214,20 +214,18 @@ def told(
     rank: int,
     ranks: int,
     loss_of: LossOf,
-    even: bool,
-    options: dict[str, Any],
     changing: bool = False,
     counted_too: bool = False,
+    **options: Any,
 ) -> list[tuple[str, str]]:
     """The warnings of two epochs with this loss, each with the line that it names, without spaces."""
     net = model()
     ddp = DistributedDataParallel(net)
     optimizer, kept = torch.optim.SGD(net.parameters(), lr=1e-3), dict[str, Any]()
-    limits = [(8, 8)] * ranks if even else LIMITS
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        loads = {"policy": Script(CHANGING)} if changing else {"limits": limits}
-        pace = Pace(ddp, BATCH, **loads, **options)
+        loads: dict[str, Any] = {"policy": Script(CHANGING)} if changing else {"limits": LIMITS}
+        pace = Pace(ddp, BATCH, **(loads | options))
         for _ in range(2):
             for part in pace.loader(Pictures(), seed=5, drop_last=True):
                 found = loss_of(ddp, part, kept)
@@ -243,15 +241,22 @@ def told(
     ]
 
 
+def each_told(losses: Iterable[LossOf], **options: Any) -> Iterator[tuple[LossOf, list[tuple[str, str]]]]:
+    """Each loss with what it is ``told`` on each of three ranks."""
+    cases = {loss_of.__name__: {"loss_of": loss_of, **options} for loss_of in losses}
+    for name, ranks in run_cases(3, told, cases).items():
+        for warned in ranks:
+            yield cases[name]["loss_of"], warned
+
+
 @guarantee(
     "A loss that trains another model where loads differ causes one warning with file and line; correct "
     "losses cause none."
 )
-@pytest.mark.parametrize("loss_of", WRONG)
-def test_wrong_loss_warns_once(loss_of: LossOf) -> None:
+def test_wrong_loss_warns_once() -> None:
     lines = Path(__file__).read_text().splitlines()
-    for warned in run_ranks(3, told, loss_of, False, {}):
-        assert [WRONG[loss_of] in words for words, _ in warned] == [True], warned
+    for loss_of, warned in each_told(WRONG):
+        assert [WRONG[loss_of] in words for words, _ in warned] == [True], (loss_of, warned)
         words, where = warned[0]
         assert where.startswith("test_suspects.py:")
         if "over the ranks" in words:  # it names the collective, too
@@ -259,38 +264,35 @@ def test_wrong_loss_warns_once(loss_of: LossOf) -> None:
             assert "all_reduce(" in lines[line - 1] or "all_gather(" in lines[line - 1]
 
 
-@pytest.mark.parametrize("loss_of", [sum_by_a_constant, mean_by_its_samples])
-def test_loss_that_grows_with_its_samples_warns_once(loss_of: LossOf) -> None:
-    for warned in run_ranks(3, told, loss_of, False, {}, True):
-        assert ["the loss grows with this rank's samples" in words for words, _ in warned] == [True], warned
+def test_loss_that_grows_with_its_samples_warns_once() -> None:
+    for counted_too in (False, True):
+        growing = [mean_by_its_samples] if counted_too else [sum_by_a_constant, mean_by_its_samples]
+        for loss_of, warned in each_told(growing, changing=True, counted_too=counted_too):
+            (one,) = warned
+            assert "the loss grows with this rank's samples" in one[0], loss_of
 
 
-def test_wrong_loss_within_a_flop_counter_warns_once() -> None:
-    for warned in run_ranks(3, told, mean_by_its_samples, False, {}, True, True):
-        assert ["the loss grows with this rank's samples" in words for words, _ in warned] == [True], warned
-
-
-@pytest.mark.parametrize("loss_of", [*RIGHT, mean_by_an_annealed_number])
-def test_right_loss_of_changing_loads_does_not_warn(loss_of: LossOf) -> None:
-    assert run_ranks(3, told, loss_of, False, {}, True) == [[], [], []]
+def test_right_loss_of_changing_loads_does_not_warn() -> None:
+    for loss_of, warned in each_told([*RIGHT, mean_by_an_annealed_number], changing=True):
+        assert warned == [], loss_of
 
 
 @guarantee(
     "A loss that trains another model where loads differ causes one warning with file and line; correct "
     "losses cause none."
 )
-@pytest.mark.parametrize("loss_of", RIGHT)
-def test_right_loss_does_not_warn(loss_of: LossOf) -> None:
-    assert run_ranks(3, told, loss_of, False, {}) == [[], [], []]
+def test_right_loss_does_not_warn() -> None:
+    for loss_of, warned in each_told(RIGHT):
+        assert warned == [], loss_of
 
 
-@pytest.mark.parametrize("loss_of", [normalised, in_place, own_center])
-def test_wrong_loss_of_equal_loads_does_not_warn(loss_of: LossOf) -> None:
-    assert run_ranks(3, told, loss_of, True, {}) == [[], [], []]
+def test_wrong_loss_of_equal_loads_does_not_warn() -> None:
+    for loss_of, warned in each_told([normalised, in_place, own_center], limits=[(8, 8)] * 3):
+        assert warned == [], loss_of
 
 
 def test_injected_gradient_under_the_hook_does_not_warn() -> None:
-    assert run_ranks(3, told, injected, False, {"weigh": "hook"}) == [[], [], []]
+    assert [warned for _, warned in each_told([injected], weigh="hook")] == [[], [], []]
 
 
 def averaged(rank: int, ranks: int, loop: str, right: bool) -> tuple[str, list[Any]]:
