@@ -12,6 +12,7 @@ import pytest
 from support import forks
 from support.commands import python
 from support.forks import HOSTS, all_well, as_torchrun
+from support.skips import skip_without
 
 TESTS = Path(__file__).resolve().parents[1]
 EXAMPLES = TESTS.parent / "examples"
@@ -55,7 +56,7 @@ def test_text_lengths() -> None:
     ],
 )
 def test_hosts(name: str, needs: str) -> None:
-    pytest.importorskip(needs)
+    skip_without(needs)
     forks.load(*HOSTS)
     out, err = all_well(as_torchrun(3), [EXAMPLES / f"{name}.py"])
     assert "terminate called" not in err

@@ -33,6 +33,7 @@ from support.hosts import (
     optimizer_of,
     whole_batch,
 )  # fmt: skip
+from support.ranks import run_ranks
 from support.sharding import possible, sharded, whole
 from support.skips import skip_without
 
@@ -208,8 +209,12 @@ def test_evaluation_gives_results_without_paceline(found: Found) -> None:
         assert ours == theirs
 
 
+def refusals(rank: int, ranks: int) -> list[str]:
+    """The error messages that one process receives."""
+    return [refusal(kind) for kind in ("plain module", "strategy", "scaler")]
+
+
 def refusal(kind: str) -> str:
-    """The error message that one process receives."""
     from lightning.fabric import Fabric
 
     from paceline.hosts.fabric import FabricPace
@@ -229,6 +234,7 @@ def refusal(kind: str) -> str:
 
 
 def test_loop_that_cannot_be_balanced_raises() -> None:
-    assert "expected what fabric.setup" in refusal("plain module")
-    assert "does not leave the plain mean" in refusal("strategy")
-    assert "set its precision" in refusal("scaler")
+    ((plain_module, strategy, scaler),) = run_ranks(1, refusals)
+    assert "expected what fabric.setup" in plain_module
+    assert "does not leave the plain mean" in strategy
+    assert "set its precision" in scaler

@@ -14,8 +14,14 @@ import sys
 from collections.abc import Iterator
 
 PLACE = "PACELINE_TESTS_RAY_FORKS"  # the variable that has the socket's path
-BESIDE_RAY = ("numpy", "requests", "jsonschema", "yaml", "google.protobuf.descriptor_pb2", "psutil", "click")
-BESIDE_RAY_TRAIN = ("torch.distributed", "torch._dynamo", "pandas", "pyarrow.fs", "pydantic", "fsspec")
+BESIDE_RAY = (
+    "numpy", "requests", "jsonschema", "yaml", "google.protobuf.descriptor_pb2", "psutil", "click", "filelock",
+    "msgpack",
+)  # fmt: skip
+BESIDE_RAY_TRAIN = (
+    "torch.distributed", "torch._dynamo", "pandas", "pyarrow.fs", "pydantic.main", "pydantic.json_schema",
+    "pydantic.dataclasses", "fsspec", "google.protobuf.json_format",
+)  # fmt: skip
 CONTEXT = "--serialized-runtime-env-context="
 LENGTH = 1 << 17  # bytes of the longest request
 

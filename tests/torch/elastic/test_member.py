@@ -64,7 +64,7 @@ def test_run_with_faults_at_random_moments_trains_model_of_one_process(tmp_path:
         FOR_EVER,
         plan,
         restarts=1000,
-        nap=1e-4,
+        nap=NAP,
         dead=1.0,
         slow=[1, 2, 1, 1],
         micro_batch=[7, 5, 9, 7],
