@@ -52,26 +52,10 @@ class GradientStash:
         Raises PacelineError if the model has a gradient that is not of this round.
         """
         self._begun = True
-        if self._passed:
-            self._passed = fresh = False
-            if any(p.grad is not None and bool(p.grad.any()) for p in self.parameters):
-                raise PacelineError(
-                    f"round {step}: the backward pass of another model has left gradients in this one, which would "
-                    "count here; expected this model to be zeroed before pace.backward(loss)"
-                )
-        if (kept := self._kept) is None:
-            if self._used is not None:
-                self._check_fresh(step, self._used)
-            if fresh and any(map(_THERE, map(_GRAD, self.parameters))):
-                self._check_own(step)
-            self._used = None
-            return
-        if any(p.grad is not None for p in self.parameters):
-            raise PacelineError(
-                f"round {step}: gradients were added to the model between two pieces of the round; expected only "
-                "those of pace.backward(loss): call it instead of loss.backward(), once for each piece"
-            )
-        if apart:
+        if any(map(_THERE, map(_GRAD, self.parameters))):
+            self._check_found(step, fresh)
+        self._passed, self._used = False, None
+        if (kept := self._kept) is None or apart:
             return
         self._kept = None
         if scale != 1.0:
@@ -128,9 +112,9 @@ class GradientStash:
 
     def used(self) -> None:
         """The round's step was taken, or left out on purpose."""
-        left = any(map(_THERE, map(_GRAD, self.parameters)))  # else no gradient can be counted again
-        self._used = [_which(p.grad) for p in self.parameters] if left else None
-        self._begun = False
+        self._begun, self._used = False, None
+        if any(map(_THERE, map(_GRAD, self.parameters))):  # else no gradient can be counted again
+            self._used = [_which(p.grad) for p in self.parameters]
 
     def drop(self) -> None:
         """The running round is left unfinished: drop its gradients."""
@@ -155,20 +139,29 @@ class GradientStash:
         """Multiply the gradients by a number, or by a tensor with one, shape ()."""
         torch._foreach_mul_([p.grad for p in self.parameters if p.grad is not None], factor)
 
-    def _check_fresh(self, step: int, used: list[tuple[int, int] | None]) -> None:
-        left = [p.grad for p, before in zip(self.parameters, used, strict=True) if before == _which(p.grad)]
+    def _check_found(self, step: int, fresh: bool) -> None:
+        """Raises PacelineError for gradients that are in the model before a backward pass, see ``bring_back``."""
+        passed, self._passed = self._passed, False
+        if passed and any(p.grad is not None and bool(p.grad.any()) for p in self.parameters):
+            raise PacelineError(
+                f"round {step}: the backward pass of another model has left gradients in this one, which would "
+                "count here; expected this model to be zeroed before pace.backward(loss)"
+            )
+        if self._kept is not None:
+            raise PacelineError(
+                f"round {step}: gradients were added to the model between two pieces of the round; expected only "
+                "those of pace.backward(loss): call it instead of loss.backward(), once for each piece"
+            )
+        now = zip(self.parameters, self._used or (), strict=False)
+        left = [p.grad for p, before in now if before == _which(p.grad)]
         if any(grad is not None and bool(grad.any()) for grad in left):  # zeroed in place is allowed
             raise PacelineError(
                 f"round {step}: gradients of the round before are still in the model; expected each optimizer to be "
                 "stepped and zeroed once a round: pace.step(optimizer), or pace.step([one, other])"
             )
-
-    def _check_own(self, step: int) -> None:
-        """Raises PacelineError if a backward pass has left gradients here that is not Paceline's."""
-        if self._looks:
-            self._looks -= (
-                1  # a loop that zeroes in place leaves zeros in each round: reading them costs time
-            )
+        if fresh and self._looks and not passed:
+            # A loop that zeroes in place leaves zeros in each round, and reading them costs time.
+            self._looks -= 1
             if self.there():
                 raise PacelineError(
                     f"round {step}: a loss.backward() without a weight has left gradients in the model; expected "
@@ -231,12 +224,11 @@ class Weighing(GradientStash):
     def weigh(self, piece: Piece, part: float, count: float | None, first: bool, reduction: str) -> float:
         """A backward pass of a micro-step begins: the weight of its loss, which counts as a mean over ``part``
         samples. count: what it is over, if not its samples. first: it is the micro-step's first pass."""
+        sums = piece.last and self.sums
         if first:
-            self.bring_back(
-                piece.plan.step, apart=self.apart and not (piece.last and self.sums), fresh=piece.first
-            )
+            self.bring_back(piece.plan.step, apart=self.apart and not sums, fresh=piece.first)
             self._count_in(piece, count)
-        self._reducer.check_sync(piece.last and self.sums)
+        self._reducer.check_sync(sums)
         return self._averaged * part / (piece.plan.batch * self._counts.per_sample)
 
     def _count_in(self, piece: Piece, count: float | None) -> None:
@@ -263,8 +255,7 @@ class Weighing(GradientStash):
         if not piece.last:
             self.put()
             return
-        given = self._counts.given
-        if given or self._varies:
+        if (given := self._counts.given) or self._varies:
             if given and not self.alone:
                 self.alone = COUNT  # the factor does not reach them
             self.scale(self._counts.factor(piece.step, piece.batch))
