@@ -62,10 +62,10 @@ def test_what_fits_leaves_room_for_the_sample_that_joins_an_epochs_last_round(fi
 
 def test_a_limit_makes_another_plan_for_those_who_keep_what_they_cut() -> None:
     loop = Balancer(policies.create("equal", Cluster(2, 64)))
-    before = loop.plan(5)
+    before = loop.latest
     loop.limit(5, np.array([np.nan, 20.0]))
-    assert loop.plan(4) is before
-    assert loop.plan(5) is not before
+    assert loop.latest is not before
+    assert loop.latest == (5, loop.plan(4))
     assert loop.loads(5, 64).tolist() == [44, 20]
 
 

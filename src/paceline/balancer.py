@@ -9,7 +9,6 @@ that it has then decides after that round, on every rank alike.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import os
 import threading
@@ -43,6 +42,9 @@ class Balancer:
     quantum: loads are multiples of this many samples; the remainder of a short batch goes to one worker.
     floor: a load is 0 or at least this many samples (batch norm needs 2).
     learner: learns what samples cost, if they cost differently; the engine then divides rounds with ``deal``.
+
+    Attributes:
+        latest: The plan in force from the latest round on, and this round; a new object whenever plans change.
     """
 
     def __init__(
@@ -101,7 +103,7 @@ class Balancer:
 
     def _holds(self, step: int, plan: Plan) -> None:
         """Put the plan in force from round ``step`` on; no plan may hold from a later round."""
-        self._plans[step], self._last = plan, (step, plan)
+        self._plans[step], self.latest = plan, (step, plan)
 
     def _forget(self) -> Plan:
         """Forget all rounds; returns the policy's first plan."""
@@ -130,8 +132,7 @@ class Balancer:
         if (room := most.sum()) < needed:
             most = np.minimum(np.ceil(most * (needed / room / unit)) * unit, cluster.most)
         self._most[step] = most if most.sum() >= needed else cluster.most
-        # A new object, so that a caller that caches divisions by the plan object divides again.
-        self._holds(step, dataclasses.replace(self.plan(step)))
+        self._holds(step, self.plan(step))  # callers that keep divisions divide again
 
     def _limits(self, step: int) -> tuple[Array, Array]:
         """Least and most samples of each worker in a full round."""
@@ -339,8 +340,8 @@ class Balancer:
         return plan, after
 
     def plan(self, step: int) -> Plan:
-        """The plan of round ``step``: the same object until another plan takes effect."""
-        first, plan = self._last
+        """The plan of round ``step``."""
+        first, plan = self.latest
         return plan if first <= step else policies.in_force(self._plans, step)
 
     def state_dict(self) -> dict[str, Any]:
@@ -386,7 +387,7 @@ class Balancer:
         learned = None if costs is None or self.learner is None else self.learner.stored(costs, step)
         self.restart(step)
         self._state, self._fit, self._plans, self._newest, self._warm = restored, fitted, revived, last, warm
-        self._last, self._cost = next(reversed(revived.items())), float(cost)
+        self.latest, self._cost = next(reversed(revived.items())), float(cost)
         if learned is not None:
             self.learner, self._models = learned
 

@@ -311,14 +311,13 @@ class BalancedLoader:
     def _batches(self) -> Iterator[list[int]]:
         """The indices of this rank's micro-batches of the epoch; adds the piece of each one to ``_queue``."""
         loop, terms, indices = self._loop, self._loop.terms, self._indices
-        step = loop.progress.rounds
-        plan_of, append = terms.balancer.plan, self._queue.append
-        # The plan, size, loads and cuts of the round before, if this round may be cut in the same way.
-        before: Any = None
-        before_size, loads, cuts = 0, np.empty(0, np.int64), list[tuple[int, int, bool, bool]]()
+        step, balancer, append = loop.progress.rounds, terms.balancer, self._queue.append
+        # The balancer's latest plan, the size, loads and cuts of a round that it divided alone: while there is no
+        # later plan, rounds of this size are cut in the same way.
+        latest: Any = None
+        same_size, loads, cuts = 0, np.empty(0, np.int64), list[tuple[int, int, bool, bool]]()
         for first, size in loop.progress.remaining():
-            by = plan_of(step)
-            if before is by and before_size == size:
+            if balancer.latest is latest and size == same_size:
                 plan = RoundPlan(step, loads, size)
                 for at, many, begins, ends in cuts:
                     at += first
@@ -326,8 +325,9 @@ class BalancedLoader:
                     yield indices[at : at + many].tolist()
                 step += 1
                 continue
+            latest = balancer.latest
             plan = self.divided(step, first, size)
-            cuts = []
+            same_size, loads, cuts = size, plan.loads, []
             for chosen, piece in planned_pieces(terms, loop.rank, plan, first, indices, terms.fills):
                 if self._drops is not None and step == self._drops.cut:
                     break
@@ -336,8 +336,8 @@ class BalancedLoader:
                 yield chosen.tolist()
             # An empty micro-step may be filled with other samples of the round, which ``cuts`` does not have.
             whole = plan.division is None and self._dealer is None and all(many for _, many, *_ in cuts)
-            whole = whole and self._drops is None
-            before, before_size, loads = by if whole else None, size, plan.loads
+            if not whole or self._drops is not None or latest[0] > step:
+                latest = None
             step += 1
 
     def _as_planned(self, plan: RoundPlan, first: int) -> tuple[list[Piece], list[Indices]]:
