@@ -142,8 +142,8 @@ def _both(least: ArrayLike, most: ArrayLike) -> tuple[Array, Array]:
 
 def _numbers(name: str, value: ArrayLike, wanted: str) -> Array:
     """``numbers``; what decisions pass needs no check."""
-    if isinstance(value, int | float) or (isinstance(value, np.ndarray) and value.dtype == np.float64):
-        return np.asarray(value, float)
+    if isinstance(value, np.ndarray) and value.dtype == np.float64:
+        return value
     return numbers(name, value, wanted)
 
 

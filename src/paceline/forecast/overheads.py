@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from paceline.forecast.portable_math import log
+from paceline.forecast.portable_math import exp
 from paceline.rounds import Array
 
 __all__ = ["OverheadFit", "certain", "start", "update"]
@@ -127,18 +127,18 @@ def update(fit: OverheadFit, loads: Array, seconds: Array, known: Array | float 
         alike = (np.abs(change) <= ALIKE * fit.load).all()  # False in a first round
         varied = np.zeros(here.shape, bool)
         if not alike:
-            beyond = np.maximum(VARIED, VARIED_SCATTERS * np.sqrt(fit.scatter))
-            varied = np.abs(log(b / fit.load)) > beyond
+            beyond = exp(np.maximum(VARIED, VARIED_SCATTERS * np.sqrt(fit.scatter)))
+            varied = _apart(b, fit.load) > beyond
         teaching = varied
         slope, before = fit.seconds_per_sample, fit.before
         if not np.isnan(before).all():
             # The last round was a spike if the speed before it explains this one better than the spike does, or if
             # with a smaller load a sample takes less time than it did then, since no overhead is negative.
             usual = fit.overhead + before * b
-            over = np.abs(log(t / usual)) < np.abs(log(t / expected))
+            over = _apart(t, usual) < _apart(t, expected)
             if varied.any():
                 spike = (fit.overhead + slope * fit.load) / fit.load
-                over |= varied & (change < 0) & (log(t / b / spike) < -beyond) & ~np.isnan(before)
+                over |= varied & (change < 0) & (t / b * beyond < spike) & ~np.isnan(before)
                 # With another overhead, the speed before could explain it as well.
                 unclear = (t - usual) ** 2 < JUMP**2 * variance
                 teaching = varied & (over | ~unclear)
@@ -194,3 +194,8 @@ def update(fit: OverheadFit, loads: Array, seconds: Array, known: Array | float 
             for new, moved, old in zip(restarted, updated, fit, strict=True)
         )
     )
+
+
+def _apart(first: Array, second: Array) -> Array:
+    """How many times as large one of two numbers is as the other, at least 1."""
+    return np.maximum(first / second, second / first)
