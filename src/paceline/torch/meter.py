@@ -314,10 +314,10 @@ class Meter:
         reading = self._watch.stop(running.mark)
         pieces = self._reports.pieces(piece) if self._pieces and not self.light else None
         running.read(piece.plan, reading, pieces)
-        if self.reported:
-            self._reports.settle()
         self._unreported.append(running)
         if running.step >= self.due:
+            if self.reported:
+                self._reports.settle()
             self.reported = True
             self._announce()
         elif self.counts or running.count == running.count:

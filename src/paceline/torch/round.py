@@ -274,13 +274,13 @@ class RoundState:
 
     def ended(self) -> tuple[str, Piece]:
         """A backward pass has ended. Returns AGAIN, KEEP, COMMIT, STEP or ALONE, and the piece that has run."""
-        if (whole := self.whole) is None or self.piece is None:
+        if (whole := self.whole) is None:
             raise PacelineError(NO_ROUND)
         if self.phase == DRAWN and not self._known & NOTICED:
             self.refuse("not weighed")
         if self._known & MORE:
             self.phase = RAN
-            return AGAIN, self.piece
+            return AGAIN, self.running
         self.piece = whole
         if (own := self._own) is not None:
             self.phase = DUE if own is ALONE else RAN
