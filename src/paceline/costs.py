@@ -89,8 +89,8 @@ class Linear:
     overhead: Array
 
     def seconds(self, load: Array) -> Array:
-        with np.errstate(invalid="ignore"):  # infinite slope without load: the overhead alone
-            return self.overhead + np.where(load > 0, self.seconds_per_sample * load, 0.0)
+        # Without load the overhead alone, also if the slope is infinite.
+        return self.overhead + np.where(load > 0, self.seconds_per_sample, 0.0) * load
 
     def load_at(self, seconds: Array) -> Array:
         return np.maximum(_reach(self.seconds_per_sample, seconds - self.overhead), 0.0)

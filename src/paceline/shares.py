@@ -144,6 +144,8 @@ def _numbers(name: str, value: ArrayLike, wanted: str) -> Array:
     """``numbers``; what decisions pass needs no check."""
     if isinstance(value, np.ndarray) and value.dtype == np.float64:
         return value
+    if isinstance(value, (int, float)):
+        return np.asarray(value, float)
     return numbers(name, value, wanted)
 
 

@@ -114,7 +114,7 @@ class OpenRounds:
         reports, within, head = None, None, None
         parts = None if newest.deal is None else newest.deal.parts
         if many > 1:
-            loads = np.mean(list(map(LOADS, plans)), axis=0)
+            loads = sum(map(LOADS, plans)) / many
             if parts is not None:
                 parts = np.mean([plan.deal.parts for plan in plans], axis=0)
         elif self._moves_work and not self._meter.light:
@@ -135,7 +135,7 @@ class OpenRounds:
             parts = None if newest.deal is None else rows["parts"]
         for number, given in enumerate(() if counts is None else counts.T.tolist()):
             check_counts(first + number, given)
-        mean = took[:, 0] if many == 1 else took.mean(-1)
+        mean = took[:, 0] if many == 1 else took.sum(-1) / many
         seconds = float(np.fmax.reduce(mean))
         times = None if reports is None else reports.times()
         cpu, memory = (rows["cpu"], rows["memory"]) if balancer.needs_readings else (None, None)
