@@ -28,6 +28,7 @@ import torch
 from paceline.errors import PacelineError
 from paceline.torch import peers
 from paceline.torch.gradients.reducers import Sums
+from paceline.torch.gradients.weighing import put
 from paceline.torch.liveness.calls import Calls
 from paceline.torch.local import Merge
 from paceline.torch.local_frozen import Frozen
@@ -268,8 +269,7 @@ class Merges:
                 value.copy_(base).sub_(mean)
         with self.steps():
             self._outer.step()
-        for parameter in self._parameters:
-            parameter.grad = None
+        put(self._parameters)
         if self.flights:
             self.base[:parameters] = [p.detach().clone() for p in self._parameters]
             return

@@ -27,6 +27,7 @@ from paceline.torch.elastic.link import LauncherLink, company
 from paceline.torch.elastic.recovery import FRESH, MissingSamples, Rendezvous, Running
 from paceline.torch.exchange import Lost, Rows, none_lost
 from paceline.torch.gradients.reducers import Reducer
+from paceline.torch.gradients.weighing import put
 from paceline.torch.members import Members
 from paceline.torch.plan import Piece
 from paceline.torch.terms import Terms
@@ -369,8 +370,7 @@ class Member(Members):
             self._given.take(packed, run=True)
             return
         total = self._given.take(packed, run=False)
-        for parameter in self._parameters:
-            parameter.grad = None
+        put(self._parameters)
         self._sums.drop()
         self._over(self._read(total), total)
         self._late = packed
