@@ -26,7 +26,7 @@ from paceline.torch.hooks_of_torch import at_end_of_pass, call_in_pass, running_
 from paceline.torch.meter import Meter
 from paceline.torch.mistakes.missing_rows import RowCheck
 from paceline.torch.plan import Piece
-from paceline.torch.round import ALONE, COMMIT, STEP, RoundState
+from paceline.torch.round import COMMIT, DRAWN, STEP, RoundState
 from paceline.torch.terms import Terms
 
 LOST = RuntimeError, WorkerError  # types of errors that may only mean that another rank is lost
@@ -124,7 +124,8 @@ class Passes:
 
     def backward(self, loss: Any, reduction: str, scaler: Any, count: Any) -> None:
         """See ``Pace.backward``."""
-        self._round.passes()
+        if self._round.phase != DRAWN:
+            self._round.passes()
         loss = self.weighted(loss, reduction, count)
         try:
             (loss if scaler is None else scaler.scale(loss)).backward()
@@ -196,16 +197,13 @@ class Passes:
         """The backward pass of this micro-step has ended."""
         gradients = self.gradients
         do, piece = self._round.ended()
-        if do is ALONE:
-            gradients.ready()
-            return
         if gradients.apart:
             self._recorded = None
             gradients.join()
         if do is STEP:
-            if self._last is not None:
-                self._last.ended()
             if not self._round.ready:  # the graph contained no hooked parameter
+                if self._last is not None:
+                    self._last.missed()
                 self._gradients_ready()
         elif do is COMMIT:
             piece = self._round.committed(self._commit(piece))
@@ -269,8 +267,8 @@ class LastGradient:
     """Calls ``notify`` at the end of a backward pass, perhaps several times.
 
     A hook on each parameter notices any pass, and costs some microseconds for each parameter. If the loss that the
-    pass starts from is known (``begins`` before it, ``ended`` after it), one callback is enough: callbacks queued in
-    a pass are called one after the other at its end, and DDP's, which waits for other ranks, is queued later.
+    pass starts from is known (``begins`` before it), one callback is enough: callbacks queued in a pass are called
+    one after the other at its end, and DDP's, which waits for other ranks, is queued later.
 
     That does not hold if parameters get their gradients in a nested pass of their own, as under
     ``torch.utils.checkpoint`` with ``use_reentrant=True``: DDP may wait at the end of that one. So the first pass has
@@ -279,43 +277,41 @@ class LastGradient:
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], notify: Callable[[], None]) -> None:
         self._parameters, self._notify, self._key = parameters, notify, id(self)
-        self._hooks: Any = None
         # torch's number of the pass through a loss that is known: -1 until it begins, None if no loss is known
         self._pass: int | None = None
         self._within = self._apart = False  # gradients came in the pass of the loss; in another one
-        self._hook()
+        self._hooks: Any = None
+        self.missed()
 
     def begins(self, loss: torch.Tensor) -> None:
         """The backward pass through this loss follows at once, on this thread."""
-        if (first := loss.grad_fn) is None:
-            self._pass = None
-            return
-        self._pass = -1
-        call_in_pass(loss, first, self._key, self._queue)  # it does nothing in other passes
+        if (first := loss.grad_fn) is not None:
+            self._pass = -1
+            call_in_pass(loss, first, self._key, self._queue)  # it does nothing in other passes
 
-    def ended(self) -> None:
-        """A round's last backward pass is done; ``begins`` may have announced it."""
-        number, self._pass = self._pass, None
-        if number is None or number < 0:
-            self._hook()  # the pass was not that of an announced loss: a host runs the passes
-        elif self._hooks is not None and self._within and not self._apart:
-            self._hooks.remove()
-            self._hooks = None
+    def missed(self) -> None:
+        """``notify`` was not called in a round's last pass, or there was none yet: notice any pass from now on."""
+        self._pass = None
+        if self._hooks is None:
+            self._hooks = torch.autograd.graph.register_multi_grad_hook(self._parameters, self._gradients)
 
     def remove(self) -> None:
         """Let go of the model."""
         self._pass = None
         if self._hooks is not None:
             self._hooks.remove()
-
-    def _hook(self) -> None:
-        if self._hooks is None:
-            self._hooks = torch.autograd.graph.register_multi_grad_hook(self._parameters, self._gradients)
+            self._hooks = None
 
     def _queue(self, *_: object) -> None:
         if self._pass == -1:
             self._pass = running_pass()
-            at_end_of_pass(self._notify)
+            at_end_of_pass(self._ends)
+
+    def _ends(self) -> None:
+        if self._hooks is not None and self._within and not self._apart:
+            self.remove()
+        self._pass = None
+        self._notify()
 
     def _gradients(self, _: object) -> None:
         if self._pass is not None:

@@ -267,7 +267,7 @@ class RoundState:
     def gradients_ready(self) -> Piece | None:
         """The last gradient of the running pass is there. Returns the micro-step's piece for the first time in the
         round's last one, else None."""
-        if self.ready or self.piece is None or not self.piece.last:
+        if self.ready or (piece := self.piece) is None or not piece.last:
             return None
         self.ready = True
         return self.whole

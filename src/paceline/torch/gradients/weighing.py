@@ -389,6 +389,9 @@ class LocalWeighing(Weighing):
             self.many = float(piece.samples if count is None else count)
         return part / self.many if self.many else 0.0
 
+    def done(self, piece: Piece) -> None:
+        self.ready()
+
 
 def held(optimizer: torch.optim.Optimizer) -> Iterator[torch.nn.Parameter]:
     """The optimizer's parameters, in all its groups."""
