@@ -86,6 +86,7 @@ class Loop:
                 digest=lambda: terms.balancer.digest,
                 rate=nothing if alone else lambda: self.steps.watch.rate(),
                 options=nothing if alone else self._options,
+                left_out=lambda: self._round_end.left_out,
                 described=lambda: self.steps.watch.described(),
                 memory=(lambda: self.memory.report()) if terms.memory else None,
                 pieces=self._reported,
@@ -244,7 +245,13 @@ class Loop:
         plain = self.host.__class__ is Host  # its methods do nothing
         try:
             for batch, piece in self._members.micro_steps(self, source):
-                self._begin(piece, batch)
+                if piece.first is not (round.piece is None):
+                    piece = piece._replace(first=not piece.first)
+                if self.drops is not None:
+                    piece = self.drops.begins(piece)
+                self.passes.begin(piece, batch)
+                if self._claims is not None and not (piece.last or self._meter.light):
+                    self._claims.begin(piece)
                 if plain:
                     yield batch
                 else:
@@ -413,17 +420,6 @@ class Loop:
         self._checks.iteration(self.progress.rounds)
         source.open()
         return self._running
-
-    def _begin(self, piece: Piece, batch: Any) -> None:
-        """Begin a micro-step: its batch is about to go to the loop."""
-        first = self.round.piece is None
-        if piece.first is not first:
-            piece = piece._replace(first=first)
-        if self.drops is not None:
-            piece = self.drops.begins(piece)
-        self.passes.begin(piece, batch)
-        if self._claims is not None and not (piece.last or self._meter.light):
-            self._claims.begin(piece)
 
     def _halfway(self, piece: Piece) -> None:
         """The backward pass of a piece begins; the next piece may be claimed and loaded meanwhile."""

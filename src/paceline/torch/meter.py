@@ -160,7 +160,8 @@ class OpenRound:
     parts: Array = np.zeros(3)  # the sum of its samples' parts, see ``Deal.parts``
     learning_rate = math.nan  # of the first optimizer's first group
     ended = 0.0  # ``time.perf_counter`` after its step, 0 before
-    stepping = 0.0  # seconds of its step, which counts for the next round
+    stepping = 0.0  # seconds of its step,
+    after = 0.0  # and of all steps after it, which count for the next round
 
     def __init__(self, step: int, epoch: int, began: float, carry: float, mark: Any) -> None:
         self.step, self.epoch, self.began, self.carry, self.mark = step, epoch, began, carry, mark
@@ -207,7 +208,12 @@ class OpenRound:
 
     def step_ended(self, seconds: float, learning_rate: float) -> None:
         """The round is over, after a step of ``seconds``."""
-        self.stepping, self.learning_rate, self.ended = seconds, learning_rate, time.perf_counter()
+        self.stepping = self.after = seconds
+        self.learning_rate, self.ended = learning_rate, time.perf_counter()
+
+    def stepped_again(self, seconds: float) -> None:
+        """Another optimizer has stepped for the round that is over."""
+        self.after += seconds
 
 
 class Reports(NamedTuple):
@@ -216,6 +222,7 @@ class Reports(NamedTuple):
     digest: Callable[[], int] = int  # of the plan in force
     rate: Callable[[], float] = lambda: math.nan  # the optimizer's learning rate
     options: Callable[[], float] = lambda: math.nan  # of the optimizers, as one number
+    left_out: Callable[[], int] = int  # rounds whose optimizer step was left out on purpose
     described: Callable[[], str] = str  # the options of this rank's optimizer, for an error
     memory: Callable[[], tuple[float, float]] | None = None  # ``fits`` and ``ran_out``
     pieces: Callable[[Piece], list[float] | None] = lambda piece: None  # this rank's ``piece_reports.ROW``
@@ -250,8 +257,6 @@ class Meter:
         reports: Reports = Reports(),  # noqa: B008 - it is immutable
     ) -> None:
         self._reports, self.limits = reports, reports.memory is not None
-        self._left_out = 0  # rounds whose optimizer step was left out on purpose
-        self._carry = 0.0  # seconds of the last optimizer step, part of the next round's overhead
         self.due = 0
         self.light = self.reported = False
         self._link = math.nan  # seconds of this rank's newest merge
@@ -277,21 +282,8 @@ class Meter:
     def start(self, step: int, epoch: int, began: float) -> None:
         """Round ``step`` begins, at ``began`` by ``time.perf_counter``."""
         self._sequence += 1
-        self.running = OpenRound(step, epoch, began, self._carry, self._watch.start())
-        self._carry = 0.0
-
-    def stepped(self, seconds: float | None, rate: float) -> None:
-        """The running round is over, after an optimizer step of ``seconds``; None if it was left out on purpose.
-        rate: the learning rate, if it is to be recorded."""
-        self.running.step_ended(seconds or 0.0, rate)
-        if seconds is not None:
-            self._carry = seconds
-        elif self.intervals:  # a rank that joins would not know the number of earlier ones
-            self._left_out += 1
-
-    def stepped_again(self, seconds: float) -> None:
-        """Another optimizer has stepped for the round that is over."""
-        self._carry += seconds
+        carry = self.running.after if self.running is not None else 0.0
+        self.running = OpenRound(step, epoch, began, carry, self._watch.start())
 
     def loss_now(self, batch: int) -> float:
         """The mean loss over all ranks of the newest round, which has ``batch`` samples. Collective."""
@@ -467,7 +459,9 @@ class Meter:
         readings, carries, losses, counts = zip(*map(MEASURED, known), strict=True) if known else ((),) * 4
         blank = [unknown] * ((1 if self.by_itself else MOST_ROUNDS) - rounds)
         row = [
-            *(first, rounds, reports.digest(), epoch, self._left_out, self._deciding),
+            # A rank that joins would not know how many steps were left out before.
+            *(first, rounds, reports.digest(), epoch, reports.left_out() if self.intervals else 0),
+            self._deciding,
             *(sum(carries) / rounds if known else unknown, reports.rate(), reports.options()),
             NO_LOSS not in losses if known else unknown,
             *((unknown, 0.0) if reports.memory is None else reports.memory()),

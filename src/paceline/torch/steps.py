@@ -234,19 +234,22 @@ class RoundEnd:
 
     Attributes:
         stepped: A round's step was taken, by the loop or its host.
+        left_out: Rounds whose step was left out on purpose.
     """
 
     def __init__(self, round: RoundState, gradients: Weighing, meter: Meter, progress: Progress) -> None:
         self._round, self._gradients, self._meter, self._progress = round, gradients, meter, progress
-        self.stepped = False
+        self.stepped, self.left_out = False, 0
 
     def after(self, seconds: float | None, rate: float = math.nan, by: Sequence[Any] = ()) -> None:
         """The round's optimizer step has ended after ``seconds``, or was left out on purpose (None). rate: the
         learning rate, if it is to be recorded. by: optimizers that have stepped, if they are not known yet."""
         piece = self._round.stepped(by)
-        self._meter.stepped(seconds, rate)
-        if seconds is not None:
+        if seconds is None:
+            self.left_out += 1
+        else:
             self.stepped = True
+        self._meter.running.step_ended(seconds or 0.0, rate)
         self._gradients.used()
         self._progress.advance(piece.plan.batch)
 
@@ -289,43 +292,53 @@ class RoundSteps:
 
     def step(self, optimizers: list[Any], scaler: Any) -> bool:
         """Step and zero the optimizers when the round is complete; otherwise do nothing. True when they stepped."""
-        round, watch, members = self._round, self.watch, self._members
-        watch.check_ours(optimizers)
+        round, members = self._round, self._members
+        self.watch.check_ours(optimizers)
         if members.carries_rows:
             members.check_handed_over([*optimizers, *([] if scaler is None else [scaler])])
         if round.taken or len(optimizers) > 1:
             round.once(optimizers)
-        if (piece := round.piece) is not None:
-            complete = round.phase == COMPLETE
-            if not (complete and piece.first):
-                self._rates.watch(optimizers, piece.step, complete)
-                if not complete:
-                    return False
-            if members.late:
-                forget_unscaled(scaler)
-                self._end.after(0.0, by=optimizers)  # this rank has received the state after the step
-                return True
-            if self._checks.looks:
-                self._checks.steps(piece)
-            self._gradients.check_there(piece, optimizers)
-        elif not round.taken:
-            optimizers = []
-        elif scaler is not None:  # the round's step was taken in this micro-step
-            raise PacelineError(
-                "with a GradScaler, several optimizers are stepped together: pace.step([first, second], scaler)"
-            )
-        else:
-            self._shared.check(self._progress.rounds - 1, round.taken, optimizers)
+        if (piece := round.piece) is None:
+            return self._step_later(optimizers, scaler)
+        complete = round.phase == COMPLETE
+        if not (complete and piece.first):
+            self._rates.watch(optimizers, piece.step, complete)
+            if not complete:
+                return False
+        if members.late:
+            forget_unscaled(scaler)
+            self._end.after(0.0, by=optimizers)  # this rank has received the state after the step
+            return True
+        if self._checks.looks:
+            self._checks.steps(piece)
+        self._gradients.check_there(piece, optimizers)
         # The checks before a step have been made above, and a plain host needs no notice of it.
-        seconds = watch.take(optimizers, scaler, heard=self._host.__class__ is not Host)
-        if round.piece is None:  # a host may have reported the step
-            round.took(optimizers)
-            self._meter.stepped_again(seconds)
-            self._gradients.used()
-            return bool(optimizers)
+        seconds = self.watch.take(optimizers, scaler, heard=self._host.__class__ is not Host)
+        if round.piece is None:  # the host has reported the step
+            return self._took_later(optimizers, seconds)
         rate = learning_rate(optimizers) if self._records_rates else math.nan
         self._end.after(seconds, rate, optimizers)
         return True
+
+    def _step_later(self, optimizers: list[Any], scaler: Any) -> bool:
+        """``step`` after the round's step: other optimizers step, too."""
+        if not (taken := self._round.taken):
+            self._gradients.used()
+            return False
+        if scaler is not None:
+            raise PacelineError(
+                "with a GradScaler, several optimizers are stepped together: pace.step([first, second], scaler)"
+            )
+        self._shared.check(self._progress.rounds - 1, taken, optimizers)
+        seconds = self.watch.take(optimizers, scaler, heard=self._host.__class__ is not Host)
+        return self._took_later(optimizers, seconds)
+
+    def _took_later(self, optimizers: list[Any], seconds: float) -> bool:
+        self._round.took(optimizers)
+        if (running := self._meter.running) is not None:
+            running.stepped_again(seconds)
+        self._gradients.used()
+        return bool(optimizers)
 
     # -- an iteration's course, which concerns local steps alone --------------------------------------------------
 
