@@ -258,8 +258,8 @@ class Balancer:
         are raised here, those of its training by the next call; the plans then stay as before, and the next round
         can be reported.
         """
-        seconds = measurable(seconds)
-        known = np.zeros(seconds.shape) if known_overhead is None else measurable(known_overhead)
+        known = np.zeros(seconds.shape) if known_overhead is None else known_overhead
+        seconds, known = measurable(np.array([seconds, known]))
         ran = loads.astype(float)
         if self.learner is not None and parts is not None:
             if first is None:
