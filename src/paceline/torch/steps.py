@@ -393,14 +393,9 @@ class RoundSteps:
 def digest(optimizers: Iterable[Any]) -> float:
     """A number made from all options of all groups of these optimizers, such as learning rate, momentum and decay; it
     changes by at least the relative change of an option. NaN without an optimizer."""
-    total, weight = math.nan, 0.0
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            for name, value in group.items():
-                if name not in PARAMETERS:
-                    weight = (weight + STEP) % 1.0
-                    total = (0.0 if math.isnan(total) else total) + (1.0 + weight) * _number(value)
-    return total
+    groups = (group for optimizer in optimizers for group in optimizer.param_groups)
+    options = [value for group in groups for name, value in group.items() if name not in PARAMETERS]
+    return _number(options) if options else math.nan
 
 
 def _number(value: Any) -> float:
