@@ -93,13 +93,8 @@ def test_smoothness_is_unknown_after_an_update_that_moved_nothing():
 
 
 def test_round_trips_are_kept_with_the_newest_last():
-    timings = Timings(
-        np.full(5, 3),
-        np.arange(1, 6),
-        np.ones(5),
-        np.array([0, 1, 0, 7, 1]),
-        np.array([1.0, 2, 3, 4, np.nan]),
-    )
+    workers, trips = np.array([0, 1, 0, 7, 1]), np.array([1.0, 2, 3, 4, np.nan])
+    timings = Timings(np.full(5, 3), np.arange(1, 6), np.ones(5), workers, trips)
     state = dbw.update_trips(dbw.no_trips(2, 3), timings)  # there is no worker 7, and a NaN is no round trip
     np.testing.assert_array_equal(state.seconds, [[np.nan, 1.0, 3.0], [np.nan, np.nan, 2.0]])
     state = dbw.update_trips(state, Timings(*(np.full(2, 0),) * 3, np.array([0, 0]), np.array([5.0, 6.0])))

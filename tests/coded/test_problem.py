@@ -138,12 +138,8 @@ def test_problem_comes_back_from_json() -> None:
     times = np.empty((1, 2), object)
     times[0, 0], times[0, 1] = np.array([1.0, 2.0]), np.array([3.0])
     numbers = np.array([[1.0, 2.0]])
-    for each in (
-        ShiftedExponential(numbers, numbers),
-        Weibull(numbers, numbers, numbers),
-        Transmitted(numbers, numbers, numbers),
-        Empirical(times),
-    ):
+    three = (kind(numbers, numbers, numbers) for kind in (Weibull, Transmitted))
+    for each in (ShiftedExponential(numbers, numbers), *three, Empirical(times)):
         for latency in (None, np.array([[0.5, 0.0]])):
             problem = Problem(("a",), ("x", "y"), np.array([7.0]), each, latency)
             found = problem_from_json(json.loads(json.dumps(problem.to_json())))

@@ -134,22 +134,9 @@ STOPS = guarantee(
 
 def started(*options: object, kind: str, until: str) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
     """A doctor of a training that goes on, once that has printed so much, and the processes below it."""
-    command = (
-        "-m",
-        "paceline",
-        "doctor",
-        "--steps",
-        10_000,
-        *options,
-        "--",
-        *TORCHRUN,
-        2,
-        SCRIPT,
-        100_000,
-        kind,
-    )
+    command = ("--steps", 10_000, *options, "--", *TORCHRUN, 2, SCRIPT, 100_000, kind)
     doctor = subprocess.Popen(
-        [sys.executable, *map(str, command)],
+        [sys.executable, "-m", "paceline", "doctor", *map(str, command)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     assert doctor.stderr is not None

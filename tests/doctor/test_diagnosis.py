@@ -23,15 +23,9 @@ def a_script(monkeypatch: pytest.MonkeyPatch) -> None:
 def shown(place: Path, ranks: int, width: int) -> tuple[list[str], list[float]]:
     """The lines on a terminal of that width, and the computing seconds of each rank."""
     spread = np.linspace(0.0123, 0.0456, ranks)
-    parts = {
-        Phase.FETCH: spread / 3,
-        Phase.FORWARD: spread,
-        Phase.BACKWARD: 2 * spread,
-        Phase.MOVE: spread / 7,
-    }
-    found = diagnosis(
-        place, parts | {Phase.FINISH: spread / 9, Phase.PREPARE: spread / 99}, exchanging=0.0123
-    )
+    parts = {Phase.FETCH: spread / 3, Phase.FORWARD: spread, Phase.BACKWARD: 2 * spread}
+    parts |= {Phase.MOVE: spread / 7, Phase.FINISH: spread / 9, Phase.PREPARE: spread / 99}
+    found = diagnosis(place, parts, exchanging=0.0123)
     text = StringIO()
     show(found, Console(file=text, force_terminal=True, width=width, soft_wrap=True, color_system=None))
     return text.getvalue().splitlines(), found.spent.computing.tolist()

@@ -47,14 +47,8 @@ def test_models_together_are_models_alone() -> None:
     damping = np.array([1e-3, 0.1, 1.0, 10.0])
     together, *_ = improve(NETWORK, parameters, damping, inputs, targets, weights)
     for k in range(4):
-        alone, *_ = improve(
-            NETWORK,
-            parameters[k : k + 1],
-            damping[k : k + 1],
-            inputs[k : k + 1],
-            targets[k : k + 1],
-            weights[k : k + 1],
-        )
+        one = [each[k : k + 1] for each in (parameters, damping, inputs, targets, weights)]
+        alone, *_ = improve(NETWORK, *one)
         np.testing.assert_allclose(together[k], alone[0], rtol=1e-9)
 
 

@@ -212,16 +212,8 @@ def test_grid_keeps_one_whole_cell(at_once, first):
     ],
 )
 def test_size_of_a_piece_by_hand(plan, known, size):
-    given_ = {
-        "reported": False,
-        "left": 80.0,
-        "batch": 100.0,
-        "held": 5.0,
-        "speed": 0.0,
-        "together": 0.0,
-        "workers": 4,
-        **known,
-    }
+    given_ = {"reported": False, "left": 80.0, "batch": 100.0, "held": 5.0, "workers": 4}
+    given_ |= {"speed": 0.0, "together": 0.0} | known
     assert rule.portion(plan, 0, **given_) == pytest.approx(size, rel=1e-12)
     whole = rule.claim(plan, 0, **given_)
     assert whole == min(math.ceil(size), 80)

@@ -19,12 +19,8 @@ def test_any_record(seed, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         json.dumps(summarize(one), allow_nan=False)
-        texts = [
-            *findings(one),
-            *compare([one, other]),
-            report.render(one),
-            report.render_comparison([one, other]),
-        ]
+        texts = [*findings(one), *compare([one, other]), report.render(one)]
+        texts.append(report.render_comparison([one, other]))
         json.dumps(list(trace._events(one, 1, "one")), allow_nan=False)
     for text in texts:
         assert not re.search(r"\b(nan|inf|None)\b", re.sub(r'base64,[^"]*', "", text))

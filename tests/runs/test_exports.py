@@ -40,10 +40,8 @@ def test_microseconds_of_each_worker(ran):
     assert all(e["cat"] for e in events if e["ph"] != "M")
     named = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
     order = {e["tid"]: e["args"]["sort_index"] for e in events if e["name"] == "thread_sort_index"}
-    assert [named[tid] for tid in sorted(order, key=order.get)] == [
-        "rounds",
-        *(f"worker {i}" for i in range(4)),
-    ]
+    tracks = ["rounds", *(f"worker {i}" for i in range(4))]
+    assert [named[tid] for tid in sorted(order, key=order.get)] == tracks
     assert [e["args"]["name"] for e in events if e["name"] == "process_name"] == ["level"]
     loads = [e["args"]["samples"] for e in events if e["ph"] == "C" and e["name"] == "samples of worker 0"]
     assert loads == [16, 16, 16]

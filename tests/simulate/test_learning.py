@@ -65,10 +65,8 @@ def test_learning_reports_samples_dropped_by_a_threshold(scenario, tmp_path, cap
 
 
 def test_the_scenarios_limits_and_drawn_classes_hold_in_learning_too(tmp_path):
-    classes = tuple(
-        WorkerClass(Constant(pace), least=least, most=most)
-        for pace, least, most in ((0.001, 0, 5), (0.001, 0, None), (0.004, 12, None))
-    )
+    kinds = ((0.001, 0, 5), (0.001, 0, None), (0.004, 12, None))
+    classes = tuple(WorkerClass(Constant(pace), least=least, most=most) for pace, least, most in kinds)
     limited = Scenario(classes, global_batch=40, rounds=6)
     learnt = learn(limited, server_config(limited, policy="level", lr=0.1))
     loads = np.array([update.loads for update in learnt.updates])
