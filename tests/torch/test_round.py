@@ -235,18 +235,14 @@ def test_questions_between_rounds_have_no_piece() -> None:
             with pytest.raises(PacelineError, match="no round is running"):
                 question(round)
         assert (round.computing, round.unstepped, round.left_behind, round.more) == (None, None, None, False)
-        assert (round.sends, round.asks(), round.began(), round.noticed_end(False)) == (
-            False,
-            False,
-            False,
-            None,
-        )
+        assert (round.sends, round.began(), round.noticed_end(False)) == (False, False, None)
         assert (round.goes_on(), round.gradients_ready()) == ("", None)
         assert not round.weighed()
         round.checkpoint()
     assert (RoundState().newest, RoundState().samples(True)) == (None, None)
     assert (over().newest, over().samples(True), over().samples(False)) == (piece(), 4, 4)
     assert over().stepped_piece() == piece()
+    assert (RoundState().asks(), over().asks()) == (False, True)
 
 
 def test_questions_within_a_round_follow_its_phase() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import subprocess
@@ -182,6 +183,9 @@ def test_group_smaller_than_the_world_raises(everywhere: bool) -> None:
         assert "in a group of 2 ranks, and 4 take part in the run" in sentence
 
 
+EPOCHS = 5  # of 5 rounds: checks of a loop's first 17 rounds begin and end
+
+
 class Maker(nn.Module):
     """Makes samples from noise."""
 
@@ -217,13 +221,14 @@ def says(judge: nn.Module, samples: torch.Tensor, real: float) -> torch.Tensor:
 def two_models(rank: int, ranks: int, weigh: str, through: str, counted: bool) -> tuple[float, float]:
     """A generative adversarial network as docs/porting.md has it: the differences of both models from one process.
 
-    through: the second backward pass goes through the first model's own module, or through its wrapper. counted: the
-    samples of the first one are counted."""
+    through: the second backward pass goes through the first model's own module, or through its wrapper; or the first
+    model is frozen meanwhile. counted: the samples of the first one are counted."""
     maker, judge, data, first, second = maker_and_judge()
     netg, netd = DistributedDataParallel(maker), DistributedDataParallel(judge)
     with Pace(netd, 20, TWO, limits=[(0, None)] * 2, weigh=weigh) as pace:
-        for _ in range(2):
+        for _ in range(EPOCHS):
             for real, noise in pace.loader(data, seed=5):
+                judge.requires_grad_(True)
                 netd.zero_grad()
                 fake = netg(noise)
                 loss = says(netd, real, 1.0) + says(judge, fake.detach(), 0.0)
@@ -231,7 +236,8 @@ def two_models(rank: int, ranks: int, weigh: str, through: str, counted: bool) -
                 loss.backward() if weigh == "hook" else pace.backward(loss, count=count)
                 pace.step(first)
                 netg.zero_grad()
-                pace.weighted(says(judge if through == "module" else netd, fake, 1.0)).backward()
+                judge.requires_grad_(through != "frozen")
+                pace.weighted(says(netd if through == "wrapper" else judge, fake, 1.0)).backward()
                 second.step()
     one_maker, one_judge = alone()
     return (
@@ -243,7 +249,7 @@ def two_models(rank: int, ranks: int, weigh: str, through: str, counted: bool) -
 def alone() -> tuple[nn.Module, nn.Module]:
     """Both models, trained by one process in the ordinary way."""
     maker, judge, data, first, second = maker_and_judge()
-    for epoch in range(2):
+    for epoch in range(EPOCHS):
         for chosen in torch.from_numpy(Order(90, 5).epoch(epoch)).split(20):
             real, noise = data[chosen]
             judge.zero_grad()
@@ -263,6 +269,7 @@ def alone() -> tuple[nn.Module, nn.Module]:
         ("loss", "module", False),
         ("loss", "wrapper", False),
         ("loss", "wrapper", True),
+        ("loss", "frozen", False),
         ("hook", "module", False),
     ],
 )
@@ -304,6 +311,83 @@ def mistakes_with_two(rank: int, ranks: int) -> None:
 @guarantee("Two models in one loop, as in a GAN, train as in one process; mistakes with them raise an error.")
 def test_mistakes_with_two_models_raise() -> None:
     run_ranks(2, mistakes_with_two)
+
+
+class Recurrent(nn.Module):
+    """Gives the outputs and the last hidden state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells, self.out = nn.RNN(3, 4), nn.Linear(4, 1)
+
+    def forward(self, x: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        outputs, last = self.cells(x, state)
+        return self.out(outputs).squeeze(2), last
+
+
+def hidden_states(rank: int, ranks: int) -> float:
+    """Chunks of 5 steps, each with the hidden states of the chunk before, which ranks exchange after the step as
+    docs/porting.md has it; one rank has no work in some rounds. The difference from one process."""
+    torch.manual_seed(3)
+    model, chunks, columns = Recurrent().double(), 8, 16
+    one = copy.deepcopy(model)
+    x = torch.randn(chunks * columns, 5, 3, dtype=torch.float64)
+    data = TensorDataset(torch.arange(columns).repeat(chunks), x, x.sum(2))
+    ddp = DistributedDataParallel(model)
+    optimizer, other = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, one))
+    state = kept = torch.zeros(1, columns, 4, dtype=torch.float64)
+    with Pace(ddp, columns, TWO, limits=[(0, None)] * 2) as pace:
+        for column, x, y in pace.loader(data, shuffle=False):
+            out, last = ddp(x.transpose(0, 1), state[:, column].contiguous())
+            pace.backward(nn.functional.mse_loss(out, y.T))
+            pace.step(optimizer)
+            state = torch.zeros_like(state)
+            if pace.counts:
+                state[:, column] = last.detach()
+            dist.all_reduce(state)
+    for first in range(0, chunks * columns, columns):
+        _, x, y = data[first : first + columns]
+        out, last = one(x.transpose(0, 1), kept)
+        other.zero_grad()
+        nn.functional.mse_loss(out, y.T).backward()
+        other.step()
+        kept = last.detach()
+    return difference(model.parameters(), one.parameters())
+
+
+@guarantee("Hidden states that ranks exchange after each step train the model of one process.")
+def test_hidden_states_exchanged_after_the_step_are_those_of_one_process() -> None:
+    assert max(run_ranks(2, hidden_states)) < 1e-12
+
+
+def after_close(rank: int, ranks: int, weigh: str) -> tuple[float, float]:
+    """A second phase with another batch, then a step of plain DDP: the differences from one process."""
+    model, one, data = fresh(torch.float64), fresh(torch.float64), Samples(96)
+    ddp, optimizer = DistributedDataParallel(model), optimizer_of(model)
+    other = optimizer_of(one)
+    for batch in (16, 32):
+        with Pace(ddp, batch, TWO, limits=[(0, None)] * 2, weigh=weigh if batch == 32 else "loss") as pace:
+            for x, y, _ in pace.loader(data, shuffle=False):
+                pace.backward(LOSS(ddp(x), y))
+                pace.step(optimizer)
+        for chosen in torch.arange(96).split(batch):
+            other.zero_grad()
+            LOSS(one(data.x[chosen]), data.y[chosen]).backward()
+            other.step()
+    under_pace = difference(model.parameters(), one.parameters())
+    own = slice(48 * rank, 48 * rank + 48)
+    for net, part, taken in ((ddp, own, optimizer), (one, slice(None), other)):
+        taken.zero_grad()
+        LOSS(net(data.x[part]), data.y[part]).backward()
+        taken.step()
+    return under_pace, difference(model.parameters(), one.parameters())
+
+
+@guarantee("After pace.close() the same DDP module trains under another Pace, and by itself.")
+@pytest.mark.parametrize("weigh", ["loss", "hook"])
+def test_model_trains_on_after_close_as_in_one_process(weigh: str) -> None:
+    for found in run_ranks(2, after_close, weigh):
+        assert max(found) < 1e-12
 
 
 WEIGHTS = torch.tensor([1.0, 5.0, 0.2], dtype=torch.float64)

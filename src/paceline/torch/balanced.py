@@ -18,7 +18,7 @@ import torch
 
 from paceline.errors import PacelineError, switches
 from paceline.torch import callbacks as callback
-from paceline.torch import hooks_of_torch, peers
+from paceline.torch import peers
 from paceline.torch.elastic.member import Member
 from paceline.torch.feed.loader import BalancedLoader
 from paceline.torch.feed.rounds import Sizes, iterate, run_round
@@ -102,7 +102,8 @@ class Balanced:
 
     @property
     def counts(self) -> bool:
-        """False in the micro-step of a rank without work in this round, which only joins the others' collectives."""
+        """False in the micro-step of a rank without work in this round, which only joins the others' collectives;
+        also after the round's step, until the next micro-step begins."""
         return self._loop.round.asks()
 
     @property
@@ -153,10 +154,11 @@ class Balanced:
         """Run the backward pass of this micro-step's loss, weighted so that the round's gradient is exact.
 
         Args:
-            reduction: Whether the loss is the "mean" or the "sum" over this batch's samples; or "global" if it is
-                already normalised over the samples of all ranks, or a function of a statistic of them. Such a loss
-                keeps the weight that it has under DDP alone: the round's gradient is the mean over the ranks of the
-                sum over each rank's micro-steps, and ``pace.loss`` is that of the losses. See docs/porting.md.
+            reduction: Whether the loss is the "mean" or the "sum" over this batch's samples (with both, the round's
+                gradient is that of the mean over all its samples); or "global" if it is already normalised over the
+                samples of all ranks, or a function of a statistic of them. Such a loss keeps the weight that it has
+                under DDP alone: the round's gradient is the mean over the ranks of the sum over each rank's
+                micro-steps, and ``pace.loss`` is that of the losses. See docs/porting.md.
             count: The number of tokens, nodes or the like that the loss is a mean (or sum) over, if not samples: the
                 round's gradient is then that of the mean over all of them, on all ranks. A batch of 0 counts for
                 nothing.
@@ -195,11 +197,11 @@ class Balanced:
 
     def close(self) -> None:
         """End cleanly: close the callbacks, remove all hooks from the model, and leave the process group. A process
-        group that the script has made stays usable: the script may destroy it, or leaves it at the program's end.
-        Safe to call twice; the end of a ``with`` block and that of the program call it, too."""
+        group that the script has made stays usable, and so does the DistributedDataParallel module: the script may
+        destroy the group, or leaves it at the program's end. Safe to call twice; the end of a ``with`` block and that
+        of the program call it, too."""
         self._detach()
-        hooks_of_torch.release(self._ranks.reducer.ddp)
-        leave_in_time()
+        leave_in_time(self._ranks.reducer.ddp)
 
     def __enter__(self) -> Self:
         return self

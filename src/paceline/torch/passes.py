@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from paceline.errors import PacelineError, WorkerError, short
+from paceline.torch import peers
 from paceline.torch.batches import all_shapes
 from paceline.torch.checks import Checks
 from paceline.torch.gradients.counts import checked_count
@@ -61,6 +62,8 @@ class Passes:
         self._name = name
         self._hook = gradients if isinstance(gradients, HookWeighing) else None
         self._fills = terms.fills
+        # The share of a pass between rounds: that of a second model after the step may run through this one, too.
+        self._behind = 0.0
         # On a device a pass ends long before its gradients are there, and hooks show which stream computes them.
         self._ends_with_gradient = device.type == "cpu" and reducer.waits == "behind"
         self._rows, self._hooks = RowCheck(), list[Any]()
@@ -210,7 +213,8 @@ class Passes:
         gradients.done(piece)
 
     def close(self) -> None:
-        """Remove all hooks from the model."""
+        """Remove all hooks from the model, but for DDP's communication hook, which averages from now on."""
+        self._behind = 1.0 / peers.ranks()
         self.gradients.release()
         for hook in self._hooks:
             hook.remove()
@@ -240,8 +244,7 @@ class Passes:
     # -- called by torch -------------------------------------------------------------------------------------
 
     def _share(self, gradients: HookWeighing) -> float:
-        # A second model's backward pass after the round's step may run through this model, too.
-        return 0.0 if (piece := self._round.piece) is None else gradients.share(piece)
+        return self._behind if (piece := self._round.piece) is None else gradients.share(piece)
 
     def _backward_begins(self, gradients: HookWeighing, _: object) -> None:
         """The only notice of a backward pass under the hook."""

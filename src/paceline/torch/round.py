@@ -224,9 +224,10 @@ class RoundState:
         return piece
 
     def asks(self) -> bool:
-        """The loop asks whether its samples count. False between rounds, too."""
+        """The loop asks whether its samples count, in a micro-step or after the round's step. False before the first
+        round and after one that was left."""
         self.asked = True
-        return self.piece is not None and self.piece.samples > 0
+        return (piece := self.newest) is not None and piece.samples > 0
 
     def prepared(self) -> None:
         """A forward pass has made the next backward pass sum its gradients."""

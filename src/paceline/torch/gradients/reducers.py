@@ -127,6 +127,7 @@ class Replicated(Reducer):
         self._hooks = hooks_of_torch.comm_hooks(ddp)  # the user's
         self._prepared, self._looks = _Prepared(), LOOKS
         trained = [p for p in ddp.parameters() if p.requires_grad]
+        self._kept = list[Any]()  # handles of hooks that stay until the end
         self._handles = [ddp.module.register_forward_hook(self._prepared.through)]
         self._handles += [p.register_post_accumulate_grad_hook(self._prepared.used) for p in trained]
 
@@ -168,8 +169,8 @@ class Replicated(Reducer):
             if _to_be_summed():
                 prepared()
 
-        self.ddp.module.register_forward_pre_hook(sent)
-        self.ddp.module.register_forward_hook(through)
+        module = self.ddp.module
+        self._kept += [module.register_forward_pre_hook(sent), module.register_forward_hook(through)]
 
     def register_comm_hook(self, state: Any, hook: Any) -> None:
         if there := hooks_of_torch.comm_hooks(self.ddp):
@@ -186,6 +187,8 @@ class Replicated(Reducer):
 
     def close(self) -> None:
         self._forget()
+        for handle in self._kept:
+            handle.remove()
         deferred.discard(self.ddp)
 
 

@@ -15,6 +15,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from datetime import timedelta
 from multiprocessing.connection import wait
 from typing import Any
@@ -38,13 +39,14 @@ def leave(ddp: Any = None) -> None:
         dist.destroy_process_group()
 
 
-def leave_in_time() -> None:
-    """Leave the process group now if ``join`` has made it; else at the program's end, unless the script that has made
-    it has destroyed it by then."""
+def leave_in_time(ddp: Any) -> None:
+    """``leave`` now if ``join`` has made the process group; else at the program's end, since the script that has made
+    it may go on with it and with DDP."""
     if _joined:
-        leave()
+        leave(ddp)
     else:
-        atexit.register(leave)
+        kept = weakref.WeakSet([] if ddp is None else [ddp])
+        atexit.register(lambda: leave(*kept))
 
 
 def end_with(other: Any) -> None:

@@ -50,7 +50,7 @@ class ForeignPasses(Check):
     """
 
     def __init__(self, model: torch.nn.Module, parameters: Iterable[torch.nn.Parameter]) -> None:
-        self._model, self._parameters = model, [p for p in parameters if p.requires_grad]
+        self._model, self._parameters = model, list(parameters)
         self._seen, self._handles = _Seen(), list[Any]()
         self._left = 0  # rounds that are still looked at, and the one after them
         self._rounds = LOOKS  # to be looked at in the next iteration
@@ -60,7 +60,10 @@ class ForeignPasses(Check):
             self._left, self._rounds = self._rounds + 1, 1
             seen = self._seen
             self._handles = [self._model.register_forward_hook(seen.through)]
-            self._handles += [p.register_post_accumulate_grad_hook(seen.used) for p in self._parameters]
+            trained = (
+                p for p in self._parameters if p.requires_grad
+            )  # now: the program may have frozen some
+            self._handles += [p.register_post_accumulate_grad_hook(seen.used) for p in trained]
 
     def weighs(
         self, loss: torch.Tensor | None, piece: Piece, reduction: str, count: float | None, first: bool

@@ -30,7 +30,8 @@ class GradientLimits:
         found: Callable[[torch.Tensor], None],
     ) -> None:
         self._counts, self._found = counts, found
-        self._watches = [_Watch(each, self) for each in parameters if hooks_of_torch.has_hooks(each)]
+        trained = (each for each in parameters if each.requires_grad)
+        self._watches = [_Watch(each, self) for each in trained if hooks_of_torch.has_hooks(each)]
 
     def counts(self) -> bool:
         """Whether the running pass counts."""
