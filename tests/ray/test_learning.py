@@ -32,7 +32,7 @@ def test_regression_on_coded_products_is_numpy_s_within_1e_8(cluster, monkeypatc
 def test_cg_on_measured_workers_is_numpy_s_solution_although_one_is_killed_and_replaced(
     cluster, monkeypatch, capfd
 ):
-    lines = shown(monkeypatch, capfd, "coded_cg.py", "--images", "100", "--digits", "4")
+    lines = shown(monkeypatch, capfd, "coded_cg.py", "--images", "100", "--digits", "3")
     at = [lines.index(f"step {step}: w1 is {what}") for step, what in ((20, "killed"), (40, "replaced"))]
     assert at == sorted(at)
     assert re.search(r"whichever they are: kernel [1-5]\.", " ".join(lines))

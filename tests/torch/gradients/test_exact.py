@@ -78,7 +78,7 @@ def trained(
     sometimes: bool = False,
     count: int = 83,
     batch: int = 16,
-    steps: int = 20,
+    steps: int = 10,
     loader_workers: int = 0,
     limits: Any = ((0, None),) * 3,
     scaled: bool = False,
