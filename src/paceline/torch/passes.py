@@ -296,7 +296,9 @@ class LastGradient:
         """``notify`` was not called in a round's last pass, or there was none yet: notice any pass from now on."""
         self._pass = None
         if self._hooks is None:
-            trained = [p for p in self._parameters if p.requires_grad]  # now: the program may have frozen some
+            trained = [
+                p for p in self._parameters if p.requires_grad
+            ]  # now: the program may have frozen some
             self._hooks = torch.autograd.graph.register_multi_grad_hook(trained, self._gradients)
 
     def remove(self) -> None:

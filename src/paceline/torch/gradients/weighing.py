@@ -157,7 +157,8 @@ class GradientStash:
         if any(grad is not None and bool(grad.any()) for grad in left):  # zeroed in place is allowed
             raise PacelineError(
                 f"round {step}: gradients of the round before are still in the model; expected each optimizer to be "
-                "stepped and zeroed once a round: pace.step(optimizer), or pace.step([one, other])"
+                "stepped and zeroed once a round: pace.step(optimizer), or pace.step([one, other]); for parameters "
+                "without an optimizer model.zero_grad(), or requires_grad_(False) from the start"
             )
         if fresh and self._looks and not passed:
             # A loop that zeroes in place leaves zeros in each round, and reading them costs time.
