@@ -5,9 +5,10 @@
 Two real gloo ranks train the small model of ``overhead.py --small`` in steps of 2 to 3 ms, first with plain DDP and
 then under Pace. Once loads have settled, ``sys.settrace`` counts every instruction and every call of Python functions
 of so many rounds on rank 0's main thread; what torch's kernels, gloo's threads and numpy's C code do is not counted.
-A count does not depend on how busy the machine is, except through the lengths of intervals between decisions. A batch
-is read in one piece, so that nothing is counted for each sample: counting slows rank 0 down, which is then given
-fewer samples than under plain DDP. --top also prints the functions that take most of what is added.
+The mean depends on how busy the machine is, since slow rounds are decided more often; the median is that of the light
+rounds between decisions, and does not. A batch is read in one piece, so that nothing is counted for each sample:
+counting slows rank 0 down, which is then given fewer samples than under plain DDP. --top also prints the functions
+that take most of what is added.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from itertools import islice, pairwise
+from statistics import median
+from typing import Any, NamedTuple
 
 from scaffold import command_line, count, forks, join, policy_name
 
@@ -30,14 +33,19 @@ def as_it_is(batch: Any) -> Any:
     return batch
 
 
-Counts = tuple[Counter[str], Counter[str]]
-"""Instructions and calls, by function."""
+class Counts(NamedTuple):
+    """Instructions and calls by function, and the instructions of each round."""
+
+    instructions: Counter[str]
+    calls: Counter[str]
+    by_round: list[int]
 
 
-def counting(run: Callable[[], None]) -> Counts:
-    """What ``run`` does on this thread."""
+def counting(rounds: Iterator[None]) -> Counts:
+    """What these rounds do on this thread."""
     instructions: Counter[Any] = Counter()
     calls: Counter[Any] = Counter()
+    totals = [0]
 
     def local(frame: Any, event: str, _: Any) -> Any:
         if event == "opcode":
@@ -52,7 +60,8 @@ def counting(run: Callable[[], None]) -> Counts:
 
     sys.settrace(begins)
     try:
-        run()
+        for _ in rounds:
+            totals.append(instructions.total())
     finally:
         sys.settrace(None)
 
@@ -63,7 +72,7 @@ def counting(run: Callable[[], None]) -> Counts:
             found[f"{name}:{code.co_firstlineno} {code.co_qualname}"] += number
         return found
 
-    return named(instructions), named(calls)
+    return Counts(named(instructions), named(calls), [now - before for before, now in pairwise(totals)])
 
 
 def rounds_of(ways: str, ranks: int, weigh: str) -> Iterator[None]:
@@ -110,14 +119,12 @@ def rank_of(rank: int, directory: str, ways: str, weigh: str, rounds: int, pipe:
     for _ in range(WARM_UP):
         next(each)
 
-    def run() -> None:
-        for _ in range(rounds):
-            next(each)
-
+    few = islice(each, rounds)
     if rank:
-        run()
+        for _ in few:
+            pass
     else:
-        pipe.send(counting(run))
+        pipe.send(counting(few))
     leave()
     os._exit(0)
 
@@ -139,6 +146,12 @@ def counted(context: Any, ways: str, weigh: str, rounds: int) -> Counts:
     return found
 
 
+def measured(found: Counts) -> tuple[float, float, float]:
+    """The mean and the median of a round's instructions, and the mean of its calls."""
+    rounds = len(found.by_round)
+    return found.instructions.total() / rounds, median(found.by_round), found.calls.total() / rounds
+
+
 def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--policy", type=policy_name, action="append")
@@ -148,19 +161,19 @@ def main() -> None:
     options = parser.parse_args()
     context, rounds = forks(), options.rounds
     plain = counted(context, "plain DDP", options.weigh, rounds)
-    print(f"{'a round of':12}{'instructions':>14}{'more':>8}{'calls':>8}{'more':>8}")
-    before = [sum(each.values()) / rounds for each in plain]
-    print(f"{'plain DDP':12}{before[0]:14.0f}{'':8}{before[1]:8.0f}", flush=True)
+    print(f"{'a round of':12}{'instructions':>14}{'more':>8}{'median':>8}{'more':>8}{'calls':>8}{'more':>8}")
+    before = measured(plain)
+    print(f"{'plain DDP':12}{before[0]:14.0f}{'':8}{before[1]:8.0f}{'':8}{before[2]:8.0f}", flush=True)
     for policy in options.policy or ["equal", "level", "auto"]:
         found = counted(context, policy, options.weigh, rounds)
-        now = [sum(each.values()) / rounds for each in found]
-        print(
-            f"{policy:12}{now[0]:14.0f}{now[0] - before[0]:8.0f}{now[1]:8.0f}{now[1] - before[1]:8.0f}",
-            flush=True,
-        )
-        found[0].subtract(plain[0])
-        for name, number in found[0].most_common(options.top):
-            print(f"    {number / rounds:8.1f} {(found[1][name] - plain[1][name]) / rounds:7.2f}  {name}")
+        now = measured(found)
+        shown = (f"{each:8.0f}{each - plainly:8.0f}" for each, plainly in zip(now, before, strict=True))
+        print(f"{policy:12}      {''.join(shown)}", flush=True)
+        found.instructions.subtract(plain.instructions)
+        for name, number in found.instructions.most_common(options.top):
+            print(
+                f"    {number / rounds:8.1f} {(found.calls[name] - plain.calls[name]) / rounds:7.2f}  {name}"
+            )
 
 
 if __name__ == "__main__":
