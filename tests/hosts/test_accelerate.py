@@ -310,6 +310,7 @@ def refused(ranks: int, folder: str) -> dict[str, str]:
         "twice": ({"steps": 2, "accumulate": 2}, None),
         "both": ({"accumulate": 2, "loop": "pieces"}, None),
         "scaler": ({}, lambda run, loss: run.pace.backward(loss, scaler=object())),
+        "skipping": ({}, lambda run, _: run.accelerator.skip_first_batches(run.loader, 2)),
     }
     for name, (options, micro_step) in mistakes.items():
         run = None
@@ -318,7 +319,7 @@ def refused(ranks: int, folder: str) -> dict[str, str]:
             for x, y, _ in run.loader:
                 micro_step(run, nn.CrossEntropyLoss()(run.model(x), y))
             says[name] = "nothing was wrong"
-        except PacelineError as error:
+        except (PacelineError, AttributeError) as error:
             says[name] = str(error)
         if run is not None:
             run.pace.host.detach()
@@ -333,6 +334,7 @@ def test_mistakes_raise(found: Found) -> None:
         assert "sync_gradients was changed" in says["changed"]
         assert "without pace.backward(loss)" in says["forgotten"]
         assert "scales by itself" in says["scaler"]
+        assert "load the state of the pace, and leave skip_first_batches out" in says["skipping"]
         assert "a backward pass that is not Paceline's" in says["stepped without"]
         assert "accumulate=2 and gradient_accumulation_steps=2" in says["twice"]
         assert "with loop='pieces'" in says["both"]

@@ -187,6 +187,14 @@ class BalancedLoader:
         """The object with ``set_epoch``, for programs that are written for DistributedSampler."""
         return self
 
+    @property
+    def batch_sampler(self) -> Any:
+        """Not available: batches are planned while they are drawn. Raises AttributeError."""
+        raise AttributeError(
+            "a balanced loader has no batch_sampler, since its batches are planned while they are drawn. To continue "
+            "within an epoch, load the state of the pace, and leave skip_first_batches out"
+        )
+
     def __len__(self) -> int:
         """Micro-steps of the running iteration, or of the next one; rounds, if micro-steps differ between ranks."""
         rounds = self._length
