@@ -64,6 +64,11 @@ class Speaker(nn.Module):
             loss = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=ignored)
         if self.loss == "heads":
             loss = loss + nn.functional.cross_entropy(self.follows(x[:, 0]), follows)
+        if self.loss == "distilled":
+            soft = (logits.log_softmax(-1).mean(-1) * labels.ne(-100)).sum() / labels.ne(-100).sum()
+            loss = loss - 0.5 * soft + 0.1 * (logits[:, :1].softmax(-1) * logits[:, :1]).sum()
+        if self.loss == "penalised":
+            loss = loss + sum(p.square().sum() for p in self.parameters()) / 97 + 0.0 * logits.sum()
         return {"loss": loss, "logits": logits}
 
 
@@ -86,7 +91,7 @@ def whole(loss: str, data: Any) -> list[torch.Tensor]:
 def spoken(_: int, folder: str) -> dict[str, Any]:
     """By the loss and the micro-steps of each rank: the distance from one process, and the warnings."""
     found = {}
-    for loss in ("shifted", "ignored", "sentences", "heads"):
+    for loss in ("shifted", "ignored", "sentences", "penalised", "heads", "distilled"):
         data = Sentences(255 if loss == "ignored" else -100)
         expected = whole(loss, data)
         for steps in (1, 2):
@@ -107,7 +112,7 @@ def spoken(_: int, folder: str) -> dict[str, Any]:
     "Under the Trainer, a loss that is one mean counts for what it is a mean over: labels, samples or others."
 )
 @pytest.mark.parametrize("steps", [1, 2])
-@pytest.mark.parametrize("loss", ["shifted", "ignored", "sentences"])
+@pytest.mark.parametrize("loss", ["shifted", "ignored", "sentences", "penalised"])
 def test_mean_over_other_numbers_than_labels_trains_model_of_one_process(
     found: Found, loss: str, steps: int
 ) -> None:
@@ -116,8 +121,9 @@ def test_mean_over_other_numbers_than_labels_trains_model_of_one_process(
         assert says == []
 
 
-def test_sum_of_different_means_warns(found: Found) -> None:
-    says = [said for rank in found[spoken] for said in rank["heads", 1][1]]
+@pytest.mark.parametrize("loss", ["heads", "distilled"])
+def test_sum_of_different_means_warns(found: Found, loss: str) -> None:
+    says = [said for rank in found[spoken] for said in rank[loss, 1][1]]
     assert says
     assert all(
         "a sum of means over different numbers" in said and "'over': 'samples'" in said for said in says
@@ -173,6 +179,9 @@ def test_mean_over_is_what_its_parts_agree_in() -> None:
     )  # label smoothing: over labels, and over classes too
     assert over([(6.0, True), (24.0, True)]) == (6, True)
     assert over([(20.0, True), (6.0, True)]) == (6, False)
+    assert over([(14.0, False)]) == (14.0, True)  # a sum over what a mask leaves
+    assert over([(14.0, False), (19.0, True)]) == (19, False)
+    assert over([(float("nan"), False), (20.0, True)]) == (20, False)
 
 
 def test_labels_count_where_a_loss_is_unknown() -> None:

@@ -12,9 +12,10 @@ import torch
 from paceline.errors import PacelineError
 from paceline.torch import hooks_of_torch
 from paceline.torch.hooks_of_torch import MEAN, SUM
-from paceline.torch.mistakes.loss_ends import PASSED, REDUCES, behind_ddp, ends
+from paceline.torch.mistakes.loss_ends import PASSED, REDUCES, behind_ddp, ends, nodes_of
 
 LABELS, SAMPLES, TOTAL = OVER = "labels", "samples", "sum"
+LOOKS = 4  # micro-batches whose loss has parts that disagree, and whose graph is looked at
 
 
 class Counting:
@@ -27,7 +28,7 @@ class Counting:
         if over not in (None, *OVER):
             raise PacelineError(f"balance={{'over': {over!r}}}: expected 'labels', 'samples' or 'sum'")
         self._over = over
-        self._said = False
+        self._looks = LOOKS  # graphs of losses whose parts disagree that are still to be looked at
 
     def of(self, trainer: Any) -> str | None:
         """What the losses are over: one of ``OVER``, or None if ``count`` finds it."""
@@ -40,17 +41,20 @@ class Counting:
         up a rank's micro-steps."""
         if self._over is not None or not samples:
             return labels
-        over, agree = mean_over(numbers_of(loss, samples), labels, samples)
-        if not (agree or self._said):
-            self._said = True
-            warnings.warn(
-                f"the loss is a sum of means over different numbers, in this micro-batch of {samples} samples and "
-                f"{labels} labels, and counts as one over its samples, so that the gradient depends on how the batch "
-                "is divided; balance={'policy': 'equal'} divides it as plain DDP does, and {'over': 'labels'} or "
-                "{'over': 'samples'} says what the loss is over",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+        found = numbers_of(loss, samples)
+        over, agree = mean_over(found, labels, samples)
+        if not agree and self._looks:
+            self._looks -= 1
+            if all(mean for _, mean in found) or _joined(loss, samples):
+                self._looks = 0
+                warnings.warn(
+                    "the loss is a sum of means over different numbers, or of means and other parts, in this "
+                    f"micro-batch of {samples} samples and {labels} labels, and counts as one over {over:g}, so that "
+                    "the gradient depends on how the batch is divided; balance={'policy': 'equal'} divides it as "
+                    "plain DDP does, and {'over': 'labels'} or {'over': 'samples'} says what the loss is over",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
         return over
 
 
@@ -59,20 +63,37 @@ def mean_over(found: Sequence[tuple[float, bool]], labels: int, samples: int) ->
 
     found: those of ``numbers_of``.
     """
+    known = [_known(number, mean, labels, samples) for number, mean in found]
     numbers = {number for number, _ in found}
-    if not (numbers and all(_known(number, mean, labels, samples) for number, mean in found)):
+    if not any(known):
         return labels, True
-    if len(numbers) == 1:
+    if all(known) and len(numbers) == 1:
         return numbers.pop(), True
+    sure = {
+        number for number, mean in found if mean or number == samples or (labels and number % labels == 0)
+    }
+    if not (all(known) and sure == numbers):  # some parts may be penalties, which count alike for any number
+        return sure.pop() if len(sure) == 1 else labels, False
     if labels in numbers and all(one == labels or (one % labels == 0 and one != samples) for one in numbers):
         return labels, True  # also one over labels and classes, as that of label smoothing
     return samples, all(one % samples == 0 for one in numbers)
 
 
 def _known(number: float, mean: bool, labels: int, samples: int) -> bool:
-    """Whether a part of a loss is a mean. A sum is one if the program has divided it by what is counted; the Trainer
-    itself divides by 1 if there is none."""
-    return math.isfinite(number) if mean else labels > 0 and (number == samples or number % labels == 0)
+    """Whether a part of a loss is a mean. A sum is one over what the program has divided it by; the Trainer itself
+    divides by 1 if nothing is counted."""
+    return math.isfinite(number) if mean else labels > 0 and (number == samples or 1 < number < math.inf)
+
+
+def _joined(loss: torch.Tensor, samples: int) -> bool:
+    """Whether parts of a loss are computed from the same activations; a penalty is computed from parameters alone."""
+    seen = set[Any]()
+    for end in ends(loss, samples)[0]:
+        nodes = {node for node in nodes_of(end.node) if not hasattr(node, "variable")}
+        if nodes & seen:
+            return True
+        seen |= nodes
+    return False
 
 
 def numbers_of(loss: torch.Tensor, samples: int) -> list[tuple[float, bool]]:

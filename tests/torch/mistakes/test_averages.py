@@ -172,6 +172,7 @@ ORDINARY: dict[str, Loss] = {
     "differences of neighbours": lambda out, y, _: (out[1:] - out[:-1]).square().mean(),
     "unbiased variance": lambda out, y, _: (out - out.mean(0)).square().sum() / (len(out) - 1),
     "dice": dice,
+    "a part that counts for nothing": lambda out, y, _: entropy(out, y) + 0.0 * ignoring(out, y),
     "masked mean over all": lambda out, y, _: (each(out, y) * (y != 0)).mean(),
 }
 

@@ -28,14 +28,14 @@ class End(NamedTuple):
     place: int
     node: Any
     kind: str  # the node's name, empty for none
-    scale: float | None  # what multiplies it; None if nothing does
+    scale: float | None  # what multiplies it; None if nothing does, or 1
     divisor: float  # the innermost number that divides it; NaN if there is none
     alone: bool  # nothing is added to it
 
 
 def ends(loss: torch.Tensor, samples: int) -> tuple[list[End], list[float]]:
     """The ends of a loss, which is one number, and all numbers by which it is multiplied or divided on the way. A sum
-    of as many losses as ``samples`` is an end, since each may be that of a sample."""
+    of as many losses as ``samples`` is an end, since each may be that of a sample; none is multiplied by 0."""
     found, factors, alone = list[End](), list[float](), True
     nodes: list[tuple[Any, float | None, float]] = [
         (behind_ddp(loss.grad_fn, loss.output_nr), None, math.nan)
@@ -47,13 +47,14 @@ def ends(loss: torch.Tensor, samples: int) -> tuple[list[End], list[float]]:
             over = 0
         single = kind.startswith(JOINS) and len(node.next_functions) == 1  # perhaps of the only sample
         if single or not (kind.startswith(PASSED) or over):
-            found.append(End(place, node, kind, scale, divisor, alone))
+            if scale != 0:
+                found.append(End(place, node, kind, None if scale == 1 else scale, divisor, alone))
             continue
         if kind.startswith(SCALES):
             own = list(_factors(node))
             factors += own
-            by = own[0] if len(own) == 1 and own[0] else math.nan
             divides = kind.startswith("Div")
+            by = own[0] if len(own) == 1 and (own[0] or not divides) else math.nan
             scale = (1.0 if scale is None else scale) * (1.0 / by if divides else by)
             divisor = by if divides else divisor
         elif over > 1 and kind.startswith("Mean"):
