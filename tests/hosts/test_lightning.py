@@ -61,7 +61,7 @@ def module_of(dtype: torch.dtype) -> Any:
             super().__init__()
             self.net, self.loss_of = fresh(dtype), nn.CrossEntropyLoss()
             self.used: list[list[int]] = []
-            self.milliseconds, self.sharding, self.fails_at = 0.0, False, -1
+            self.milliseconds, self.sharding, self.fails_at, self.ends_at = 0.0, False, -1, -1
 
         def configure_model(self) -> None:
             if self.sharding:
@@ -70,7 +70,10 @@ def module_of(dtype: torch.dtype) -> Any:
         def on_train_epoch_start(self) -> None:
             self.used.append([])
 
-        def training_step(self, batch: Any, _: int) -> torch.Tensor:
+        def on_train_batch_start(self, _: Any, number: int) -> int | None:
+            return -1 if number == self.ends_at else None
+
+        def training_step(self, batch: Any, _: int) -> Any:
             x, y, index = batch
             balanced = self.trainer.callbacks[0]
             if self.trainer.global_step == self.fails_at:
@@ -84,7 +87,8 @@ def module_of(dtype: torch.dtype) -> Any:
             self.kind = out.dtype
             loss = self.loss_of(out, y)
             self.log("loss", loss)
-            return loss
+            weight = self.loss_of.weight
+            return loss if weight is None else {"loss": loss, "over": weight[y].sum()}
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return optimizer_of(self.net)
@@ -107,6 +111,8 @@ def fit(
     count: int = COUNT,
     batch: int = BATCH,
     loading: dict[str, Any] | None = None,
+    weight: torch.Tensor | None = None,
+    ends_at: int = -1,
     **trainer_options: Any,
 ) -> dict[str, Any]:
     """One fit by ``ranks`` ranks; what it used, ended with, and how its rounds were divided."""
@@ -122,7 +128,8 @@ def fit(
     balanced = BalancedCallback(batch, callbacks=[OnRound(results.append)], **options)
     callbacks = [balanced, *([ModelCheckpoint(**keep)] if keep else [])]
     task = module_of(getattr(torch, dtype))
-    task.milliseconds, task.sharding = milliseconds, sharding
+    task.milliseconds, task.sharding, task.ends_at = milliseconds, sharding, ends_at
+    task.loss_of = nn.CrossEntropyLoss(weight)
     strategy: Any = "ddp" if ranks > 1 else "auto"
     if sharding:
         strategy = ModelParallelStrategy(data_parallel_size=ranks, tensor_parallel_size=1)
@@ -132,14 +139,14 @@ def fit(
         max_epochs=epochs, max_steps=until, **trainer_options,
     )  # fmt: skip
     began = time.perf_counter()
-    trainer.fit(
-        task,
-        balanced.loader(
-            Samples(count, getattr(torch, dtype)), seed=SEED, num_workers=loader_workers, **loading or {}
-        ),
-        ckpt_path=ckpt,
+    data = balanced.loader(
+        Samples(count, getattr(torch, dtype)), seed=SEED, num_workers=loader_workers, **loading or {}
     )
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        trainer.fit(task, data, ckpt_path=ckpt)
     return {
+        "said": [str(one.message) for one in said if issubclass(one.category, RuntimeWarning)],
         "used": task.used,
         "parameters": [whole(p).tolist() for p in task.net.parameters()],
         "loads": [result.loads.tolist() for result in results],
@@ -188,6 +195,7 @@ def test_uneven_fit_trains_model_of_one_process(ranks: int, found: Found, folder
         case = CASES[name]
         every_sample_once([result["used"] for result in results])
         assert len({str(result["parameters"]) for result in results}) == 1, f"{name}: the ranks differ"
+        assert [result["said"] for result in results] == [[]] * ranks, name
         assert results[0]["loads"] == results[1]["loads"]
         assert any(len(set(loads)) > 1 for loads in results[0]["loads"]), f"{name}: the loads are even"
         epochs = case.get("epochs", 2)
@@ -198,6 +206,53 @@ def test_uneven_fit_trains_model_of_one_process(ranks: int, found: Found, folder
         far = difference(results[0]["parameters"], expected)
         limit = 2e-2 if mixed else 1e-12 if kind == "float64" else 2e-6
         assert far < limit, f"{name}: relative difference {far:.1e}"
+
+
+WEIGHT = torch.tensor([1.0, 5.0, 2.0], dtype=torch.float64)
+
+
+@together
+def weighted(ranks: int, _: str) -> dict[str, Any]:
+    """Fits with class weights: with the number that the loss is over, in one and three micro-steps, and without."""
+    return {
+        "count": fit(ranks, weight=WEIGHT, options={"count": "over"}),
+        "count, accumulated": fit(ranks, weight=WEIGHT, options={"count": "over"}, accumulate_grad_batches=3),
+        "no count": fit(ranks, weight=WEIGHT, epochs=1),
+    }
+
+
+@guarantee(
+    "Losses with class weights, ignored targets or left-out samples are exact with `count=`; without it, "
+    "Paceline raises or warns once."
+)
+def test_loss_with_class_weights_is_exact_with_count_and_warns_without(found: Found) -> None:
+    expected = whole_batch(weight=WEIGHT)
+    for rank in found[weighted]:
+        for name in ("count", "count, accumulated"):
+            assert difference(rank[name]["parameters"], expected) < 1e-12, name
+            assert rank[name]["said"] == []
+    said = [one for rank in found[weighted] for one in rank["no count"]["said"]]
+    assert said
+    assert all("count='over'" in one and "{'loss': loss, 'over': weight[y].sum()}" in one for one in said)
+
+
+@together
+def cut(ranks: int, folder: str) -> dict[str, Any]:
+    """Epochs that ``on_train_batch_start`` ends with the third batch, and a checkpoint after each."""
+    keep = {
+        "dirpath": Path(folder) / "cut",
+        "every_n_epochs": 1,
+        "save_on_train_epoch_end": True,
+        "save_top_k": -1,
+    }
+    return fit(ranks, ends_at=2, keep=keep)
+
+
+def test_epoch_ended_by_its_module_continues_with_the_next(found: Found) -> None:
+    expected = whole_batch(order=lambda epoch: Order(COUNT, SEED).epoch(epoch)[: 2 * BATCH])
+    for rank in found[cut]:
+        assert rank["steps"] == 2 * EPOCHS
+        assert difference(rank["parameters"], expected) < 1e-12
 
 
 @together
@@ -352,7 +407,11 @@ def refusal(
 
 
 def test_trainer_that_cannot_be_balanced_raises() -> None:
-    from lightning.pytorch.callbacks import GradientAccumulationScheduler, StochasticWeightAveraging
+    from lightning.pytorch.callbacks import (
+        GradientAccumulationScheduler,
+        LearningRateFinder,
+        StochasticWeightAveraging,
+    )
 
     limited = {"limit_train_batches": 4, "accumulate_grad_batches": 3}
     assert "expected a multiple of accumulate_grad_batches=3" in refusal(limited, {})
@@ -361,6 +420,8 @@ def test_trainer_that_cannot_be_balanced_raises() -> None:
     assert "set accumulate_grad_batches" in refusal(changing, {})
     averaging: dict[str, Any] = {"callbacks": [StochasticWeightAveraging(swa_lrs=0.1, swa_epoch_start=1)]}
     assert "one more epoch, without a backward pass" in refusal(averaging, {}, norm=True)
+    assert "LearningRateFinder" in refusal({"callbacks": [LearningRateFinder()]}, {})
+    assert "expected {'loss': loss, 'over': number}" in refusal({}, {"count": "over"})
     assert "comes from a DataLoader" in refusal({}, {}, plain=True)
     assert "plans whole rounds" in refusal({}, {"policy": "factoring"})
     assert "leave it out" in refusal({}, {"micro_steps": 2})

@@ -86,16 +86,18 @@ def whole_batch(
     clip: float | None = None,
     optimizer: Callable[[nn.Module], torch.optim.Optimizer] = optimizer_of,
     order: Callable[[int], Iterable[int]] | None = None,
+    weight: torch.Tensor | None = None,
 ) -> list[torch.Tensor]:
     """The parameters of one process that takes each whole batch itself.
 
     clip: largest norm of the gradient. order: epoch -> sample indices; by default that of ``Pace.loader(seed=SEED)``.
+    weight: of each class in the loss.
     """
-    model, data, loss_of = fresh(dtype), Samples(count, dtype), nn.CrossEntropyLoss()
+    model, data, loss_of = fresh(dtype), Samples(count, dtype), nn.CrossEntropyLoss(weight)
     stepper, drawn = optimizer(model), order or Order(count, SEED).epoch
     for epoch in range(epochs):
         indices = torch.as_tensor(list(drawn(epoch)))
-        for first in range(0, count, batch):
+        for first in range(0, len(indices), batch):
             chosen = indices[first : first + batch]
             loss_of(model(data.x[chosen]), data.y[chosen]).backward()
             if clip is not None:

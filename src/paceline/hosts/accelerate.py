@@ -36,6 +36,7 @@ from paceline.errors import PacelineError, refuse
 from paceline.hosts.accumulating import AccumulatingPace
 from paceline.torch.gradients.weighing import GLOBAL
 from paceline.torch.host import Host
+from paceline.torch.mistakes import Words
 from paceline.torch.options import has_batch_norm
 from paceline.torch.plan import Piece
 
@@ -163,6 +164,8 @@ def _step_once(accelerator: Accelerator) -> None:
 
 class _UnderAccelerate(Host):
     """The host of an AcceleratePace. micro_steps: of the loop, for each optimizer step."""
+
+    words = Words(added="use AcceleratePace(..., policy='equal'), which gives all ranks the same load")
 
     def __init__(self, pace: AcceleratePace, accelerator: Accelerator, micro_steps: int) -> None:
         self._pace, self._accelerator, self._micro_steps = pace, accelerator, micro_steps

@@ -16,24 +16,31 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
 import torch
 
 from paceline.commands import installation
-from paceline.errors import PacelineError, refuse
+from paceline.errors import PacelineError, refuse, short
 from paceline.policies import Policy
 from paceline.rounds import Cluster
 from paceline.torch.feed.loader import BalancedLoader
+from paceline.torch.gradients.counts import checked_count
 from paceline.torch.gradients.weighing import GLOBAL
+from paceline.torch.mistakes import Words
 from paceline.torch.options import has_batch_norm
 from paceline.torch.progress import rounds
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
-    from lightning.pytorch.callbacks import GradientAccumulationScheduler, StochasticWeightAveraging
+    from lightning.pytorch.callbacks import (
+        BatchSizeFinder,
+        GradientAccumulationScheduler,
+        LearningRateFinder,
+        StochasticWeightAveraging,
+    )
 except ModuleNotFoundError as error:  # pragma: no cover - if the extra is not installed
     raise PacelineError(f"Lightning is not installed; {installation('hosts')}") from error
 
@@ -44,6 +51,13 @@ __all__ = ["BalancedCallback"]
 
 # Options of Pace that the user cannot set, and what determines them.
 OWNED = {"micro_steps": "accumulate_grad_batches", "weigh": "the loss", "loop": "the Trainer's"}
+WORDS = Words(
+    count="pass the number that it is a mean over: BalancedCallback(..., count='over'), with a training_step that "
+    "returns {{'loss': loss, 'over': {}}}, or {}",
+    reduction="BalancedCallback(..., reduction={!r})",
+    backward="one loss from training_step, the sum of all, or manual_backward(loss) for each",
+    added="use BalancedCallback(..., policy='equal'), which gives all ranks the same load",
+)
 
 
 class BalancedCallback(Callback):
@@ -57,6 +71,8 @@ class BalancedCallback(Callback):
             counts an epoch's batches beforehand.
         reduction: The form of the loss over the samples of ``training_step``'s batch: "mean", "sum", or "global" as
             in ``Pace.backward``.
+        count: The key under which ``training_step`` returns, beside "loss", the number of tokens or the like that its
+            loss is a mean (or sum) over, if not samples: ``count=`` of ``Pace.backward``.
         options: As for ``paceline.torch.Pace``; ``micro_batch`` limits a rank's load to what fits into memory in
             accumulate_grad_batches micro-steps.
 
@@ -70,12 +86,14 @@ class BalancedCallback(Callback):
         policy: str | Callable[[Cluster], Policy[Any]] = "auto",
         *,
         reduction: str = "mean",
+        count: str | None = None,
         **options: Any,
     ) -> None:
         for owned, why in OWNED.items():
             if owned in options:
                 raise PacelineError(f"{owned}= follows from {why} under Lightning; leave it out")
         self.global_batch, self.policy, self.reduction = int(global_batch), policy, reduction
+        self.count = count
         self.options: dict[str, Any] = options
         self.pace: HostedPace | None = None
         self.trainer: Trainer | None = None
@@ -83,6 +101,7 @@ class BalancedCallback(Callback):
         self._saved: dict[str, Any] | None = None
         self._fitting = False
         self._noted = False  # whether this micro-step's loss is noted
+        self._counted: float | None = None  # what this micro-step's loss is over, if not samples
         self._weighing: Any = None  # the hook on the loss of the running backward pass
         self._stepping = 0.0
 
@@ -114,15 +133,18 @@ class BalancedCallback(Callback):
                 f"the training data comes from a {type(trainer.train_dataloader).__name__}; expected only that of "
                 "balanced.loader(dataset): pass it to fit(), or return it from train_dataloader()"
             )
-        micro_steps, count = trainer.accumulate_grad_batches, trainer.num_training_batches
-        if count % micro_steps:
+        if self.count is not None:
+            self._read_count(trainer, self.count)
+        micro_steps, batches = trainer.accumulate_grad_batches, trainer.num_training_batches
+        if batches % micro_steps:
             raise PacelineError(
-                f"limit_train_batches leaves {count:g} batches per epoch, so that its last round is incomplete; "
+                f"limit_train_batches leaves {batches:g} batches per epoch, so that its last round is incomplete; "
                 f"expected a multiple of accumulate_grad_batches={micro_steps}"
             )
         model = trainer.strategy.model
         assert model is not None
         self.pace = HostedPace(model, self.global_batch, self.policy, micro_steps=micro_steps, **self.options)
+        self.pace.host.adapter.words = WORDS
         _weigh_logs(trainer.fit_loop.epoch_loop._results, self.pace)
         self._fitting = True
         if self._saved is not None:
@@ -135,13 +157,13 @@ class BalancedCallback(Callback):
         pace = self._running()
         # Lightning has divided the loss by it; one over all ranks keeps that weight.
         divided = 1 if self.reduction == GLOBAL else trainer.accumulate_grad_batches
-        whole = loss.detach() * divided
+        whole = loss * divided
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         if scaler is not None:
             whole = whole / scaler.get_scale()
         if not pl_module.automatic_optimization:
             pace.host.prepared()  # Lightning does so for each manual_backward, within DDP's forward pass
-        weight = pace.host.weight(None if self._noted else whole, self.reduction)
+        weight = pace.host.weight(None if self._noted else whole, self.reduction, self._counted)
         weight, self._noted = weight * divided, True
         self._weighing = loss.register_hook(lambda gradient: gradient * weight)
 
@@ -162,6 +184,9 @@ class BalancedCallback(Callback):
         # Lightning counts batches, and does not request one more, which would end the epoch.
         if pace.host.progress.samples_done == loader.samples:
             pace.host.close_epoch()
+
+    def on_train_epoch_end(self, *_: Any) -> None:
+        self._running().host.abandon()  # on_train_batch_start may have ended the epoch with a batch that was drawn
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         pace = self._running()
@@ -189,6 +214,28 @@ class BalancedCallback(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._saved = state_dict["pace"]
+
+    def _read_count(self, trainer: Trainer, key: str) -> None:
+        """Note the number that each ``training_step`` returns under ``key``."""
+        if not trainer.lightning_module.automatic_optimization:
+            raise PacelineError(
+                f"count={key!r}: with manual optimization, training_step returns after its backward passes; use "
+                "paceline.hosts.fabric.FabricPace, whose backward takes count="
+            )
+        strategy: Any = trainer.strategy
+        plain = type(strategy).training_step
+
+        def training_step(*args: Any, **options: Any) -> Any:
+            output = plain(strategy, *args, **options)
+            if not (isinstance(output, Mapping) and key in output):
+                raise PacelineError(
+                    f"count={key!r}, and training_step returned {short(output)}; expected "
+                    f"{{'loss': loss, {key!r}: number}}"
+                )
+            self._counted = checked_count(output[key])
+            return output
+
+        strategy.training_step = training_step
 
     def _running(self) -> HostedPace:
         assert self.pace is not None
@@ -315,6 +362,7 @@ def _check(trainer: Any) -> None:
     """Raises PacelineError for a Trainer that cannot be balanced."""
     check_strategy(trainer.strategy)
     scheduled = any(isinstance(callback, GradientAccumulationScheduler) for callback in trainer.callbacks)
+    finders = any(isinstance(one, (LearningRateFinder, BatchSizeFinder)) for one in trainer.callbacks)
     averages = getattr(trainer.strategy, "_model_averaging_period", None) is not None
     swa = any(isinstance(callback, StochasticWeightAveraging) for callback in trainer.callbacks)
     norms = swa and trainer.max_epochs != -1 and has_batch_norm(trainer.lightning_module)
@@ -324,6 +372,8 @@ def _check(trainer: Any) -> None:
         "GradientAccumulationScheduler changes the window from epoch to epoch; "
         "set accumulate_grad_batches": scheduled,
         "model averaging lets the ranks' parameters differ; leave model_averaging_period out": averages,
+        "LearningRateFinder and BatchSizeFinder train without BalancedCallback; run them by a Trainer without "
+        "Paceline, and leave them out here": finders,
         "overfit_batches takes the same batches in every epoch, but balancing changes their order; "
         "leave it out": trainer.overfit_batches,
     }

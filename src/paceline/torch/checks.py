@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from paceline.torch import peers
 from paceline.torch.gradients.reducers import Reducer
-from paceline.torch.mistakes import Check
+from paceline.torch.mistakes import Check, Words
 from paceline.torch.mistakes.collectives import CallsWithin, GatherSizes
 from paceline.torch.mistakes.foreign import ForeignPasses
 from paceline.torch.mistakes.moving_averages import MovingAverages
@@ -62,18 +62,21 @@ def checks_of(
     reducer: Reducer,
     terms: Terms,
     round: RoundState,
+    words: Callable[[], Words],
     changes: bool,
 ) -> Checks:
-    """The checks of a loop. parameters: the model's that are summed. changes: the members of the run may change."""
+    """The checks of a loop. parameters: the model's that are summed. words: of its host. changes: the members of the
+    run may change."""
     ranks, by_hook, local = peers.ranks(), terms.weigh == "hook", terms.merge is not None
     # Whether all ranks run a round in the same number of passes.
     alike = ranks == 1 or terms.lockstep or terms.fixed_micro_steps is not None
     checks = list[Check]()
     if not local:  # there each step's loss is a mean of its own, and weighs the same without Paceline
         trained = [p for p in parameters if p.requires_grad]
-        checks.append(LossWatch(lambda: round.piece, ranks, by_hook, trained))
+        checks.append(LossWatch(lambda: round.piece, ranks, by_hook, trained, words))
         if not by_hook:  # the hook weights every pass
-            checks.append(ForeignPasses(model if reducer.ddp is None else reducer.ddp.module, parameters))
+            inner = model if reducer.ddp is None else reducer.ddp.module
+            checks.append(ForeignPasses(inner, parameters, words))
     if not (alike or changes):
         how, instead = f"loop={terms.loop!r}", "after pace.step(optimizer), or use loop='whole'"
         if local:

@@ -9,6 +9,7 @@ import torch
 
 from paceline.torch import hooks_of_torch
 from paceline.torch.gradients.reducers import Reducer
+from paceline.torch.mistakes import Words
 from paceline.torch.passes import check_loss
 from paceline.torch.plan import Piece
 from paceline.torch.progress import Progress
@@ -19,7 +20,12 @@ class Host:
     """The calls to a framework: an adapter overrides those that it needs, and sets ``pace.host.adapter``.
 
     This base class is the host of a user's own loop, and does nothing.
+
+    Attributes:
+        words: What messages about a loss name.
     """
+
+    words = Words()
 
     def place(self, batch: Any) -> Any:
         """The batch as the loop gets it; a host moves it to its device."""

@@ -102,7 +102,9 @@ class Loop:
             local = LocalWeighing(parameters, device, reducer, self.merges.begin)
         counts = self._meter.counted_by_all, lambda: self.rounds.per_sample
         self._gradients = local or weighing_of(parameters, device, reducer, terms, *counts)
-        self._checks = checks_of(model, parameters, reducer, terms, self.round, self.changes)
+        self._checks = checks_of(
+            model, parameters, reducer, terms, self.round, lambda: self.host.words, self.changes
+        )
         self.passes = Passes(
             device,
             reducer,

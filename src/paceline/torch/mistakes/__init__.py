@@ -5,9 +5,31 @@ A file here has a ``Check``, which ``torch/checks.py`` names, or is a part of on
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from paceline.torch.plan import Piece
+
+
+@dataclass(frozen=True)
+class Words:
+    """How a program passes what the messages of the checks ask for.
+
+    Attributes:
+        count: What to do if a loss is a mean over another number than its samples; {} are examples of two numbers.
+        reduction: The form of a loss, {}.
+        backward: What is expected instead of a backward pass of the program's own.
+        added: What to do if a gradient does not come from the loss.
+    """
+
+    count: str = "pass the number that it is a mean over: pace.backward(loss, count={}), or count={}"
+    reduction: str = "pace.backward(loss, {!r})"
+    backward: str = (
+        "pace.backward(loss) with the sum of the losses, or with Pace also pace.weighted(loss).backward() for a "
+        "further forward pass"
+    )
+    added: str = "use Pace(..., weigh='hook'), which weights the gradients"
 
 
 class Check:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ import torch
 from paceline.errors import PacelineError
 from paceline.torch import hooks_of_torch
 from paceline.torch.gradients.reducers import LOOKS
-from paceline.torch.mistakes import Check
+from paceline.torch.mistakes import Check, Words
 from paceline.torch.plan import Piece
 
 
@@ -49,8 +49,14 @@ class ForeignPasses(Check):
     each later one: this mistake is made from the beginning, or from an epoch on.
     """
 
-    def __init__(self, model: torch.nn.Module, parameters: Iterable[torch.nn.Parameter]) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        parameters: Iterable[torch.nn.Parameter],
+        words: Callable[[], Words] = Words,
+    ) -> None:
         self._model, self._parameters = model, list(parameters)
+        self._words = words
         self._seen, self._handles = _Seen(), list[Any]()
         self._left = 0  # rounds that are still looked at, and the one after them
         self._rounds = LOOKS  # to be looked at in the next iteration
@@ -84,8 +90,7 @@ class ForeignPasses(Check):
         if self._seen.foreign:
             raise PacelineError(
                 f"round {piece.step}: a loss.backward() without a weight followed the weighted one; expected "
-                "pace.backward(loss) with the sum of the losses, or with Pace also pace.weighted(loss).backward() "
-                "for a further forward pass"
+                + self._words().backward
             )
 
     def close(self) -> None:

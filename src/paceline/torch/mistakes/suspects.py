@@ -25,7 +25,7 @@ import torch.distributed as dist
 from paceline.torch import hooks_of_torch, timing
 from paceline.torch.gradients.reducers import LOOKS
 from paceline.torch.hooks_of_torch import MEAN, SUM
-from paceline.torch.mistakes import Check
+from paceline.torch.mistakes import Check, Words
 from paceline.torch.mistakes.averages import Averages
 from paceline.torch.mistakes.collectives import GATHERS, at, called_at, tensors_of
 from paceline.torch.mistakes.gradient_limits import GradientLimits
@@ -61,7 +61,7 @@ class LossWatch(Check):
     """The checks of one loop's losses.
 
     running: gives the piece of the running micro-step, None between rounds. ranks: of the run. by_hook: gradients are
-    weighted instead of the loss. parameters: those that are trained.
+    weighted instead of the loss. parameters: those that are trained. words: what the messages name.
     """
 
     def __init__(
@@ -70,8 +70,9 @@ class LossWatch(Check):
         ranks: int,
         by_hook: bool,
         parameters: Sequence[torch.nn.Parameter] = (),
+        words: Callable[[], Words] = Words,
     ) -> None:
-        self._parameters = parameters
+        self._parameters, self._words = parameters, words
         self._limits: GradientLimits | None = None
         self._left = 0  # losses still to be looked at
         self._running, self._ranks, self._by_hook = running, ranks, by_hook
@@ -145,8 +146,8 @@ class LossWatch(Check):
             self._say(
                 "mean",
                 f"round {piece.step}: the loss is a mean over {over:g}, which depends on the data, and counts as one "
-                f"over {piece.samples} samples, so that the gradient is not that of the whole batch; pass the number "
-                "that it is a mean over: pace.backward(loss, count=mask.sum()), or count=weight[y].sum()",
+                f"over {piece.samples} samples, so that the gradient is not that of the whole batch; "
+                + self._words().count.format("mask.sum()", "weight[y].sum()"),
             )
         for end in parts:
             if end.scale is not None and "mean" not in self._said:
@@ -161,8 +162,8 @@ class LossWatch(Check):
                         "sum",
                         f"round {piece.step}: the loss is a sum, and counts as a mean over {piece.samples} samples, "
                         "so that the gradient is not that of the whole batch where loads differ; pass "
-                        "pace.backward(loss, 'sum') and leave out the loop's own division, or 'global' if it is "
-                        "already one over all ranks",
+                        f"{self._form('sum')} and leave out the loop's own division, or {self._form('global')} if it "
+                        "is already one over all ranks",
                     )
                 return
 
@@ -176,8 +177,8 @@ class LossWatch(Check):
                 "mean",
                 f"round {piece.step}: the loss is a mean over {over:g}, the weights of its {targets} targets "
                 f"or those that ignore_index leaves, and counts as one over {own} samples, so that "
-                "the gradient is not that of the whole batch; pass the number that it is a mean over: "
-                "pace.backward(loss, count=weight[y].sum()), or count=(y != ignore_index).sum()",
+                "the gradient is not that of the whole batch; "
+                + self._words().count.format("weight[y].sum()", "(y != ignore_index).sum()"),
             )
 
     def _grows(self, end: End, scale: float, piece: Piece) -> None:
@@ -200,7 +201,7 @@ class LossWatch(Check):
                 "grows",
                 f"round {piece.step}: the loss grows with this rank's samples, and counts as a mean over {own} "
                 "samples, so that the gradient is not that of the whole batch where loads differ; pass the sum with "
-                "pace.backward(loss, 'sum'), or 'global' if it is already one over all ranks",
+                f"{self._form('sum')}, or {self._form('global')} if it is already one over all ranks",
             )
 
     def _normalised(self, factor: float, totals: dict[Summed, float], piece: Piece) -> None:
@@ -217,7 +218,7 @@ class LossWatch(Check):
                             "total",
                             f"round {piece.step}: {at(one.where)} sums a number over the ranks, and the loss is "
                             "divided by it: it is already normalised, and must not get this rank's weight; pass "
-                            "pace.backward(loss, 'global')",
+                            + self._form("global"),
                         )
                     return
 
@@ -235,7 +236,7 @@ class LossWatch(Check):
                 self._say(
                     "statistic",
                     f"round {piece.step}: {at(one.where)} sums a tensor of the loss over the ranks: it is a "
-                    "loss over all ranks, and must not get this rank's weight; pass pace.backward(loss, 'global')",
+                    f"loss over all ranks, and must not get this rank's weight; pass {self._form('global')}",
                 )
             if isinstance(node, torch.autograd.function.BackwardCFunction):
                 self._watch(node)
@@ -264,8 +265,8 @@ class LossWatch(Check):
                 self._say(
                     "injected",
                     f"{made.__module__}.{made.__qualname__} adds a gradient that does not come from the loss, so "
-                    "that the weight of the loss does not reach it, and it counts alike for every load; use "
-                    "Pace(..., weigh='hook'), which weights the gradients",
+                    f"that the weight of the loss does not reach it, and it counts alike for every load; "
+                    f"{self._words().added}",
                 )
 
         node.register_hook(noted)
@@ -281,8 +282,8 @@ class LossWatch(Check):
         self._say(
             "limited",
             f"a hook on a parameter ({shape}) limits its gradient, which is that of this rank with the weight of its "
-            "samples, so that the gradient is not that of the whole batch; limit it after the backward pass: "
-            "torch.nn.utils.clip_grad_value_ or clip_grad_norm_ before pace.step(optimizer)",
+            "samples, so that the gradient is not that of the whole batch; limit it between the backward pass and "
+            "the optimizer's step, by torch.nn.utils.clip_grad_value_ or clip_grad_norm_",
         )
 
     # -- collectives ------------------------------------------------------------------------------------------
@@ -323,6 +324,9 @@ class LossWatch(Check):
     def _uneven(self, piece: Piece) -> bool:
         loads = piece.plan.loads
         return bool((loads != loads[0]).any())
+
+    def _form(self, reduction: str) -> str:
+        return self._words().reduction.format(reduction)
 
     def _say(self, what: str, words: str) -> None:
         if what not in self._said:
