@@ -19,6 +19,7 @@ from paceline.attach.places import place
 from paceline.doctor import watches
 from paceline.doctor.phases import HostClock, Phase, Phases, StreamClock
 from paceline.torch import timing
+from paceline.torch.mistakes.comparing import mixes
 
 COUNTS = ("samples", "fetches", "backwards", "exchanges", "elements", "squares", "collecting")
 """Counts of an optimizer step on this rank. samples: those of the batch objects that the forward passes are given, or
@@ -276,19 +277,15 @@ def counted(given: Any) -> tuple[int, bool, int, int]:
 
 
 def compares(loss: Any, output: torch.Tensor) -> bool:
-    """Whether a loss compares samples with each other: whether its gradient by the first half of a batch's outputs
-    depends on the second half. For a mean or a sum of losses of single samples, that second derivative is 0."""
-    half = len(output) // 2
-    if not isinstance(loss, torch.Tensor) or not output.requires_grad or output._backward_hooks or not half:
+    """Whether a loss compares samples with each other, see ``mixes``."""
+    if (
+        not isinstance(loss, torch.Tensor)
+        or not output.requires_grad
+        or output._backward_hooks
+        or len(output) < 2
+    ):
         return False
-    try:
-        (slope,) = torch.autograd.grad(loss, output, create_graph=True)
-        ramp = torch.linspace(1, 2, slope[:half].numel(), dtype=slope.dtype, device=slope.device)
-        (cross,) = torch.autograd.grad(slope[:half].flatten() @ ramp, output, retain_graph=True)
-    except RuntimeError:  # the loss has no second derivative, or does not depend on this output
-        return False
-    cross = cross.nan_to_num().abs()  # the derivative of a distance is NaN at a distance of 0
-    return bool(cross[half:].max() > 1e-5 * cross.max())
+    return mixes(loss, [output], [0], len(output))
 
 
 def _parts(given: Any) -> Iterator[torch.Tensor | int]:

@@ -1,4 +1,8 @@
-"""Losses of the Hugging Face Trainer's subclasses that compare the samples of a batch with each other."""
+"""Losses of the Hugging Face Trainer's subclasses that compare the samples of a batch with each other.
+
+Many of them choose samples, or use a statistic without a gradient, so that no second derivative shows it
+(``torch/mistakes/comparing.py``). They are known by their names, also before the first step.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from typing import Any
 import torch
 
 from paceline.torch import peers
+from paceline.torch.mistakes.suspects import COMPARES
 
 # Parts of the names of sentence-transformers' losses that compare a sample with others of the batch.
 IN_BATCH = (
@@ -20,13 +25,17 @@ TRL_ESTIMATES, TRL_SORTS = ("KTOTrainer", "BCOTrainer"), ("aot", "aot_pair", "ao
 
 
 def warn_of_comparisons(trainer: Any) -> None:
-    """Warn, once, about a loss that compares the samples of a batch with each other."""
+    """Warn, once, about a loss that compares the samples of a batch with each other. Such a loss gets no second
+    warning in the training."""
     losses = getattr(trainer, "loss", None)
     made = losses.values() if isinstance(losses, dict) else [losses]
     found = [each for each in (*made, trainer.model) if isinstance(each, torch.nn.Module)]
     modules = torch.nn.ModuleList(found)
     name = next((kind for each in modules.modules() if (kind := comparing(each))), None) or of_trl(trainer)
-    if name is not None and peers.rank() == 0:
+    if name is None:
+        return
+    trainer.pace.host.known(COMPARES)
+    if peers.rank() == 0:
         warnings.warn(
             f"{name} compares the samples of a micro-batch with each other, so that its value depends on how the "
             "batch is divided; balance={'policy': 'equal'} divides it as plain DDP does",

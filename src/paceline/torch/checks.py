@@ -13,7 +13,7 @@ from paceline.torch.mistakes.collectives import CallsWithin, GatherSizes
 from paceline.torch.mistakes.foreign import ForeignPasses
 from paceline.torch.mistakes.moving_averages import MovingAverages
 from paceline.torch.mistakes.second import SecondModels
-from paceline.torch.mistakes.suspects import LossWatch
+from paceline.torch.mistakes.suspects import COMPARES, LossWatch
 from paceline.torch.plan import Piece
 from paceline.torch.round import RoundState
 from paceline.torch.terms import Terms
@@ -49,6 +49,11 @@ class Checks:
         for check in self._looking:
             check.steps(piece)
 
+    def known(self, what: str) -> None:
+        """See ``Check.known``."""
+        for check in self._all:
+            check.known(what)
+
     def close(self) -> None:
         """No more events follow."""
         for check in self._all:
@@ -74,6 +79,8 @@ def checks_of(
     if not local:  # there each step's loss is a mean of its own, and weighs the same without Paceline
         trained = [p for p in parameters if p.requires_grad]
         checks.append(LossWatch(lambda: round.piece, ranks, by_hook, trained, words))
+        if terms.policy == "equal":  # divides each batch as plain DDP does, but for its remainder
+            checks[-1].known(COMPARES)
         if not by_hook:  # the hook weights every pass
             inner = model if reducer.ddp is None else reducer.ddp.module
             checks.append(ForeignPasses(inner, parameters, words))

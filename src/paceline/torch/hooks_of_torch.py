@@ -7,10 +7,11 @@ uses a name of torch with an underscore.
 
 from __future__ import annotations
 
+import gc
 import math
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -50,6 +51,15 @@ def has_hooks(tensor: torch.Tensor) -> bool:
     DDP's are hooks of nodes."""
     hooks: Any = tensor._backward_hooks or {}
     return any(getattr(hook, "__module__", None) != torch.autograd.graph.__name__ for hook in hooks.values())
+
+
+def watched(nodes: Collection[Any]) -> bool:
+    """Whether the program has hooks on a tensor that one of these nodes has made, or lets it keep its gradient."""
+    return any(
+        (each.retains_grad or has_hooks(each)) and each.grad_fn in nodes
+        for each in gc.get_objects()
+        if type(each) is torch.Tensor and not each.is_leaf
+    )
 
 
 def first_hook(tensor: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> Any:

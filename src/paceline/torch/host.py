@@ -111,6 +111,10 @@ class Hosting:
             check_loss(loss)
         return self._loop.passes.weight(loss, reduction, count)
 
+    def known(self, what: str) -> None:
+        """The program needs no warning of the mistake of this name."""
+        self._loop.known(what)
+
     def prepared(self) -> None:
         """The program runs the coming backward pass within DDP's forward pass, where the framework has made DDP sum
         its gradients, and zeroes gradients itself."""

@@ -178,6 +178,10 @@ class Loop:
         """The known reason why waiting for the other ranks is useless, or None; returns at once."""
         return self._lookout.known()
 
+    def known(self, what: str) -> None:
+        """See ``Check.known``."""
+        self._checks.known(what)
+
     def close(self) -> None:
         """Remove all hooks from the model; no micro-steps may follow."""
         self.steps.close(self._failed)

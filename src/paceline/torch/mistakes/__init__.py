@@ -49,5 +49,8 @@ class Check:
         """An optimizer is about to use the complete gradients of the round of ``piece``; called while a check looks
         at losses."""
 
+    def known(self, what: str) -> None:
+        """The program needs no warning of the mistake of this name: it has had one, or cannot make it."""
+
     def close(self) -> None:
         """No more events follow."""

@@ -8,6 +8,7 @@ and costs nothing afterwards. What it finds it reports once, and it changes noth
 - A statistic that was summed over the ranks is divided by this rank's own number of samples.
 - A hook of the program limits the gradient of a parameter, which has the weight of this rank's loss.
 - A custom autograd function adds its own gradient, which no weight of the loss reaches.
+- A loss compares samples with each other, so that no weight makes it that of the whole batch.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from paceline.torch.hooks_of_torch import MEAN, SUM
 from paceline.torch.mistakes import Check, Words
 from paceline.torch.mistakes.averages import Averages
 from paceline.torch.mistakes.collectives import GATHERS, at, called_at, tensors_of
+from paceline.torch.mistakes.comparing import Comparisons
 from paceline.torch.mistakes.gradient_limits import GradientLimits
 from paceline.torch.mistakes.loss_ends import End, ends, joins, nodes_of
 from paceline.torch.plan import Piece
@@ -36,6 +38,7 @@ from paceline.torch.source import divides_by_own
 CALLS = 64  # collectives of an epoch that are looked at
 LATER = 2  # losses of each later epoch that are looked at
 GRAPHS = 4  # graphs without a collective that are looked at, in a run
+COMPARES = "compares"  # the name of a loss that compares samples
 TWICE = 2  # micro-steps in which a number is found, as one may be equal by chance
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _PACELINE = os.path.dirname(os.path.dirname(__file__)) + os.sep
@@ -87,7 +90,8 @@ class LossWatch(Check):
         self._totals = 0  # micro-steps whose loss was divided by a total
         # Of each sum or mean in the loss, by its place there: what multiplies the sum, and the numbers of samples.
         self._scales: dict[int, tuple[float, set[int]]] = {}
-        self._averages = Averages()
+        self._averages, self._comparisons = Averages(), Comparisons()
+        self._gathers: Piece | None = None  # of the micro-step in which the program has gathered rows
         self._injected: dict[Any, tuple[float, float]] = {}  # by function: what it was given, and has added
         self._read: set[tuple[str, int]] = set()  # places whose source was read
 
@@ -103,11 +107,16 @@ class LossWatch(Check):
         self, loss: torch.Tensor | None, piece: Piece, reduction: str, count: float | None, first: bool
     ) -> bool:
         self._left -= 1
+        if loss is not None and reduction != "global":
+            self._compares(loss, piece)
         if count is None:
             self._look(loss, piece, reduction)
         if not self._left:
             self._end()
         return self._left > 0
+
+    def known(self, what: str) -> None:
+        self._said.add(what)
 
     def close(self) -> None:
         self._end()
@@ -130,6 +139,21 @@ class LossWatch(Check):
             if self._ranks > 1 and self._uneven(piece):
                 self._graph(loss, piece, calls)
             self._chain(loss, piece, reduction, calls)
+
+    def _compares(self, loss: torch.Tensor, piece: Piece) -> None:
+        """Whether a loss compares this rank's samples; one that has gathered those of all ranks may."""
+        known = piece is self._gathers or COMPARES in self._said
+        if self._ranks == 1 or known or not self._uneven(piece):
+            return
+        calls = self._calls if self._piece is piece else []
+        if self._comparisons.found(loss, piece, {one.node for one in calls}):
+            self._say(
+                COMPARES,
+                f"round {piece.step}: the loss compares the samples of a micro-batch with each other, or is a "
+                "function of a statistic of them, so that it depends on how the batch is divided; compute it from "
+                "the samples of all ranks, see docs/porting.md (Losses that compare samples), or divide batches as "
+                "plain DDP does: policy='equal'",
+            )
 
     # -- the last operations of a loss ------------------------------------------------------------------------
 
@@ -303,7 +327,10 @@ class LossWatch(Check):
         arguments = timing.arguments()
         tensors = tensors_of(arguments[1] if len(arguments) > 1 else None)
         gathers = name in GATHERS
-        if not tensors or (gathers and max(one.numel() for one in tensors) > self._ranks):
+        if not tensors:
+            return
+        if gathers and max(one.numel() for one in tensors) > self._ranks:
+            self._gathers = piece if called_at() is not None else self._gathers
             return
         if not gathers and not _is_sum(arguments[2] if len(arguments) > 2 else None):
             return
