@@ -6,6 +6,7 @@ import contextlib
 import copy
 import random
 import time
+import warnings
 from typing import Any
 
 import pytest
@@ -120,6 +121,46 @@ def clipped(_: int, folder: str) -> float:
 
 def test_accumulated_and_clipped_custom_loss_trains_model_of_one_process(found: Found) -> None:
     assert max(found[clipped]) < 1e-12
+
+
+class Contrast(nn.Module):
+    """A loss that is known by its name."""
+
+    __module__ = "pytorch_metric_learning.losses.contrastive_loss"
+
+
+@together
+def comparing(_: int, folder: str) -> list[list[str]]:
+    """The warnings of a loss that compares samples: of the model's loss, of an own one, and of a known one."""
+    from paceline.hosts.transformers import BalancedTrainer
+
+    class Known(BalancedTrainer):
+        def compute_loss(
+            self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+        ) -> Any:
+            outputs = model(**inputs)
+            loss = outputs["loss"] + outputs["logits"].var(0).sqrt().sum()
+            return (loss, outputs) if return_outputs else loss
+
+    class Own(Known):
+        loss = None
+
+    Known.loss = Contrast()
+
+    found = []
+    for kind in (BalancedTrainer, Own, Known):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            classified(folder, kind=kind, balance={"policy": UNEVEN, "limits": FREE})
+        found.append([str(each.message) for each in caught if "compares the samples" in str(each.message)])
+    return found
+
+
+def test_loss_that_compares_samples_warns_once(found: Found) -> None:
+    for rank, (plain, own, known) in enumerate(found[comparing]):
+        assert plain == []
+        assert ["the loss compares the samples of a micro-batch" in each for each in own] == [True]
+        assert [each.startswith("Contrast compares") for each in known] == [True] * (rank == 0)
 
 
 @together
