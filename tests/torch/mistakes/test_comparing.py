@@ -473,6 +473,16 @@ def test_large_losses_are_not_tested(loss_of: Any, monkeypatch: Any) -> None:
     assert not Comparisons().found(loss_of(layers(9)(normal(8, FEATURES)).abs()), piece(8))
 
 
+def test_loss_whose_collectives_were_not_looked_at_is_not_tested() -> None:
+    watch = LossWatch(lambda: None, 2, False)
+    watch.iteration(0)
+    watch.close()  # as after too many collectives
+    loss = dice(layers()(normal(8, FEATURES)), torch.arange(8) % CLASSES)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not watch.weighs(loss, piece(8), "mean", None, True)
+
+
 def test_two_losses_of_a_run_are_tested(monkeypatch: Any) -> None:
     tested = list[int]()
     monkeypatch.setattr(comparing, "mixes", lambda *_: tested.append(1))

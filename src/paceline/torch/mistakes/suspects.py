@@ -107,7 +107,8 @@ class LossWatch(Check):
         self, loss: torch.Tensor | None, piece: Piece, reduction: str, count: float | None, first: bool
     ) -> bool:
         self._left -= 1
-        if loss is not None and reduction != "global":
+        # Without a look at the micro-step's collectives, it may have gathered the samples of all ranks.
+        if loss is not None and reduction != "global" and self._left >= 0:
             self._compares(loss, piece)
         if count is None:
             self._look(loss, piece, reduction)
