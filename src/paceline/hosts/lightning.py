@@ -29,6 +29,7 @@ from paceline.rounds import Cluster
 from paceline.torch.feed.loader import BalancedLoader
 from paceline.torch.gradients.counts import checked_count
 from paceline.torch.gradients.weighing import GLOBAL
+from paceline.torch.host import Host
 from paceline.torch.mistakes import Words
 from paceline.torch.options import has_batch_norm
 from paceline.torch.progress import rounds
@@ -51,13 +52,18 @@ __all__ = ["BalancedCallback"]
 
 # Options of Pace that the user cannot set, and what determines them.
 OWNED = {"micro_steps": "accumulate_grad_batches", "weigh": "the loss", "loop": "the Trainer's"}
-WORDS = Words(
-    count="pass the number that it is a mean over: BalancedCallback(..., count='over'), with a training_step that "
-    "returns {{'loss': loss, 'over': {}}}, or {}",
-    reduction="BalancedCallback(..., reduction={!r})",
-    backward="one loss from training_step, the sum of all, or manual_backward(loss) for each",
-    added="use BalancedCallback(..., policy='equal'), which gives all ranks the same load",
-)
+
+
+class _UnderLightning(Host):
+    """The host of a BalancedCallback's Pace."""
+
+    words = Words(
+        count="pass the number that it is a mean over: BalancedCallback(..., count='over'), with a training_step "
+        "that returns {{'loss': loss, 'over': {}}}, or {}",
+        reduction="BalancedCallback(..., reduction={!r})",
+        backward="one loss from training_step, the sum of all, or manual_backward(loss) for each",
+        added="use BalancedCallback(..., policy='equal'), which gives all ranks the same load",
+    )
 
 
 class BalancedCallback(Callback):
@@ -144,7 +150,7 @@ class BalancedCallback(Callback):
         model = trainer.strategy.model
         assert model is not None
         self.pace = HostedPace(model, self.global_batch, self.policy, micro_steps=micro_steps, **self.options)
-        self.pace.host.adapter.words = WORDS
+        self.pace.host.adapter = _UnderLightning()
         _weigh_logs(trainer.fit_loop.epoch_loop._results, self.pace)
         self._fitting = True
         if self._saved is not None:

@@ -12,6 +12,7 @@ from paceline.errors import PacelineError
 from paceline.hosts.accumulating import HostedPace
 from paceline.hosts.comparing import warn_of_comparisons
 from paceline.torch.feed.costs import read
+from paceline.torch.host import Host
 from paceline.torch.mistakes import Words
 from paceline.torch.options import has_batch_norm
 from paceline.torch.progress import rounds
@@ -22,12 +23,17 @@ BY_LENGTH = ("group_by_length", "batch_rebalance")
 LOADING = ("collate_fn", "num_workers", "pin_memory")
 OF_WORKERS = ("persistent_workers", "prefetch_factor", "worker_init_fn")
 EQUAL = "use balance={{'policy': 'equal'}}, which divides the batch as plain DDP does"
-WORDS = Words(
-    count=EQUAL,
-    reduction="balance={{'over': 'sum'}}",
-    backward="one loss from compute_loss, the sum of all",
-    added=EQUAL.format(),
-)
+
+
+class _UnderTrainer(Host):
+    """The host of a Trainer's Pace."""
+
+    words = Words(
+        count=EQUAL,
+        reduction="balance={{'over': 'sum'}}",
+        backward="one loss from compute_loss, the sum of all",
+        added=EQUAL.format(),
+    )
 
 
 class Rounds:
@@ -56,7 +62,7 @@ class Rounds:
         if trainer.pace is not None:
             trainer.pace.host.detach()
         trainer.pace = pace = HostedPace(trainer.model_wrapped, **trainer.balance)
-        pace.host.adapter.words = WORDS
+        pace.host.adapter = _UnderTrainer()
         if first:
             warn_of_comparisons(trainer)
         self._loader = self._made(pace)
