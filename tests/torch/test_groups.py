@@ -58,7 +58,7 @@ def delayed_merges_one_after_the_other(rank: int, ranks: int) -> list[tuple[int,
         merging = Merging(nn.Linear(1, 1), ranks)
         merging.connect(Merge(delay=1))
         total.fill_(rank + 1)
-        merging.sum([total], None)
+        merging.summing(None)([total])
         assert total.item() == 3
         merging.close()
         merging.close()

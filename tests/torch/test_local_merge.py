@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -324,7 +325,10 @@ class Summing:
     def forget(self) -> None:
         self.forgot += 1
 
-    def sum(self, own: list[torch.Tensor], send: Any) -> None:
+    def summing(self, send: Any) -> Callable[[list[torch.Tensor]], None]:
+        return self._add
+
+    def _add(self, own: list[torch.Tensor]) -> None:
         own[0].add_(self.other)
         own[-1][0, 1] += 1.0
 

@@ -77,22 +77,26 @@ def sent(rank: int, ranks: int, send: str) -> list[float]:
         table = torch.zeros(ranks, 3, dtype=torch.float64)
         table[rank, 1] = 1.0 + rank
         flats, before = [own * (1.0 + rank), table.clone()], dict(reducer._left)
-        reducer.sum(flats, send)
+        reducer.summing(send)(flats)
         weight = float(flats[1][:, 1].sum())
         merged += flats[0] / weight
         whole = own * (1.0 + rank) / weight
         dist.all_reduce(whole)
         exact += whole
         idle = [torch.zeros_like(own), torch.zeros_like(table)]
-        reducer.sum(idle, send)  # an interval whose samples all count for nothing
+        reducer.summing(send)(idle)  # an interval whose samples all count for nothing
         assert not idle[0].any()
         kept, reducer._left = reducer._left, {}
         forgetful = [own * (1.0 + rank), table.clone()]
-        reducer.sum(forgetful, send)
+        reducer.summing(send)(forgetful)
         alone += forgetful[0] / weight
         reducer._left = kept
         assert (before != {}) == (number > 0)
         apart.append(float((merged - exact).abs().max()))
+    late = reducer.summing(send)
+    reducer.forget()
+    late([own.clone(), table])  # a merge that was on its way when other parameters were loaded
+    assert not reducer._left
     assert gathered(merged.tolist()) == [merged.tolist()] * ranks
     return [apart[0], max(apart), float((alone - exact).abs().max())]
 

@@ -33,6 +33,9 @@ from support.guarantees import guarantee
 STEPS = 90
 
 
+DEAD = 10.0  # seconds: less, and a busy machine holds up the heartbeats of a worker that is well
+
+
 def parameters(run_dir: Path) -> torch.Tensor:
     held = torch.load(run_dir / "checkpoint.pt", weights_only=True)["model"]
     return torch.cat([value.flatten() for value in held.values()])
@@ -64,7 +67,8 @@ def test_run_continues_after_lost_workers(tmp_path: Path) -> None:
         "policy": "factoring",
         "lr": 0.02,
     }
-    config = TrainConfig(workers=3, elastic=True, slowdown_ms=[0.5, 0.5, 1.0], checkpoint_every=25, **options)
+    elastic: dict[str, Any] = {"elastic": True, "slowdown_ms": [0.5, 0.5, 1.0], "dead_after": DEAD}
+    config = TrainConfig(workers=3, checkpoint_every=25, **elastic, **options)
     checks.check(config, datasets.load(config.data))
     summary = launch.run(config, tmp_path / "three", take)
     launch.run(TrainConfig(workers=1, **options), tmp_path / "one", lambda event: None)
@@ -78,13 +82,15 @@ def test_run_continues_after_lost_workers(tmp_path: Path) -> None:
     told = [event["text"] for event in said if event["type"] == "note"]
     assert any(words.startswith("worker 0 was killed by SIGKILL in round") for words in told), told
     assert any(words.startswith("worker 1 left in round") for words in told), told
-    assert any(words.startswith("worker 2 gave no heartbeat for 1 s in round") for words in told), told
+    assert any(words.startswith(f"worker 2 gave no heartbeat for {DEAD:g} s in round") for words in told), (
+        told
+    )
     assert any(words.startswith("worker 0 joined at round") for words in told), told
     happened = [event["what"] for events in run.extras["events"] if events for event in events]
     assert "worker 0 was killed by SIGKILL" in happened
     assert any(words.startswith("Worker 0 was killed by SIGKILL in round") for words in findings(run))
     names = {event["name"] for event in json.loads(trace.write(run).read_text())["traceEvents"]}
-    assert any(name.startswith("worker 2 gave no heartbeat for 1 s, ") for name in names)
+    assert any(name.startswith(f"worker 2 gave no heartbeat for {DEAD:g} s, ") for name in names)
 
 
 KILLED = Loss(1, 1, "was killed by SIGKILL", lost=True, failed=False)

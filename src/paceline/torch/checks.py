@@ -78,7 +78,9 @@ def checks_of(
     checks = list[Check]()
     if not local:  # there each step's loss is a mean of its own, and weighs the same without Paceline
         trained = [p for p in parameters if p.requires_grad]
-        checks.append(LossWatch(lambda: round.piece, ranks, by_hook, trained, words))
+        # FSDP2 gathers parameters in hooks of the outputs, so no rank may run a pass of its own.
+        compares = not terms.lockstep
+        checks.append(LossWatch(lambda: round.piece, ranks, by_hook, trained, words, compares))
         if terms.policy == "equal":  # divides each batch as plain DDP does, but for its remainder
             checks[-1].known(COMPARES)
         if not by_hook:  # the hook weights every pass

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from zlib import crc32
 
@@ -204,13 +205,19 @@ class Merging:
         if merge.delay and self._ranks > 1:  # its sums run at the same time as the program's
             self._group = groups.take()
 
-    def sum(self, own: Sequence[torch.Tensor], send: str | None) -> None:
-        """Sum these over the ranks, in place. send: see ``Merge``."""
+    def summing(self, send: str | None) -> Callable[[Sequence[torch.Tensor]], None]:
+        """The function that sums the tensors of the next merge over the ranks, in place. It may be called later, by a
+        thread: the rounding errors that it adds and leaves are those that ``forget`` would forget now.
+
+        send: see ``Merge``."""
+        return partial(self._sum, send, self._left)
+
+    def _sum(self, send: str | None, left: Errors, own: Sequence[torch.Tensor]) -> None:
         if self._ranks == 1:
             return
         self._complete = False
         if send is not None:
-            left, (*flats, table) = self._left, own
+            *flats, table = own
             dist.all_reduce(table, group=self._group)
             weight = float(
                 table[:, 1].sum()
@@ -230,7 +237,7 @@ class Merging:
 
     def forget(self) -> None:
         """Other parameters were loaded: forget the rounding errors of earlier merges, which do not belong to them."""
-        self._left = {}  # a merge that is running keeps the old dict
+        self._left = {}  # a merge on its way keeps the old dict
 
     def _rounded(self, left: Errors, number: int, flat: torch.Tensor, send: str) -> torch.Tensor:
         """The sum of all ranks' ``flat``, sent in fewer bits: each rank sums a part of it and sends that to all.

@@ -231,7 +231,9 @@ class Merges:
             changes = [change(*both) for both in zip(self._begun(), self._parameters, strict=True)]
             if not self._taken:  # samples without weight may have changed buffers
                 self.back()
-        wait = self._aside.submit(self._sum, own).result if self._merge.delay else partial(self._sum, own)
+        assert self._ranks.merging is not None
+        summed = partial(_seconds, self._ranks.merging.summing(self._merge.send), own)
+        wait = self._aside.submit(summed).result if self._merge.delay else summed
         self.flights.append(Flight(own, wait, changes))
 
     def take_in(self, step: int, most: int = 0) -> float:
@@ -362,9 +364,9 @@ class Merges:
                 stacklevel=5,
             )
 
-    def _sum(self, own: list[torch.Tensor]) -> float:
-        """Sum these tensors over the ranks, and return the seconds that it took."""
-        began = time.perf_counter()
-        assert self._ranks.merging is not None
-        self._ranks.merging.sum(own, self._merge.send)
-        return time.perf_counter() - began
+
+def _seconds(summing: Callable[[list[torch.Tensor]], None], own: list[torch.Tensor]) -> float:
+    """Sum these tensors over the ranks, and return the seconds that it took."""
+    began = time.perf_counter()
+    summing(own)
+    return time.perf_counter() - began

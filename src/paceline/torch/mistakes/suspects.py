@@ -64,7 +64,8 @@ class LossWatch(Check):
     """The checks of one loop's losses.
 
     running: gives the piece of the running micro-step, None between rounds. ranks: of the run. by_hook: gradients are
-    weighted instead of the loss. parameters: those that are trained. words: what the messages name.
+    weighted instead of the loss. parameters: those that are trained. words: what the messages name. compares: look
+    for comparisons, too.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class LossWatch(Check):
         by_hook: bool,
         parameters: Sequence[torch.nn.Parameter] = (),
         words: Callable[[], Words] = Words,
+        compares: bool = True,
     ) -> None:
         self._parameters, self._words = parameters, words
         self._limits: GradientLimits | None = None
@@ -90,7 +92,7 @@ class LossWatch(Check):
         self._totals = 0  # micro-steps whose loss was divided by a total
         # Of each sum or mean in the loss, by its place there: what multiplies the sum, and the numbers of samples.
         self._scales: dict[int, tuple[float, set[int]]] = {}
-        self._averages, self._comparisons = Averages(), Comparisons()
+        self._averages, self._comparisons = Averages(), Comparisons() if compares else None
         self._gathers: Piece | None = None  # of the micro-step in which the program has gathered rows
         self._injected: dict[Any, tuple[float, float]] = {}  # by function: what it was given, and has added
         self._read: set[tuple[str, int]] = set()  # places whose source was read
@@ -147,7 +149,9 @@ class LossWatch(Check):
         if self._ranks == 1 or known or not self._uneven(piece):
             return
         calls = self._calls if self._piece is piece else []
-        if self._comparisons.found(loss, piece, {one.node for one in calls}):
+        if self._comparisons is not None and self._comparisons.found(
+            loss, piece, {one.node for one in calls}
+        ):
             self._say(
                 COMPARES,
                 f"round {piece.step}: the loss compares the samples of a micro-batch with each other, or is a "
