@@ -21,7 +21,7 @@ from paceline.errors import PacelineError
 from paceline.torch import Pace
 from paceline.torch.callbacks import OnRound
 from paceline.torch.feed.pieces import Order
-from support.forks import as_torchrun, ended
+from support.forks import all_well, as_torchrun, ended
 from support.guarantees import guarantee
 from support.ranks import errors_of, run_cases, run_ranks
 from support.small_net import TWO, Samples, difference, fresh, optimizer_of
@@ -388,6 +388,39 @@ def after_close(rank: int, ranks: int, weigh: str) -> tuple[float, float]:
 def test_model_trains_on_after_close_as_in_one_process(weigh: str) -> None:
     for found in run_ranks(2, after_close, weigh):
         assert max(found) < 1e-12
+
+
+AT_THE_END = """
+import atexit
+import sys
+import torch.distributed as dist
+
+kept = []
+atexit.register(lambda: print("at the end", kept[0].reducer, dist.is_initialized()))  # called after Pace's own
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from paceline.torch import Pace
+
+dist.init_process_group("gloo")
+ddp = DistributedDataParallel(torch.nn.Linear(4, 1))
+kept.append(ddp)
+pace, optimizer = Pace(ddp, 8), torch.optim.SGD(ddp.parameters(), lr=0.1)
+for (x,) in pace.loader(torch.utils.data.TensorDataset(torch.randn(16, 4))):
+    pace.backward(ddp(x).square().mean())
+    pace.step(optimizer)
+if "close" in sys.argv:
+    pace.close()
+    assert ddp.reducer is not None
+"""
+
+
+@pytest.mark.parametrize("how", ["close", "open"])
+def test_reducer_and_group_are_released_at_the_programs_end(tmp_path: Path, how: str) -> None:
+    """Otherwise gloo's thread may abort the program while Python ends."""
+    (tmp_path / "script.py").write_text(AT_THE_END)
+    out, _ = all_well(as_torchrun(2), [tmp_path / "script.py", how])
+    assert out.count("at the end None False") == 2, out
 
 
 WEIGHTS = torch.tensor([1.0, 5.0, 0.2], dtype=torch.float64)

@@ -15,10 +15,10 @@ import os
 import sys
 import threading
 import time
-import weakref
 from datetime import timedelta
 from multiprocessing.connection import wait
 from typing import Any
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -27,13 +27,17 @@ from paceline.errors import PacelineError
 from paceline.torch import hooks_of_torch
 
 _joined = False  # ``join`` has made the process group
+# The DistributedDataParallel modules of closed handles, which the program may still use; changed here alone.
+_closed: WeakSet[Any] = WeakSet()
 LOOK = 0.01  # seconds between two looks for the other ranks
 GONE_SECONDS = 0.5  # to notice the end of a process whose connections are closed, at most
 
 
 def leave(ddp: Any = None) -> None:
-    """Release DDP's reducer, then the process group. Safe to call twice, and without a group."""
-    hooks_of_torch.release(ddp)
+    """Release DDP's reducer, and those of closed handles, then the process group. Safe to call twice, and without a
+    group."""
+    for each in (ddp, *_closed):
+        hooks_of_torch.release(each)
     if dist.is_available() and dist.is_initialized():
         gc.collect()  # DDP leaves reference cycles
         dist.destroy_process_group()
@@ -42,11 +46,12 @@ def leave(ddp: Any = None) -> None:
 def leave_in_time(ddp: Any) -> None:
     """``leave`` now if ``join`` has made the process group; else at the program's end, since the script that has made
     it may go on with it and with DDP."""
+    if ddp is not None:
+        _closed.add(ddp)
     if _joined:
-        leave(ddp)
+        leave()
     else:
-        kept = weakref.WeakSet([] if ddp is None else [ddp])
-        atexit.register(lambda: leave(*kept))
+        atexit.register(leave)
 
 
 def end_with(other: Any) -> None:

@@ -66,9 +66,8 @@ class ForeignPasses(Check):
             self._left, self._rounds = self._rounds + 1, 1
             seen = self._seen
             self._handles = [self._model.register_forward_hook(seen.through)]
-            trained = (
-                p for p in self._parameters if p.requires_grad
-            )  # now: the program may have frozen some
+            # Those that are trained now: the program may have frozen some.
+            trained = (p for p in self._parameters if p.requires_grad)
             self._handles += [p.register_post_accumulate_grad_hook(seen.used) for p in trained]
 
     def weighs(
