@@ -51,7 +51,8 @@ def run(arguments: list[str]) -> int:
     except ModuleNotFoundError:
         return _complain(f"the command line needs typer and rich; {installation('cli')}", 2)
     try:
-        app = _app("".join(arguments[:1]), helps="--help" in arguments)
+        arguments = arguments or ["--help"]
+        app = _app(arguments[0], helps="--help" in arguments)
         status = app.__call__(arguments, standalone_mode=False)
         return status if isinstance(status, int) else 0
     except typer.Exit as done:
@@ -84,7 +85,6 @@ def _app(command: str = "", helps: bool = False):  # type: ignore[no-untyped-def
 
     app = typer.Typer(
         add_completion=False,
-        no_args_is_help=True,
         help="Data-parallel training at the pace of the whole cluster instead of its slowest worker.",
     )
 
