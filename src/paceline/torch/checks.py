@@ -10,6 +10,7 @@ from paceline.torch import peers
 from paceline.torch.gradients.reducers import Reducer
 from paceline.torch.mistakes import Check, Words
 from paceline.torch.mistakes.collectives import CallsWithin, GatherSizes
+from paceline.torch.mistakes.comparing import Comparisons
 from paceline.torch.mistakes.foreign import ForeignPasses
 from paceline.torch.mistakes.moving_averages import MovingAverages
 from paceline.torch.mistakes.second import SecondModels
@@ -79,8 +80,8 @@ def checks_of(
     if not local:  # there each step's loss is a mean of its own, and weighs the same without Paceline
         trained = [p for p in parameters if p.requires_grad]
         # FSDP2 gathers parameters in hooks of the outputs, so no rank may run a pass of its own.
-        compares = not terms.lockstep
-        checks.append(LossWatch(lambda: round.piece, ranks, by_hook, trained, words, compares))
+        comparisons = None if terms.lockstep else Comparisons()
+        checks.append(LossWatch(lambda: round.piece, ranks, by_hook, trained, words, comparisons))
         if terms.policy == "equal":  # divides each batch as plain DDP does, but for its remainder
             checks[-1].known(COMPARES)
         if not by_hook:  # the hook weights every pass

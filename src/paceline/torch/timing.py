@@ -36,6 +36,10 @@ COLLECTIVES = (
 """Methods of a process group, under their names in torch 2.6 to 2.15."""
 
 BUFFERS = "broadcast of buffers"  # by DDP, before a forward pass
+CALLED_THROUGH = (
+    *("distributed_c10d.py", "c10d_logger.py", "_functional_collectives.py", "functional.py", "function.py"),
+    *("_contextlib.py", "module.py"),
+)  # files of torch through which a program calls a collective, also within a module's forward pass
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _PACELINE = os.path.dirname(os.path.dirname(__file__)) + os.sep
@@ -86,16 +90,19 @@ def now() -> float:
     return time.perf_counter() - waited
 
 
-def caller() -> tuple[str, int] | None:
-    """File and line where the program calls the collective that ``begins`` is notified of; None if Paceline does."""
+def caller(itself: bool = False) -> tuple[Any, tuple[str, int]] | None:
+    """The frame, with file and line, where the program calls the collective that ``begins`` is notified of; None if
+    Paceline does. itself: None also if a part of torch does, such as DistributedDataParallel or batch norm."""
     frame: Any = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename != __file__:
         frame = frame.f_back  # leave the listener's own frames
-    while frame is not None and frame.f_code.co_filename.startswith((_TORCH, __file__, "<")):
+    while frame is not None and (name := frame.f_code.co_filename).startswith((_TORCH, __file__, "<")):
+        if itself and name.startswith(_TORCH) and not name.endswith(CALLED_THROUGH):
+            return None
         frame = frame.f_back
     if frame is None or frame.f_code.co_filename.startswith(_PACELINE):
         return None
-    return frame.f_code.co_filename, frame.f_lineno
+    return frame, (frame.f_code.co_filename, frame.f_lineno)
 
 
 def _replace() -> None:

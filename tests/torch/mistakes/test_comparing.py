@@ -48,7 +48,7 @@ def told(loss_of: Callable[[int, torch.Tensor], torch.Tensor], size: int) -> lis
     """The warnings of two micro-steps of this many samples, with labels. Their backward passes run."""
     torch.manual_seed(size)
     draw.manual_seed(size)
-    watch = LossWatch(lambda: None, 2, False)
+    watch = LossWatch(lambda: None, 2, False, comparisons=Comparisons())
     watch.iteration(0)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -474,7 +474,7 @@ def test_large_losses_are_not_tested(loss_of: Any, monkeypatch: Any) -> None:
 
 
 def test_loss_whose_collectives_were_not_looked_at_is_not_tested() -> None:
-    watch = LossWatch(lambda: None, 2, False)
+    watch = LossWatch(lambda: None, 2, False, comparisons=Comparisons())
     watch.iteration(0)
     watch.close()  # as after too many collectives
     loss = dice(layers()(normal(8, FEATURES)), torch.arange(8) % CLASSES)

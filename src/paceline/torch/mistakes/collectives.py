@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -16,14 +14,7 @@ from paceline.torch.mistakes import Check
 from paceline.torch.plan import Piece
 
 GATHERS = "allgather", "_allgather_base", "all_gather_single"
-CALLED_BY = (
-    *("distributed_c10d.py", "c10d_logger.py", "_functional_collectives.py", "functional.py", "function.py"),
-    *("_contextlib.py", "module.py"),
-)  # files of torch through which a program calls a collective, also within a module's forward pass
 ROUNDS = 2  # of an epoch, in which the sizes that ranks give to a gather are compared
-_TORCH = os.path.dirname(torch.__file__) + os.sep
-_OWN = os.path.dirname(__file__) + os.sep
-_PACELINE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
 class Listening(Check):
@@ -57,10 +48,10 @@ class CallsWithin(Listening):
         self._running, self._how, self._instead = running, how, instead
 
     def called(self, name: str) -> None:
-        if name == timing.BUFFERS or (step := self._running()) is None or (where := timing.caller()) is None:
+        if name == timing.BUFFERS or (step := self._running()) is None or (found := timing.caller()) is None:
             return
         raise PacelineError(
-            f"round {step}: {at(where)} calls a collective ({name}) within the round, which {self._how} runs in "
+            f"round {step}: {at(found[1])} calls a collective ({name}) within the round, which {self._how} runs in "
             f"different numbers of pieces; call it {self._instead}"
         )
 
@@ -91,7 +82,7 @@ class GatherSizes(Listening):
         loads = piece.plan.loads
         if name not in GATHERS or not isinstance(group, dist.ProcessGroup) or not (loads != loads[0]).any():
             return
-        if (found := called_at()) is None:
+        if (found := timing.caller(itself=True)) is None:
             return
         taken, given = ([one.numel() for one in tensors_of(each)] for each in tensors)
         sizes: list[Any] = [None] * group.size()
@@ -117,19 +108,3 @@ def tensors_of(given: Any) -> list[torch.Tensor]:
     if isinstance(given, torch.Tensor):
         return [given]
     return [one for part in given for one in tensors_of(part)] if isinstance(given, list | tuple) else []
-
-
-def called_at() -> tuple[Any, tuple[str, int]] | None:
-    """The frame, with file and line, where the program itself calls the running collective; None if Paceline does, or
-    a part of torch such as DistributedDataParallel or batch norm."""
-    frame: Any = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith((_OWN, timing.__file__)):
-        frame = frame.f_back
-    while frame is not None and frame.f_code.co_filename.startswith((_TORCH, "<")):
-        name = frame.f_code.co_filename
-        if name.startswith(_TORCH) and not name.endswith(CALLED_BY):
-            return None
-        frame = frame.f_back
-    if frame is None or frame.f_code.co_filename.startswith(_PACELINE):
-        return None
-    return frame, (frame.f_code.co_filename, frame.f_lineno)

@@ -28,7 +28,7 @@ from paceline.torch.gradients.reducers import LOOKS
 from paceline.torch.hooks_of_torch import MEAN, SUM
 from paceline.torch.mistakes import Check, Words
 from paceline.torch.mistakes.averages import Averages
-from paceline.torch.mistakes.collectives import GATHERS, at, called_at, tensors_of
+from paceline.torch.mistakes.collectives import GATHERS, at, tensors_of
 from paceline.torch.mistakes.comparing import Comparisons
 from paceline.torch.mistakes.gradient_limits import GradientLimits
 from paceline.torch.mistakes.loss_ends import End, ends, joins, nodes_of
@@ -64,8 +64,8 @@ class LossWatch(Check):
     """The checks of one loop's losses.
 
     running: gives the piece of the running micro-step, None between rounds. ranks: of the run. by_hook: gradients are
-    weighted instead of the loss. parameters: those that are trained. words: what the messages name. compares: look
-    for comparisons, too.
+    weighted instead of the loss. parameters: those that are trained. words: what the messages name. comparisons: find
+    losses that compare samples; None if they cannot be looked for.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class LossWatch(Check):
         by_hook: bool,
         parameters: Sequence[torch.nn.Parameter] = (),
         words: Callable[[], Words] = Words,
-        compares: bool = True,
+        comparisons: Comparisons | None = None,
     ) -> None:
         self._parameters, self._words = parameters, words
         self._limits: GradientLimits | None = None
@@ -92,7 +92,7 @@ class LossWatch(Check):
         self._totals = 0  # micro-steps whose loss was divided by a total
         # Of each sum or mean in the loss, by its place there: what multiplies the sum, and the numbers of samples.
         self._scales: dict[int, tuple[float, set[int]]] = {}
-        self._averages, self._comparisons = Averages(), Comparisons() if compares else None
+        self._averages, self._comparisons = Averages(), comparisons
         self._gathers: Piece | None = None  # of the micro-step in which the program has gathered rows
         self._injected: dict[Any, tuple[float, float]] = {}  # by function: what it was given, and has added
         self._read: set[tuple[str, int]] = set()  # places whose source was read
@@ -335,11 +335,11 @@ class LossWatch(Check):
         if not tensors:
             return
         if gathers and max(one.numel() for one in tensors) > self._ranks:
-            self._gathers = piece if called_at() is not None else self._gathers
+            self._gathers = piece if timing.caller(itself=True) is not None else self._gathers
             return
         if not gathers and not _is_sum(arguments[2] if len(arguments) > 2 else None):
             return
-        if (found := called_at()) is None:
+        if (found := timing.caller(itself=True)) is None:
             return
         frame, where = found
         self._calls.append(Summed(where, tensors, not gathers))
