@@ -154,6 +154,7 @@ def fit(
         "seconds": time.perf_counter() - began,
         "kind": str(task.kind),
         "steps": trainer.global_step,
+        "wrapped": "training_step" in vars(trainer.strategy),
     }
 
 
@@ -231,6 +232,7 @@ def test_loss_with_class_weights_is_exact_with_count_and_warns_without(found: Fo
         for name in ("count", "count, accumulated"):
             assert difference(rank[name]["parameters"], expected) < 1e-12, name
             assert rank[name]["said"] == []
+            assert not rank[name]["wrapped"], "the strategy keeps a function of this fit"
     said = [one for rank in found[weighted] for one in rank["no count"]["said"]]
     assert said
     assert all("count='over'" in one and "{'loss': loss, 'over': weight[y].sum()}" in one for one in said)

@@ -203,6 +203,7 @@ class BalancedCallback(Callback):
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit" and self.pace is not None:
             self.pace.host.release()
+            vars(trainer.strategy).pop("training_step", None)  # that of ``_read_count``
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if not self._fitting:
