@@ -36,10 +36,16 @@ class Watched:
         return f"http://127.0.0.1:{self.port}/"
 
 
-@pytest.fixture
-def watched(monkeypatch):
-    """Serves the pages of run directories, which a busy machine does not make look silent."""
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """A busy machine does not make a run look silent, or its record half read."""
     monkeypatch.setattr("paceline.live.panel.QUIET", 600.0)
+    monkeypatch.setattr("paceline.live.pages.READING", 600.0)
+
+
+@pytest.fixture
+def watched():
+    """Serves the pages of run directories."""
     servers = []
 
     def watch(run_dir):

@@ -156,11 +156,9 @@ def test_lost_machine_rejoins_and_a_lost_store_ends_the_run(machines: Machines) 
 
     machines.signal("a", signal.SIGKILL)
     assert machines.launchers["b"].wait(120) == 1
-    last = machines.said("b").strip().split("\n")[-1]
+    last = machines.said("b").split("paceline: ")[-1].strip()  # its worker may have ended within a line
     del machines.launchers["b"]
-    assert last.startswith(
-        f"paceline: the machine at {address}:{machines.port}, which keeps the run together, has"
-    )
+    assert last.startswith(f"the machine at {address}:{machines.port}, which keeps the run together, has")
     assert last.endswith("start the script again from its checkpoint")
     done = torch.load(machines.folder / "checkpoint.pt", weights_only=False)["pace"]["rounds"]
     machines.start("a", "--workers=1")
