@@ -4,8 +4,8 @@
 
 Under each of ATEN_CPU_CAPABILITY=default, avx2 and avx512, with MKL_CBWR unset and COMPATIBLE (with --here, under the
 environment's own settings), in fresh processes: real gloo ranks train small networks again and again for three rounds
-each, by turns with cells of one and of six samples. Every micro-step stalls at random, so that others claim other
-cells each time, and blocks of memory of random sizes are kept, so that tensors lie elsewhere. Half of the
+each, by turns with chunks of one and of six samples. Every micro-step stalls at random, so that others claim other
+chunks each time, and blocks of memory of random sizes are kept, so that tensors lie elsewhere. Half of the
 repetitions are run by 3 ranks, a quarter by 2, a quarter by one alone. All must end in parameters of the same bits;
 two settings may differ. Ten minutes on two idle cores. The status is 1 where bits differ.
 """
@@ -131,7 +131,7 @@ def trained(case: str, quantum: int, rank: int, repetition: int) -> Outcome:
     parameters = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
     division = str([result.loads.tolist() for result in rounds])
     return Outcome(
-        f"{case}, cells of {quantum}" if quantum > 1 else case, digest(parameters), digest(division.encode())
+        f"{case}, chunks of {quantum}" if quantum > 1 else case, digest(parameters), digest(division.encode())
     )
 
 

@@ -55,7 +55,7 @@ def shared_core(rng: np.random.Generator, loads: NDArray[np.int64]) -> Array:
 def test_what_fits_leaves_room_for_the_sample_that_joins_an_epochs_last_round(fits: list[float]) -> None:
     """Batch norm needs two samples, so that one that is left over cannot be a round of its own."""
     cluster = Cluster(2, 64, np.full(2, 2.0), np.full(2, 64.0))
-    loop = Balancer(policies.create("level", cluster), floor=2)
+    loop = Balancer(policies.create("level", cluster), min_samples=2)
     loop.limit(0, np.array(fits))
     assert [int(loop.loads(0, batch).sum()) for batch in (64, 65)] == [64, 65]
 
@@ -201,15 +201,15 @@ def test_error_in_the_training_is_raised_by_the_next_report() -> None:
 
 
 def test_quanta_and_floors() -> None:
-    loop = balancer("level", quantum=20, floor=2)
+    loop = balancer("level", quantum=20, min_samples=2)
     play(loop, 0, 2)
     assert (loop.loads(2, 100) % 20 == 0).all()
     assert loop.loads(2, 47).sum() == 47
-    assert balancer("equal", floor=2).loads(0, 3).tolist() == [3, 0, 0, 0]
+    assert balancer("equal", min_samples=2).loads(0, 3).tolist() == [3, 0, 0, 0]
     with pytest.raises(PacelineError, match="positive divisor of the global batch"):
         balancer("equal", quantum=30)
     for wrong in (1.5, float("nan"), "2", None, 0, -1, True):
-        for name in ("quantum", "floor"):
+        for name in ("quantum", "min_samples"):
             with pytest.raises(PacelineError, match=f"{name}=.*: expected a whole number, 1 to"):
                 balancer("equal", **{name: wrong})
     with pytest.raises(PacelineError, match=r"policy='level': expected a policy, as paceline\.policies"):

@@ -80,7 +80,7 @@ def test_service_drops_no_worker(tmp_path: Path) -> None:
             time.sleep(0.05)
             worker.report(pace * part.samples)
 
-    options = ("--batch", 30, "--workers", 2, "--floor", 5)
+    options = ("--batch", 30, "--workers", 2, "--grace", 5)
     with process(tmp_path, *options, PYTHONPATH=PATH) as service, contextlib.ExitStack() as stack:
         # One joins after the other, as the record's columns stand in the order of joining.
         workers = [stack.enter_context(client.Worker(service.url, name=name, token=TOKEN)) for name in "ab"]

@@ -17,7 +17,7 @@ from paceline.paramserver.engine import Moved, Start, WorkerJoin, WorkerLeave
 from paceline.paramserver.samples import Epochs
 from paceline.serve.models import Settings
 from paceline.serve.service import Service
-from paceline.train.checkpoint import Checkpoints, seal
+from paceline.train.checkpoint import Checkpoints, with_digest
 
 GUARANTEES = (
     "A program that has not asked for Paceline's log sees nothing printed, and nothing is composed for it.",
@@ -84,7 +84,7 @@ def test_worker_that_leaves_and_rejoins_a_server_is_logged(caplog: pytest.LogCap
 
 def test_damaged_checkpoint_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "run.npz").write_bytes(b"damaged")
-    (tmp_path / "run-previous.npz").write_bytes(seal(b"an archive"))
+    (tmp_path / "run-previous.npz").write_bytes(with_digest(b"an archive"))
     with caplog.at_level(logging.INFO, "paceline"):
         checkpoints = Checkpoints(tmp_path / "run.npz", len)
         assert checkpoints.load()

@@ -261,8 +261,8 @@ TWO = Linear(np.ones(2), np.zeros(2))
         (lambda: project("x"), "y='x': expected one number for each worker"),
         (lambda: project([1, 2], [0, 0, 0]), "for each of 2 workers"),
         (lambda: proportional(["a", "b"]), "weights=.*: expected one number for each worker"),
-        (lambda: at_least([1, 2, 3], 2), r"loads=\[1, 2, 3\], floor=2: expected an array"),
-        (lambda: at_least(np.array([1, 2, 3]), "two"), "floor='two': expected an array"),
+        (lambda: at_least([1, 2, 3], 2), r"loads=\[1, 2, 3\], min_samples=2: expected an array"),
+        (lambda: at_least(np.array([1, 2, 3]), "two"), "min_samples='two': expected an array"),
     ],
 )
 def test_what_cannot_be_divided_raises(call, words):
@@ -372,7 +372,7 @@ def test_samples_of_which_all_take_no_time_go_to_the_worker_that_begins_first():
 
 
 @pytest.mark.parametrize(
-    ("loads", "floor", "moved"),
+    ("loads", "min_samples", "moved"),
     [
         ([1, 5, 2], 1, [1, 5, 2]),
         ([0, 0, 0], 2, [0, 0, 0]),
@@ -384,9 +384,9 @@ def test_samples_of_which_all_take_no_time_go_to_the_worker_that_begins_first():
         ([0, 1, 0], 2, [0, 1, 0]),
     ],
 )
-def test_loads_below_the_floor_go_to_the_largest_load(loads, floor, moved):
+def test_loads_below_the_minimum_go_to_the_largest_load(loads, min_samples, moved):
     given = np.array(loads)
-    assert at_least(given, floor).tolist() == moved
+    assert at_least(given, min_samples).tolist() == moved
     assert given.tolist() == loads
 
 

@@ -40,7 +40,7 @@ class Balancer:
 
     policy: from ``policies.create``, for a single run (no leading axes).
     quantum: loads are multiples of this many samples; the remainder of a short batch goes to one worker.
-    floor: a load is 0 or at least this many samples (batch norm needs 2).
+    min_samples: a load is 0 or at least this many samples (batch norm needs 2).
     learner: learns what samples cost, if they cost differently; the engine then divides rounds with ``deal``.
 
     Attributes:
@@ -48,7 +48,12 @@ class Balancer:
     """
 
     def __init__(
-        self, policy: Policy[Any], *, quantum: int = 1, floor: int = 1, learner: CostLearner | None = None
+        self,
+        policy: Policy[Any],
+        *,
+        quantum: int = 1,
+        min_samples: int = 1,
+        learner: CostLearner | None = None,
     ) -> None:
         if not hasattr(policy, "cluster"):
             raise PacelineError(
@@ -57,7 +62,7 @@ class Balancer:
         complete(policy)
         cluster = policy.cluster
         whole("quantum", quantum)
-        whole("floor", floor)
+        whole("min_samples", min_samples)
         if cluster.global_batch % quantum:
             raise PacelineError(
                 f"quantum={quantum}: expected a positive divisor of the global batch of {cluster.global_batch}"
@@ -78,7 +83,7 @@ class Balancer:
                 "choose another policy"
             )
         self.policy, self.lag = policy, 0
-        self._quantum, self._floor = quantum, floor
+        self._quantum, self._min_samples = quantum, min_samples
         self.learner: CostLearner | None = None
         self.needs_readings = policy.needs_readings
         self._aside = thread_aside() if policy.trains else None
@@ -124,11 +129,11 @@ class Balancer:
     def limit(self, step: int, most: Array) -> None:
         """From round ``step`` on, limit each worker to this many samples, (n,), within the cluster's limits; NaN sets
         no further limit. If the limits cannot hold a batch and what an epoch's last round takes beyond it (less than
-        the floor), all are exceeded by the same factor."""
+        that minimum), all are exceeded by the same factor."""
         cluster, unit = self.policy.cluster, self._quantum
-        needed = min(cluster.global_batch + self._floor - 1, cluster.most.sum())
+        needed = min(cluster.global_batch + self._min_samples - 1, cluster.most.sum())
         most = np.minimum(np.where(np.isnan(most), np.inf, most), cluster.most)
-        most = np.maximum(np.floor(most / unit) * unit, np.maximum(cluster.least, self._floor))
+        most = np.maximum(np.floor(most / unit) * unit, np.maximum(cluster.least, self._min_samples))
         if (room := most.sum()) < needed:
             most = np.minimum(np.ceil(most * (needed / room / unit)) * unit, cluster.most)
         self._most[step] = most if most.sum() >= needed else cluster.most
@@ -166,7 +171,7 @@ class Balancer:
             most = np.minimum(most, room)
             least = np.minimum(least, most)
         loads = shares.whole_samples(plan, batch, least, most, unit=self._quantum)
-        return shares.at_least(loads, self._floor)
+        return shares.at_least(loads, self._min_samples)
 
     def deal(
         self,
@@ -215,7 +220,9 @@ class Balancer:
             plan = plan.among(present)
             least, most = np.where(present, least, 0.0), np.where(present, most, 0.0)
         least = np.where(plan.shares > 0, least, 0.0)
-        return plan, room._replace(least=least, most=most, floor=max(room.floor, self._floor))
+        return plan, room._replace(
+            least=least, most=most, min_samples=max(room.min_samples, self._min_samples)
+        )
 
     def cost_model(self, step: int) -> CostModel:
         """The cost model of round ``step``; there must be a learner."""

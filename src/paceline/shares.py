@@ -468,25 +468,25 @@ def _with_rest(cost: Cost, loads: Array, left: Array, soonest: Array, high: Arra
     return loads + ((ranks == soonest.argmin(-1)[..., None]) & (left > 0))
 
 
-def at_least(loads: NDArray[np.int64], floor: int) -> NDArray[np.int64]:
-    """Move all loads below the floor to one worker: the one with the largest load, and the lowest rank of equals.
+def at_least(loads: NDArray[np.int64], min_samples: int) -> NDArray[np.int64]:
+    """Move all loads below this minimum to one worker: the one with the largest load, and the lowest rank of equals.
 
     Args:
         loads: Samples of each worker, shape (n,).
-        floor: The fewest samples of a worker that has any.
+        min_samples: The fewest samples of a worker that has any.
 
     Returns:
         The loads, shape (n,), with the same sum.
 
     Raises:
-        PacelineError: If ``loads`` is no array of numbers of shape (n,), or ``floor`` is no number.
+        PacelineError: If ``loads`` is no array of numbers of shape (n,), or ``min_samples`` is no number.
     """
     try:
         if np.ndim(loads) != 1:
             raise TypeError
-        small = (loads > 0) & (loads < floor) if floor > 1 else None
+        small = (loads > 0) & (loads < min_samples) if min_samples > 1 else None
     except TypeError:
-        given = f"loads={short(loads)}, floor={short(floor)}"
+        given = f"loads={short(loads)}, min_samples={short(min_samples)}"
         raise PacelineError(f"{given}: expected an array of whole samples and a whole number") from None
     if small is not None and small.any():
         together = int(loads[small].sum())

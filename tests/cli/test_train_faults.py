@@ -15,7 +15,7 @@ import torch
 
 from paceline.runs import read
 from paceline.train import checkpoint
-from paceline.train.checkpoint import seal
+from paceline.train.checkpoint import with_digest
 from support.commands import assert_refused, paceline
 from support.events import until
 from support.forks import Program, all_well, as_torchrun, below
@@ -232,7 +232,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(
         ("samples_done", 1.5), ("balancer", []), ("global_batch", True),
     ]:  # fmt: skip
         pace = wrong if name == "pace" else parts["pace"] | {name: wrong}
-        newest.write_bytes(seal(checkpoint.encode(**parts | {"pace": pace})))
+        newest.write_bytes(with_digest(checkpoint.encode(**parts | {"pace": pace})))
         refused = paceline("train", "--resume", "run", "--steps", "9")
         assert_refused(refused, f"the state of Pace has {'version' if name == 'pace' else name}=")
 

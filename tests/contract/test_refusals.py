@@ -30,7 +30,9 @@ CALLS: list[Callable[..., Any]] = [
     lambda a, b, c: proportional(a, b, c),
     lambda a, b, c: at_least(np.asarray(a), b),
     lambda a, b, c: deal(np.ones(7), CostModel(1.0), np.ones(3), room=Room(least=a, most=b, micro_batch=c)),
-    lambda a, b, c: deal(np.ones(7), CostModel(1.0), np.ones(3), room=Room(budget=a, micro_steps=b, floor=c)),
+    lambda a, b, c: deal(
+        np.ones(7), CostModel(1.0), np.ones(3), room=Room(budget=a, micro_steps=b, min_samples=c)
+    ),
     lambda a, b, c: Cluster(a, b, c),
 ]
 

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from paceline.runs.run import ROUNDS, seal
+from paceline.runs.run import ROUNDS, with_checksum
 from support.blocks import ROOT
 from support.commands import paceline
 from support.forks import all_well, as_torchrun
@@ -97,7 +97,7 @@ def as_on_idle_machines(run: Path, loads: tuple[float, ...], first: tuple[float,
         each["overhead"], each["seconds"] = [0.0005, 0.0005], own.max() + 0.001
         now = each["time"] = now + each["seconds"]
         del each["sum"]
-        line, last = seal(json.dumps(each), last)
+        line, last = with_checksum(json.dumps(each), last)
         lines.append(line)
     file.write_bytes(b"".join(lines))
 

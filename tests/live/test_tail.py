@@ -9,7 +9,7 @@ import pytest
 
 from paceline.live.tail import Tail
 from paceline.runs import Recorder, read
-from paceline.runs.run import seal
+from paceline.runs.run import with_checksum
 from paceline.runs.summary import ideal_seconds
 
 
@@ -60,7 +60,7 @@ def test_a_line_that_is_being_written_waits_for_its_end(recorder):
     path = recorder.run_dir / "rounds.jsonl"
     last = path.read_bytes().splitlines()[2]
     fields = json.loads(last) | {"round": 3}
-    line, _ = seal(json.dumps(fields), fields.pop("sum"))
+    line, _ = with_checksum(json.dumps(fields), fields.pop("sum"))
     with path.open("ab") as file:
         file.write(line[:50])
         file.flush()

@@ -136,7 +136,7 @@ def test_who_is_interrupted_and_does_not_answer_is_given_up():
         if step == 4:
             coordinator.handle(Answer(4.2, 3))
     load = engine.running[3].load
-    due = coordinator.due(factor=4.0, floor=0.5)
+    due = coordinator.due(factor=4.0, grace=0.5)
     assert due[3] == pytest.approx(4.2 + 4.0 * 1.0 + 0.5)  # since it answered, not since its newest task
     assert due[0] == pytest.approx(8.0 + 4.0 * engine.running[0].load / load + 0.5)
 

@@ -188,7 +188,7 @@ def test_load_beyond_the_least_leaves_whole_units_to_claim():
     ("at_once", "first"), [(0.0, [0, 0, 0]), (0.5, [8, 0, 0]), (0.74, [8, 0, 0]), (1.0, [12, 0, 0])]
 )
 def test_grid_keeps_one_whole_cell(at_once, first):
-    found = rule.divide_grid(planned(at_once=at_once), np.array([18, 4, 3]), 4)
+    found = rule.divide_chunks(planned(at_once=at_once), np.array([18, 4, 3]), 4)
     assert [each.tolist() for each in found] == [first, [4, 4, 0]]
 
 

@@ -29,7 +29,7 @@ GUARANTEES = (
 
 WORKERS, BATCH, RATE = 5, 50, 0.1
 SECONDS = [1.5e-3, 2e-3, 2e-3, 2.5e-3, 2.5e-3]  # a sample of each worker
-FLOOR, GIVE_UP = 0.2, 4.0
+GRACE, GIVE_UP = 0.2, 4.0
 HANGS = 100.0  # seconds; no machine is as busy
 
 
@@ -66,7 +66,7 @@ class Run:
             self.pool,
             self._updated,
             delay=OrderedDelay(self.orders, SECONDS),
-            floor=FLOOR,
+            grace=GRACE,
             give_up=GIVE_UP,
         ) as self.server:
             self._coordinator = self.server._coordinator
@@ -87,11 +87,11 @@ class Run:
     def _handling(self, event):
         """Stands before the coordinator's door."""
         if isinstance(event, WorkerLeave) and event.worker in self.server.present():
-            due = self._coordinator.due(GIVE_UP, FLOOR).get(event.worker, np.nan)
+            due = self._coordinator.due(GIVE_UP, GRACE).get(event.worker, np.nan)
             self.left[event.worker] = time.perf_counter(), event.why, due - event.now
             if event.why == "given up":
                 self.late.append(self.overdue[event.worker])
-        due = self._coordinator.due(GIVE_UP, FLOOR)
+        due = self._coordinator.due(GIVE_UP, GRACE)
         self.overdue = Counter({w: self.overdue[w] + 1 for w, at in due.items() if event.now > at})
         self._handle(event)
         arrived = isinstance(event, Arrive) and event.worker not in self._coordinator.tasks

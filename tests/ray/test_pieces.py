@@ -99,7 +99,7 @@ def test_what_a_lost_worker_had_is_done_by_the_others_in_the_same_round(number):
             PerSample(*[5e-3] * 3),
             during,
             epochs=1,
-            floor=60.0 if number == signal.SIGKILL else 6.0,  # the others are not given up on a busy machine
+            grace=60.0 if number == signal.SIGKILL else 6.0,  # the others are not given up on a busy machine
         )
     finally:
         if number == signal.SIGSTOP:

@@ -127,7 +127,7 @@ def test_a_killed_worker_is_left_behind_before_ray_would_notice(sync, mode, back
         during=watched,
         delay=Slowed([0.02] * 3),
         epochs=1,
-        floor=60.0,
+        grace=60.0,
     )
     assert set(pool.uses) == {1}
     assert np.diff(after).max() < 12.0  # as a rule 0.1 s; Ray itself needs 15 s and more
@@ -148,7 +148,7 @@ def test_a_frozen_worker_is_given_up_by_a_measured_deadline_and_returns(sync, mo
 
     try:
         _, log, pool = served(
-            choices(sync=sync, mode=mode), during=watched, delay=Slowed([0.03] * 3), epochs=8, floor=0.3
+            choices(sync=sync, mode=mode), during=watched, delay=Slowed([0.03] * 3), epochs=8, grace=0.3
         )
     finally:
         if notes and not back:
@@ -167,7 +167,7 @@ def test_workers_leave_and_new_ones_join_with_the_current_model(first):
         if update.version == (3 if first == "add" else 6):
             server.add()
 
-    _, log, pool = served(choices(), during=during, delay=Slowed([0.03] * 3), epochs=12, floor=60.0)
+    _, log, pool = served(choices(), during=during, delay=Slowed([0.03] * 3), epochs=12, grace=60.0)
     assert pool.uses.tolist() == [12] * len(X)
     assert [u for u in log if u.present == 2]
     assert log[-1].present == 3
@@ -289,7 +289,7 @@ def test_replacement_that_fails_to_start_is_tried_again_and_named(tmp_path):
 
     with Heard(marker.unlink) as heard:
         served(
-            choices(), epochs=10**6, during=during, replace=True, floor=60.0, delay=Slowed([0.02] * 3),
+            choices(), epochs=10**6, during=during, replace=True, grace=60.0, delay=Slowed([0.02] * 3),
             program=failing_once(marker, tries),
         )  # fmt: skip
     (warning,) = heard.warnings
@@ -308,7 +308,7 @@ def test_replacement_that_never_starts_is_given_up_with_a_warning(tmp_path):
 
     with Heard() as heard:
         _, log, _ = served(
-            choices(), epochs=10**6, during=during, replace=True, floor=60.0, delay=Slowed([0.02] * 3),
+            choices(), epochs=10**6, during=during, replace=True, grace=60.0, delay=Slowed([0.02] * 3),
             program=failing_once(marker, tries),
         )  # fmt: skip
     assert tries.read_text() == "x" * (1 + RETRIES)
@@ -334,7 +334,7 @@ def test_workers_that_all_freeze_are_named_and_continue_when_they_are_back():
             os.kill(process, signal.SIGCONT)
 
     with Heard(back) as heard:
-        _, log, pool = served(choices(), during=during, delay=Slowed([0.02] * 3), floor=0.3)
+        _, log, pool = served(choices(), during=during, delay=Slowed([0.02] * 3), grace=0.3)
     assert heard.warnings
     for words in heard.warnings:
         assert "no worker takes part after update" in words
@@ -356,7 +356,7 @@ def test_workers_that_all_stay_frozen_raise(monkeypatch):
             Heard() as heard,
             pytest.raises(WorkerError, match=r"no worker has answered for 0.5 s after update"),
         ):
-            served(choices(), during=during, delay=Slowed([0.02] * 3), floor=0.3)
+            served(choices(), during=during, delay=Slowed([0.02] * 3), grace=0.3)
     finally:
         for process in processes.values():
             os.kill(process, signal.SIGKILL)

@@ -52,7 +52,7 @@ def on_update(update):
 
 config = ServerConfig(4, 40, lr=0.2)
 with Fragile(
-    wide, config, pool, on_update, address=cluster.address, cpus=1.0, delay=Slowed([0.02] * 4), floor=0.5
+    wide, config, pool, on_update, address=cluster.address, cpus=1.0, delay=Slowed([0.02] * 4), grace=0.5
 ) as server:
     values = server.run()
     gone = [worker for worker in removed if worker not in server.present()]

@@ -15,7 +15,7 @@ from paceline.errors import PacelineError
 from paceline.runs import Recorder, read, report, trace
 from paceline.simulate.whatif import of_run
 from support.guarantees import guarantee
-from support.mutilate import mutilations, resealed
+from support.mutilate import mutilations, with_new_checksums
 from support.records import line
 
 FINDS_DAMAGE = guarantee(
@@ -70,7 +70,7 @@ def test_damaged_run_makes_a_report_or_one_error(tmp_path_factory, data):
     path = folder / data.draw(st.sampled_from(["rounds.jsonl", "run.json", "summary.json"]))
     path.write_bytes(data.draw(mutilations(path.read_bytes())))
     if data.draw(st.booleans()):
-        (folder / "rounds.jsonl").write_bytes(resealed((folder / "rounds.jsonl").read_bytes()))
+        (folder / "rounds.jsonl").write_bytes(with_new_checksums((folder / "rounds.jsonl").read_bytes()))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         try:

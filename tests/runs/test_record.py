@@ -15,7 +15,7 @@ import paceline
 from paceline.errors import PacelineError
 from paceline.runs import Recorder, read
 from support.guarantees import guarantee
-from support.mutilate import resealed
+from support.mutilate import with_new_checksums
 from support.records import line
 
 FINDS_DAMAGE = guarantee(
@@ -126,7 +126,7 @@ def test_a_damaged_line_is_named(write, damage, words):
     fields = json.loads(lines[1])
     del fields["sum"]
     lines[1] = damage if isinstance(damage, str) else json.dumps(fields | damage)
-    path.write_bytes(resealed(("\n".join(lines) + "\n").encode()))
+    path.write_bytes(with_new_checksums(("\n".join(lines) + "\n").encode()))
     with pytest.raises(PacelineError, match=words):
         read(folder)
 

@@ -99,21 +99,21 @@ def test_fixed_micro_steps_are_taken_by_every_worker(padded: bool, micro_steps: 
 @settings(max_examples=100, deadline=None)
 @given(rounds(), st.sampled_from([2, 3]), st.sampled_from([None, 1, 2, 7]))
 def test_no_micro_batch_has_fewer_samples_than_batch_norm_needs(
-    given: tuple, floor: int, micro_steps: int
+    given: tuple, min_samples: int, micro_steps: int
 ) -> None:
     lengths, model, pace, overhead, room = given
-    if len(lengths) < floor:
+    if len(lengths) < min_samples:
         return
     if micro_steps is None:
-        micro = None if room.micro_batch is None else max(room.micro_batch, 2 * floor - 1)
-        budget = max(room.budget, (2 * floor - 1) * lengths.max())
-        room = Room(0, len(lengths), micro, budget, lockstep=room.lockstep, floor=floor)
+        micro = None if room.micro_batch is None else max(room.micro_batch, 2 * min_samples - 1)
+        budget = max(room.budget, (2 * min_samples - 1) * lengths.max())
+        room = Room(0, len(lengths), micro, budget, lockstep=room.lockstep, min_samples=min_samples)
     else:
-        room = Room(0, len(lengths), micro_steps=micro_steps, floor=floor)
+        room = Room(0, len(lengths), micro_steps=micro_steps, min_samples=min_samples)
     dealt = deal(lengths, model, pace, overhead, room)
     check(dealt, lengths, model, room)
     for sizes in dealt.sizes:
-        assert np.all((sizes == 0) | (sizes >= floor)), sizes
+        assert np.all((sizes == 0) | (sizes >= min_samples)), sizes
         assert micro_steps is None or len(sizes) == micro_steps
 
 
@@ -124,7 +124,7 @@ def test_samples_too_few_for_batch_norm_join_others_in_their_turn(
     pace: list[float], overhead: list[float]
 ) -> None:
     lengths, model = np.ones(4), CostModel(0.05, padded=True)
-    room = Room(0, 4, micro_steps=1, floor=2)
+    room = Room(0, 4, micro_steps=1, min_samples=2)
     dealt = deal(lengths, model, np.array(pace), np.array(overhead), room)
     check(dealt, lengths, model, room)
     assert [len(sizes) for sizes in dealt.sizes] == [1, 1, 1]
@@ -135,7 +135,7 @@ def test_samples_too_few_for_batch_norm_join_others_in_their_turn(
 @pytest.mark.parametrize("batch", range(1, 12))
 def test_short_round_with_least_loads_of_the_floor_is_dealt_once(padded: bool, batch: int) -> None:
     lengths = np.random.default_rng(batch).integers(1, 20, batch).astype(float)
-    room = Room(least=np.full(5, 2), most=27, floor=2)
+    room = Room(least=np.full(5, 2), most=27, min_samples=2)
     dealt = deal(lengths, CostModel(0.1, padded=padded), np.ones(5), room=room)
     assert sorted(dealt.order.tolist()) == list(range(batch))
     assert dealt.loads.sum() == batch
@@ -144,7 +144,7 @@ def test_short_round_with_least_loads_of_the_floor_is_dealt_once(padded: bool, b
 
 def test_batch_norm_gets_two_samples_or_none() -> None:
     lengths = np.array([100.0, 1, 1, 1])
-    dealt = deal(lengths, CostModel(1.0), np.ones(3), room=Room(floor=2))
+    dealt = deal(lengths, CostModel(1.0), np.ones(3), room=Room(min_samples=2))
     assert sorted(dealt.loads.tolist()) in ([0, 0, 4], [0, 2, 2])
 
 
@@ -159,7 +159,7 @@ def test_batch_norm_gets_two_samples_or_none_also_if_limits_bind(padded: bool) -
         if not any(sum(loads) == batch and 1 not in loads for loads in every):
             continue
         lengths, pace = random.integers(1, 9, batch).astype(float), random.choice([1.0, 1.5, 4, 50], n)
-        dealt = deal(lengths, CostModel(0.2, 0, 0.5, padded), pace, room=Room(most=most, floor=2))
+        dealt = deal(lengths, CostModel(0.2, 0, 0.5, padded), pace, room=Room(most=most, min_samples=2))
         assert sorted(dealt.order.tolist()) == list(range(batch))
         assert dealt.loads.sum() == batch
         assert np.all(dealt.loads <= most), (most, dealt.loads)
@@ -226,9 +226,9 @@ PLAIN, PADDED = CostModel(1.0), CostModel(1.0, padded=True)
         ([2, 2, 2, 2], PLAIN, [1], {"budget": 4}, [[2, 2]]),
         ([8, 1, 1, 1], PADDED, [1], {"micro_batch": 4}, [[4]]),
         ([1, 1], PLAIN, [1], {"micro_steps": 2}, [[1, 1]]),
-        ([1, 1, 1, 1], PLAIN, [1, 50], {"least": [1, 1], "floor": 2}, [[2], [2]]),
-        ([1, 1, 1, 1, 1], PLAIN, [50, 1, 1], {"least": [2, 1, 1], "floor": 2}, [[2], [3], []]),
-        ([1, 1, 1, 1], PLAIN, [1, 3], {"most": [3, 2], "floor": 2}, [[2], [2]]),
+        ([1, 1, 1, 1], PLAIN, [1, 50], {"least": [1, 1], "min_samples": 2}, [[2], [2]]),
+        ([1, 1, 1, 1, 1], PLAIN, [50, 1, 1], {"least": [2, 1, 1], "min_samples": 2}, [[2], [3], []]),
+        ([1, 1, 1, 1], PLAIN, [1, 3], {"most": [3, 2], "min_samples": 2}, [[2], [2]]),
     ],
 )
 def test_limits_that_are_just_met_hold(
@@ -254,7 +254,7 @@ def test_a_quantum_and_costs_exclude_each_other() -> None:
 def test_slower_workers_leave_samples_too_few_for_batch_norm_to_the_quicker(
     model: CostModel, pace: list[float], loads: list[int]
 ) -> None:
-    dealt = deal(np.ones(3), model, np.array(pace), room=Room(floor=2))
+    dealt = deal(np.ones(3), model, np.array(pace), room=Room(min_samples=2))
     assert dealt.loads.tolist() == loads
 
 
@@ -267,7 +267,7 @@ def test_slower_workers_leave_samples_too_few_for_batch_norm_to_the_quicker(
         ({"micro_batch": 0}, "micro_batch=0: expected samples, 1 or more"),
         ({"budget": "x"}, "budget='x': expected a length of more than 0"),
         ({"micro_steps": 0}, "micro_steps=0: expected a whole number"),
-        ({"floor": 1.5}, "floor=1.5: expected a whole number"),
+        ({"min_samples": 1.5}, "min_samples=1.5: expected a whole number"),
         ({"lockstep": "no"}, "lockstep='no': expected True or False"),
         (
             {"most": [1, 2, 3]},

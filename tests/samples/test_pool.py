@@ -26,17 +26,17 @@ def rounds(draw: st.DrawFn) -> tuple[np.ndarray, CostModel, np.ndarray, float, n
     shares = np.array(draw(st.lists(st.integers(0, 4), min_size=n, max_size=n)), float)
     assume(shares.sum() > 0)
     least = np.array(draw(st.lists(st.floats(0, 4), min_size=n, max_size=n)))
-    floor = draw(st.sampled_from([1, 1, 2]))
-    micro = draw(st.one_of(st.none(), st.integers(2 * floor - 1, 20)))
-    budget = draw(st.one_of(st.just(np.inf), st.integers(40 * (2 * floor - 1), 200)))
+    min_samples = draw(st.sampled_from([1, 1, 2]))
+    micro = draw(st.one_of(st.none(), st.integers(2 * min_samples - 1, 20)))
+    budget = draw(st.one_of(st.just(np.inf), st.integers(40 * (2 * min_samples - 1), 200)))
     most = draw(st.one_of(st.none(), st.just(np.full(n, -(-2 * batch // n)))))
-    room = Room(most=most, micro_batch=micro, budget=budget, floor=floor)
+    room = Room(most=most, micro_batch=micro, budget=budget, min_samples=min_samples)
     return lengths, model, shares / shares.sum(), draw(st.sampled_from([0.0, 0.3, 0.6, 0.95])), least, room
 
 
 def held(lengths: np.ndarray, model: CostModel, room: Room) -> None:
     """One micro-batch is within its limits."""
-    assert len(lengths) >= room.floor
+    assert len(lengths) >= room.min_samples
     assert room.micro_batch is None or len(lengths) <= room.micro_batch
     tokens = len(lengths) * lengths.max() if model.padded else lengths.sum()
     assert tokens <= room.budget
@@ -55,7 +55,7 @@ def test_every_sample_is_run_once_within_all_limits(given: tuple, wanted: list[f
     np.testing.assert_array_equal(lengths[own.order], own.lengths)
     np.testing.assert_array_equal(own.loads, found.first + found.kept)
     assert own.loads.sum() + len(pool.lengths) == len(lengths)
-    assert len(pool.lengths) % room.floor == 0
+    assert len(pool.lengths) % room.min_samples == 0
     assert not found.kept[shares == 0].any()
     micro = len(lengths) if room.micro_batch is None else int(room.micro_batch)  # type: ignore[arg-type]
     for worker, sizes in enumerate(own.sizes):
@@ -148,8 +148,8 @@ def kept(lengths: list[float], least: list[float], room: Room, padded: bool = Fa
         ([1.0] * 12, [2.5, 0.0], Room(), [2, 1]),  # at least a sample, even if it costs more
         ([1.0] * 12, [9.0, 3.0], Room(), [6, 3]),  # at most its share of the round
         ([1.0] * 12, [3.0, 3.0], Room(micro_batch=2), [2, 2]),
-        ([1.0] * 12, [3.0, 3.0], Room(floor=2), [3, 3]),
-        ([1.0] * 12, [1.0, 1.0], Room(floor=2), [2, 2]),
+        ([1.0] * 12, [3.0, 3.0], Room(min_samples=2), [3, 3]),
+        ([1.0] * 12, [1.0, 1.0], Room(min_samples=2), [2, 2]),
         ([4.0] * 12, [20.0, 20.0], Room(budget=8), [2, 2]),
         ([4.0] * 8 + [1.0] * 4, [20.0, 20.0], Room(budget=8), [5, 2]),
         ([4.0] * 2, [20.0], Room(budget=8), None),
@@ -169,9 +169,9 @@ def test_padded_samples_that_a_worker_keeps_fit_into_one_micro_batch() -> None:
     assert kept([4.0] * 8 + [1.0] * 4, [30.0, 30.0], Room(budget=20), padded=True) == [5, 4]
 
 
-@pytest.mark.parametrize(("floor", "expected"), [(1, ([1], [1], 8)), (3, ([4], [3], 3))])
-def test_samples_that_run_at_once_are_as_many_as_batch_norm_needs(floor: int, expected: tuple) -> None:
-    found = in_pieces(np.ones(10), EQUAL, np.ones(1), 0.1, np.ones(1), Room(floor=floor))
+@pytest.mark.parametrize(("min_samples", "expected"), [(1, ([1], [1], 8)), (3, ([4], [3], 3))])
+def test_samples_that_run_at_once_are_as_many_as_batch_norm_needs(min_samples: int, expected: tuple) -> None:
+    found = in_pieces(np.ones(10), EQUAL, np.ones(1), 0.1, np.ones(1), Room(min_samples=min_samples))
     assert found is not None
     assert (found.first.tolist(), found.kept.tolist(), len(found.pool.lengths)) == expected
 
@@ -200,7 +200,7 @@ def test_limits_leave_just_enough_room_for_the_pool(shares: list, most: int | li
 
 
 @pytest.mark.parametrize(
-    ("cost", "place", "room", "floor", "samples"),
+    ("cost", "place", "room", "min_samples", "samples"),
     [
         (3.0, 0, 9, 1, 3),
         (2.4, 0, 9, 1, 2),
@@ -216,9 +216,9 @@ def test_limits_leave_just_enough_room_for_the_pool(shares: list, most: int | li
     ],
 )
 def test_claimed_samples_are_those_of_nearest_cost(
-    cost: float, place: int, room: int, floor: int, samples: int
+    cost: float, place: int, room: int, min_samples: int, samples: int
 ) -> None:
-    pool = Pool(np.ones(12), np.arange(13.0), EQUAL, floor, np.inf)
+    pool = Pool(np.ones(12), np.arange(13.0), EQUAL, min_samples, np.inf)
     assert pool.samples(place, cost, room) == samples
     assert pool.left(place) == 12 - place
     assert pool.left(99) == 0
@@ -230,7 +230,7 @@ def test_micro_batches_are_the_fewest_within_the_limits() -> None:
     assert sizes_of_micro_steps(lengths, plain, 10, np.inf) == [4]
     assert sizes_of_micro_steps(lengths, plain, 1, np.inf) == [1, 1, 1, 1]
     assert sizes_of_micro_steps(lengths, plain, 3, np.inf) == [3, 1]
-    assert sizes_of_micro_steps(lengths, plain, 3, np.inf, floor=2) == [2, 2]
+    assert sizes_of_micro_steps(lengths, plain, 3, np.inf, min_samples=2) == [2, 2]
     assert sizes_of_micro_steps(lengths, plain, 10, 70.0) == [2, 2]
     assert sizes_of_micro_steps(lengths, plain, 10, 69.0) == [1, 3]
     assert sizes_of_micro_steps(lengths, padded, 10, 80.0) == [2, 2]

@@ -145,7 +145,7 @@ async def test_everything_that_waits_is_answered(call: Caller, tmp_path: Path, e
 @RESTARTS
 async def test_a_database_that_may_not_grow(tmp_path: Path) -> None:
     """SQLite's own refusal, again and again, and room between."""
-    async with playing(tmp_path, floor=100.0) as call:
+    async with playing(tmp_path, grace=100.0) as call:
         database, answered = call.service.store._db, 0
 
         async def turn(name: str) -> int:
@@ -195,7 +195,7 @@ async def test_a_round_that_all_left_is_divided_again_and_takes_no_report_of_its
 @pytest.mark.parametrize("seed", range(3))
 async def test_restart_after_simultaneous_requests_finds_the_same_state(tmp_path: Path, seed: int) -> None:
     """Workers that come, report, go, replace themselves and are dropped all at the same time; commits that fail."""
-    job = JOB | {"batch": 40, "workers": 4, "start": 1, "ahead": seed % 3, "policy": "level", "floor": 0.5}
+    job = JOB | {"batch": 40, "workers": 4, "start": 1, "ahead": seed % 3, "policy": "level", "grace": 0.5}
     dice = random.Random(seed)
     secrets = {("j", name): f"secret-of-worker-{name}" for name in "abcdef"}
     counted = {"sent": 0}

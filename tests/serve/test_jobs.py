@@ -37,7 +37,7 @@ from support.guarantees import guarantee
 
 def started(**changes: Any) -> Job:
     """A job of three workers a, b and c, all there; seconds go by as the tests say."""
-    job = Job(Settings.of(**{"batch": 12, "workers": 3, "floor": 1.0} | changes))
+    job = Job(Settings.of(**{"batch": 12, "workers": 3, "grace": 1.0} | changes))
     for name in "abc"[: job.settings.workers]:
         join(job, 0.0, name, digest(name))
     return job
@@ -110,7 +110,7 @@ def test_speeds_1_2_4_settle_at_their_shares() -> None:
 
 
 def test_the_silent_are_dropped_and_their_share_is_given_to_the_others() -> None:
-    job = started(give_up=4.0, floor=1.0)
+    job = started(give_up=4.0, grace=1.0)
     for t in range(3):
         run(job, float(t), dict.fromkeys("abc", 0.1))
     assert job.limit() == 1.0, "rounds that took no time at all"
@@ -138,7 +138,7 @@ def test_the_silent_are_dropped_and_their_share_is_given_to_the_others() -> None
 
 
 def test_deadlines_follow_the_rounds() -> None:
-    job = started(give_up=4.0, floor=1.0, first=60.0)
+    job = started(give_up=4.0, grace=1.0, first=60.0)
     assert job.limit() == 60.0
     ask(job, 0.0, "a")
     assert job.silent(60.0) == []
@@ -336,7 +336,7 @@ def test_all_workers_leave_and_others_join() -> None:
         ({"quantum": 5}, "quantum=5"),
         ({"quantum": 4, "limits": ((0, 5), (0, 5), (0, 3))}, "quantum=4: the most loads hold 8 samples"),
         ({"quantum": 6, "limits": ((1, 12),) * 3}, "quantum=6: the least loads take 18 samples"),
-        ({"floor": float("nan")}, "floor=nan"),
+        ({"grace": float("nan")}, "grace=nan"),
     ],
 )
 def test_settings_that_do_not_fit(changes: dict[str, Any], words: str) -> None:
@@ -410,7 +410,7 @@ def test_any_sequence(calls: Any, policy: str, ahead: int, limited: bool, start:
     """Plans sum to the batch, within limits, over those present; nobody waits for the absent; restarts agree."""
     limits = ((1, 20), (0, 30), (0, None)) if limited else None
     asked = Settings.of(
-        batch=30, workers=3, policy=policy, start=start, limits=limits, ahead=ahead, floor=1.0, first=5.0
+        batch=30, workers=3, policy=policy, start=start, limits=limits, ahead=ahead, grace=1.0, first=5.0
     )
     job, now = Job(asked), 0.0
     log: list[str] = []

@@ -267,7 +267,7 @@ def test_messages_of_the_client(tmp_path: Path) -> None:
         for address in (f"{'a' * 70}:7070", f"127.0.0.1:{closed.getsockname()[1]}"):
             with pytest.raises(PacelineError, match=r"does not answer .*is it running"):
                 client.Worker(f"http://{address}", name="a", patience=0.1).join()
-    with process(tmp_path, "--batch", 8, "--workers", 1, "--floor", 0.2) as service:
+    with process(tmp_path, "--batch", 8, "--workers", 1, "--grace", 0.2) as service:
         for wrong, words in (
             ({"token": "wrong"}, "refuses: the token is missing or wrong"),
             ({"name": "gpu-\udcff"}, "refuses: "),
@@ -306,7 +306,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
     ).returncode:
         pytest.skip("may not mount a file system: run as root, or in a user namespace (unshare -rm)")
     try:
-        options = ("--batch", 8, "--workers", 2, "--start", 1, "--no-record", "--floor", 100)
+        options = ("--batch", 8, "--workers", 2, "--start", 1, "--no-record", "--grace", 100)
         with process(small, *options) as service:
             workers = "/v1/jobs/default/workers"
             secret = service.ask("POST", workers, {"name": "a"}).content["secret"]

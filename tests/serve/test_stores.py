@@ -243,7 +243,7 @@ def through_changed(directory: Path) -> None:
 def settings(**changes: Any) -> str:
     from paceline.serve.models import Settings
 
-    values = Settings.of(batch=12, workers=2, policy="equal", floor=1.0, first=5.0).model_dump() | changes
+    values = Settings.of(batch=12, workers=2, policy="equal", grace=1.0, first=5.0).model_dump() | changes
     return json.dumps({name: value for name, value in values.items() if value != "gone"})
 
 

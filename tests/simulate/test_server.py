@@ -165,7 +165,7 @@ def test_members_come_and_go_after_so_many_updates():
 @pytest.mark.parametrize("back", [4, float("inf")])
 def test_the_others_wait_a_given_time_for_who_stops_without_a_word(back):
     members = [MemberEvent(2, 1, "freeze"), MemberEvent(back, 1, "thaw")]
-    run, _ = server([1, 1, 1], by_update=members, give_up=0.0, floor=3.0)
+    run, _ = server([1, 1, 1], by_update=members, give_up=0.0, grace=3.0)
     updates = run.run(updates=6)
     after = [0, 1, 2] if back == 4 else [0, 2]
     assert [entry[:2] for entry in log(updates)] == [
@@ -180,13 +180,13 @@ def test_the_others_wait_a_given_time_for_who_stops_without_a_word(back):
 
 
 def test_who_stops_in_the_first_round_is_given_up_too():
-    run, _ = server([1, 1], by_update=[MemberEvent(0, 1, "freeze")], give_up=0.0, floor=3.0)
+    run, _ = server([1, 1], by_update=[MemberEvent(0, 1, "freeze")], give_up=0.0, grace=3.0)
     assert [entry[:2] for entry in log(run.run(updates=2))] == [(3.0, [0]), (4.0, [0])]
 
 
 def test_worker_that_thaws_in_time_continues_its_task():
     members = [MemberEvent(3, 1, "freeze"), MemberEvent(6, 1, "thaw")]
-    run, _ = server([1, 1, 1], sync="asp", by_update=members, give_up=0.0, floor=9.0)
+    run, _ = server([1, 1, 1], sync="asp", by_update=members, give_up=0.0, grace=9.0)
     found = [(now, *who) for now, who, _ in log(run.run(updates=9))]
     assert found == [(1, 0), (1, 1), (1, 2), (2, 0), (2, 2), (3, 0), (3, 2), (3, 1), (4, 0)]
 

@@ -15,7 +15,7 @@ from paceline.serve.app import make
 from paceline.serve.service import Service
 from support.served import TOKEN
 
-JOB = {"batch": 12, "workers": 2, "policy": "equal", "floor": 1.0, "first": 5.0}
+JOB = {"batch": 12, "workers": 2, "policy": "equal", "grace": 1.0, "first": 5.0}
 GOOD = {"round": 0, "samples": 6, "seconds": 1.0}  # a report of half of the job's batch
 KEY = {"Authorization": f"Bearer {TOKEN}"}
 
@@ -105,10 +105,10 @@ async def serving(directory: Path, token: str | None = TOKEN, **options: Any) ->
 
 
 @contextlib.asynccontextmanager
-async def playing(directory: Path, floor: float = 1.0, **options: Any) -> AsyncIterator[Caller]:
+async def playing(directory: Path, grace: float = 1.0, **options: Any) -> AsyncIterator[Caller]:
     """Beside a service with one job and its two workers."""
     async with serving(directory, **options) as call:
-        await call.create("j", floor=floor)
+        await call.create("j", grace=grace)
         yield call
 
 

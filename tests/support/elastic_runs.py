@@ -121,12 +121,12 @@ def alone(
     return nn.utils.parameters_to_vector(model.parameters()).detach()
 
 
-def exactly(rounds: int, samples: int, cell: int) -> torch.Tensor:
+def exactly(rounds: int, samples: int, chunk: int) -> torch.Tensor:
     """The parameters of one process that is not elastic after so many rounds, under ``deterministic=True``."""
     torch.set_num_threads(1)
     model = network()
     optimizer, scheduler = optimizers(model)
-    with Pace(model, BATCH, "factoring", loop="round", deterministic=True, quantum=cell) as pace:
+    with Pace(model, BATCH, "factoring", loop="round", deterministic=True, quantum=chunk) as pace:
         loader = pace.loader(Rows(samples), seed=3)
         while pace.rounds < rounds:
             for batch in loader:

@@ -35,7 +35,7 @@ def mutilations(draw: st.DrawFn, sound: bytes) -> bytes:
     return sound[:place] + sound[draw(st.integers(place, len(sound))) :]
 
 
-def resealed(content: bytes) -> bytes:
+def with_new_checksums(content: bytes) -> bytes:
     """A record with the checksums that it would have had if its lines had been written as they are."""
     lines, above = [], 0
     for line in content.splitlines(keepends=True):

@@ -34,7 +34,7 @@ def g(worker, version, weight=1.0):
 def test_run_begins_with_all_workers_at_version_zero(text):
     effects, state = sync.create(text, 3).init()
     assert effects == (Release((0, 1, 2), 0, 0),)
-    assert (state.version, state.doing) == (0, (0, 0, 0))
+    assert (state.version, state.assigned) == (0, (0, 0, 0))
     assert getattr(state, "clocks", (0, 0, 0)) == (0, 0, 0)
 
 
@@ -272,7 +272,7 @@ def test_ssp_never_lets_anybody_run_further_ahead(order, s):
     gate = sync.create(f"ssp:{s}", 5)
     effects, state = gate.init()
     for pick in order:
-        busy = [worker for worker, doing in enumerate(state.doing) if doing >= 0]
+        busy = [worker for worker, assigned in enumerate(state.assigned) if assigned >= 0]
         effects, state = gate.arrive(state, busy[pick % len(busy)], 0.0)
         for effect in effects:
             if isinstance(effect, Release):
@@ -350,8 +350,8 @@ def test_some_worker_always_computes(which, events, quorum):
     if gate.takes_quorum:
         _, state = gate.expect(state, quorum, 0.0)
     for kind, pick in events:
-        busy = [w for w, doing in enumerate(state.doing) if doing >= 0]
-        gone = [w for w, doing in enumerate(state.doing) if doing == -2]
+        busy = [w for w, assigned in enumerate(state.assigned) if assigned >= 0]
+        gone = [w for w, assigned in enumerate(state.assigned) if assigned == -2]
         here = [w for w in range(5) if w not in gone]
         if kind == 0 and len(here) > 1:
             _, state = gate.leave(state, here[pick % len(here)], 0.0)
@@ -359,4 +359,4 @@ def test_some_worker_always_computes(which, events, quorum):
             _, state = gate.join(state, gone[pick % len(gone)], 0.0)
         else:
             _, state = gate.arrive(state, busy[pick % len(busy)], 0.0)
-        assert any(doing >= 0 for doing in state.doing)
+        assert any(assigned >= 0 for assigned in state.assigned)

@@ -157,7 +157,7 @@ def test_unsupported_deterministic_options_raise() -> None:
         Pace(model, 16, "factoring", loop="pieces", deterministic=True)
     with pytest.raises(PacelineError, match="hook"):
         Pace(model[0], 16, "factoring", loop="pieces", deterministic=True, weigh="hook")
-    with pytest.raises(PacelineError, match="holds no cell"):
+    with pytest.raises(PacelineError, match="holds no chunk"):
         Pace(model[0], 64, "factoring", loop="pieces", deterministic=True, micro_batch=1)
 
 
@@ -257,14 +257,14 @@ def test_all_counters_add_alike(additions: list[tuple[int, int, int]]) -> None:
 
 
 def test_short_round_has_room_for_its_last_cell() -> None:
-    """Of 10 samples in cells of 4, one rank runs 8 as planned, and claims the other 2."""
+    """Of 10 samples in chunks of 4, one rank runs 8 as planned, and claims the other 2."""
     half, one = np.array(0.5), np.ones(1)
     piece_plan, most = PiecePlan(half, half, half, least=one, speeds=one), np.array([48])
-    division = divide(piece_plan, np.array([10]), 0, most, most, unit=4, cell=4)
+    division = divide(piece_plan, np.array([10]), 0, most, most, unit=4, chunk=4)
     assert division is not None
     assert (division.pool, division.batch) == (10 - int(division.first[0] + division.kept[0]), 10)
-    with pytest.raises(PacelineError, match="no room for whole cells"):
-        divide(piece_plan, np.array([10]), 0, np.array([7]), most, unit=4, cell=4)
+    with pytest.raises(PacelineError, match="no room for whole chunks"):
+        divide(piece_plan, np.array([10]), 0, np.array([7]), most, unit=4, chunk=4)
 
 
 def test_rank_without_room_for_a_claim_reports_its_speed() -> None:

@@ -47,7 +47,7 @@ def test_memory_errors_are_recognized(error: BaseException, is_memory: bool) -> 
 
 
 def parts(
-    monkeypatch: pytest.MonkeyPatch, rounds: list[int], fits: int, floor: int, sums: bool = False
+    monkeypatch: pytest.MonkeyPatch, rounds: list[int], fits: int, min_samples: int, sums: bool = False
 ) -> list[list[int]]:
     """The sizes of the passes that succeed in rounds of so many samples, where one of more than ``fits`` does not.
 
@@ -63,7 +63,7 @@ def parts(
         droppable=True,
     )
     round = RoundState()
-    terms: Any = SimpleNamespace(quantum=1, floor=floor, fixed_micro_steps=None)
+    terms: Any = SimpleNamespace(quantum=1, min_samples=min_samples, fixed_micro_steps=None)
     limit = memory_limits.MemoryLimit(round, passes, terms, lambda batch, first, last: last - first)
 
     def one(size: int) -> int:
@@ -155,7 +155,7 @@ def test_last_pass_takes_no_more_than_one_that_went_through(
 
         passes.part = part
         round = RoundState()
-        terms: Any = SimpleNamespace(quantum=1, floor=1, fixed_micro_steps=None)
+        terms: Any = SimpleNamespace(quantum=1, min_samples=1, fixed_micro_steps=None)
         limit = memory_limits.MemoryLimit(round, passes, terms, lambda batch, first, end: batch[first:end])
 
         def one(batch: list[int]) -> list[int]:

@@ -432,13 +432,13 @@ class Ranks(RuleBasedStateMachine):
     """Some ranks whose rounds are planned, claimed, cut, and left at any event. Each sample of a round that is over
     counts once, and the weights of its gradients sum to one."""
 
-    @initialize(ranks=st.integers(1, 4), micro_batch=st.none() | st.integers(1, 5), fills=st.booleans())
-    def begin(self, ranks: int, micro_batch: int | None, fills: bool) -> None:
+    @initialize(ranks=st.integers(1, 4), micro_batch=st.none() | st.integers(1, 5), filled=st.booleans())
+    def begin(self, ranks: int, micro_batch: int | None, filled: bool) -> None:
         self.ranks = [RoundState() for _ in range(ranks)]
         self.terms: Any = SimpleNamespace(
-            floor=1, merge=None, micro_batch=micro_batch, quantum=1, micro_steps=lambda loads: None
+            min_samples=1, merge=None, micro_batch=micro_batch, quantum=1, micro_steps=lambda loads: None
         )
-        self.fills, self.step, self.first = fills, 0, 0
+        self.filled, self.step, self.first = filled, 0, 0
         self.weighing = Weighing([], torch.device("cpu"), Reducer())
         self.plan: RoundPlan | None = None
 
@@ -461,7 +461,7 @@ class Ranks(RuleBasedStateMachine):
         self.todo = [
             deque(
                 piece
-                for _, piece in planned_pieces(self.terms, rank, self.plan, self.first, indices, self.fills)
+                for _, piece in planned_pieces(self.terms, rank, self.plan, self.first, indices, self.filled)
             )
             for rank in range(many)
         ]

@@ -154,10 +154,10 @@ def test_every_combination_is_agreed_on_or_refused_in_one_message(
             "batch",
             "policy",
             "moves_work",
-            "floor",
+            "min_samples",
             "unit",
             "quantum",
-            "cell",
+            "chunk",
             "fixed_micro_steps",
         ):
             assert getattr(own, name) == getattr(found[0], name)
@@ -169,17 +169,17 @@ class Ranks:
 
     def __init__(self, each: list[Terms], order: Order, costs: Any, rng: np.random.Generator) -> None:
         self.terms, self.order, self.rng, n = each, order, rng, len(each)
-        self.progress = [Progress(own.batch, own.floor, own.every.size) for own in each]
+        self.progress = [Progress(own.batch, own.min_samples, own.every.size) for own in each]
         self.dealers: list[Dealer | None] = []
         self.claims: list[Claims | None] = []
         shared = LocalCounter()
         for rank, own in enumerate(each):
             with company(rank, n):
                 self.dealers.append(agreed_dealer(own, range(order.samples), list, costs, 0))
-                cell = own.cell or (own.merge is not None and own.micro_batch) or 0
-                largest = None if cell else own.micro_batch
+                chunk = own.chunk or (own.merge is not None and own.micro_batch) or 0
+                largest = None if chunk else own.micro_batch
                 most = int(own.most[rank])
-                made = Claims(torch.device("cpu"), own.unit, largest, most, cell, shared)
+                made = Claims(torch.device("cpu"), own.unit, largest, most, chunk, shared)
                 self.claims.append(made if own.moves_work else None)
 
     def resume(self, state: dict[str, Any]) -> None:
@@ -227,7 +227,7 @@ class Ranks:
 
     def planned(self, rank: int, plan: RoundPlan, first: int) -> list[int]:
         own, ran, sizes = self.terms[rank], list[int](), list[int]()
-        for samples, piece in planned_pieces(own, rank, plan, first, self.indices[rank], own.fills):
+        for samples, piece in planned_pieces(own, rank, plan, first, self.indices[rank], own.filled):
             assert piece.samples in (0, len(samples))
             assert piece.first == (not sizes)
             ran += samples[: piece.samples].tolist()
@@ -245,8 +245,12 @@ class Ranks:
         if own.lockstep and plan.deal is not None:
             assert len(sizes) == max(len(plan.deal.sizes[0]), 1)
         largest = int(own.largest[rank])
-        assert max(sizes) <= largest + (own.floor > 1) * own.floor or own.merge is not None
-        assert own.floor == 1 or not {*range(1, own.floor)} & {*sizes} or plan.batch < own.floor
+        assert max(sizes) <= largest + (own.min_samples > 1) * own.min_samples or own.merge is not None
+        assert (
+            own.min_samples == 1
+            or not {*range(1, own.min_samples)} & {*sizes}
+            or plan.batch < own.min_samples
+        )
         return ran
 
     def claimed(self, plans: list[RoundPlan], ran: list[list[int]]) -> None:
@@ -273,11 +277,11 @@ class Ranks:
         own = self.terms[0]
         cluster = own.balancer.policy.cluster
         assert sum(loads) == plan.batch
-        assert (np.array(loads) <= np.maximum(own.most, 0) + own.floor - 1).all()
+        assert (np.array(loads) <= np.maximum(own.most, 0) + own.min_samples - 1).all()
         least = np.ceil(cluster.least / own.quantum) * own.quantum
-        if plan.deal is None and plan.division is None and own.floor == 1 and least.sum() <= plan.batch:
+        if plan.deal is None and plan.division is None and own.min_samples == 1 and least.sum() <= plan.batch:
             assert (plan.loads >= cluster.least).all()
-        if plan.division is None and own.floor == 1 and own.quantum > 1:
+        if plan.division is None and own.min_samples == 1 and own.quantum > 1:
             assert (plan.loads % own.quantum > 0).sum() == (plan.batch % own.quantum > 0)
 
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline import PacelineError
-from paceline.train.checkpoint import Checkpoints, seal, sound
+from paceline.train.checkpoint import Checkpoints, sound, with_digest
 from support.guarantees import guarantee
 
 FINDS_DAMAGE = guarantee(
@@ -51,13 +51,13 @@ def damage(path: Path, at: int = 300) -> None:
     path.write_bytes(content)
 
 
-SEALED = {"numpy": seal(archive(7)), "torch": seal(torch_archive())}
+WITH_DIGEST = {"numpy": with_digest(archive(7)), "torch": with_digest(torch_archive())}
 
 
 @FINDS_DAMAGE
-@pytest.mark.parametrize("kind", SEALED)
+@pytest.mark.parametrize("kind", WITH_DIGEST)
 def test_eight_flipped_bytes_are_found_wherever_they_are(kind: str) -> None:
-    content = SEALED[kind]
+    content = WITH_DIGEST[kind]
     assert sound(content)
     for at in range(len(content) - 7):
         flipped = content[:at] + bytes(b ^ 0xFF for b in content[at : at + 8]) + content[at + 8 :]
@@ -65,9 +65,9 @@ def test_eight_flipped_bytes_are_found_wherever_they_are(kind: str) -> None:
 
 
 @FINDS_DAMAGE
-@given(data=st.data(), kind=st.sampled_from(sorted(SEALED)))
+@given(data=st.data(), kind=st.sampled_from(sorted(WITH_DIGEST)))
 def test_any_other_damage_is_found(data: Any, kind: str) -> None:
-    content = SEALED[kind]
+    content = WITH_DIGEST[kind]
     start = data.draw(st.integers(0, len(content) - 1))
     end = data.draw(st.integers(start, len(content)))
     instead = data.draw(st.binary(max_size=40))
@@ -77,11 +77,11 @@ def test_any_other_damage_is_found(data: Any, kind: str) -> None:
 
 def test_other_programs_read_it_as_before(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.pt"
-    path.write_bytes(SEALED["torch"])
+    path.write_bytes(WITH_DIGEST["torch"])
     for options in ({}, {"mmap": True}):
         assert torch.load(path, weights_only=True, **options)["model"]["w"].sum() == 299 * 150
     assert zipfile.ZipFile(path).testzip() is None
-    assert decode(SEALED["numpy"]) == 7
+    assert decode(WITH_DIGEST["numpy"]) == 7
 
 
 @FINDS_DAMAGE

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from paceline.errors import PacelineError
-from paceline.train.checkpoint import CHECKPOINT, of_run, seal
+from paceline.train.checkpoint import CHECKPOINT, of_run, with_digest
 
 GUARANTEES = ("A stranger's checkpoint is read without running any of it, or refused.",)
 
@@ -29,7 +29,7 @@ class Runs:
 def test_nothing_of_a_checkpoint_is_run(tmp_path: Path) -> None:
     buffer = io.BytesIO()
     torch.save({"model": Runs(tmp_path / "run"), "optimizer": {}, "pace": {}}, buffer)
-    (tmp_path / CHECKPOINT).write_bytes(seal(buffer.getvalue()))
+    (tmp_path / CHECKPOINT).write_bytes(with_digest(buffer.getvalue()))
     with pytest.raises(PacelineError, match="is damaged or is no checkpoint"):
         of_run(tmp_path).load()
     assert not (tmp_path / "run").exists()

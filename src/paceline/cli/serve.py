@@ -42,7 +42,7 @@ def _header(secret: str | None, token: str | None, where: Path) -> str:
 
 
 @options_of(
-    Settings, "batch", "workers", "policy", "start", "limits", "quantum", "cost", "floor", panel="A job"
+    Settings, "batch", "workers", "policy", "start", "limits", "quantum", "cost", "grace", panel="A job"
 )
 def command(
     at_once: bool = Option(

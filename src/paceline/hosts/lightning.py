@@ -281,8 +281,8 @@ class Loader:
             raise PacelineError(
                 "balanced.loader(...) without its BalancedCallback; expected Trainer(callbacks=[balanced])"
             )
-        floor = 2 if has_batch_norm(trainer.lightning_module) else 1
-        many = rounds(self.samples, 0, self._balanced.global_batch, floor)
+        min_samples = 2 if has_batch_norm(trainer.lightning_module) else 1
+        many = rounds(self.samples, 0, self._balanced.global_batch, min_samples)
         return many * trainer.accumulate_grad_batches
 
     def __iter__(self) -> Iterator[Any]:

@@ -92,11 +92,11 @@ class Rounds:
     def _rounds(self) -> int:
         """The rounds of an epoch."""
         trainer = self.trainer
-        floor = 2 if has_batch_norm(trainer.model_wrapped) else 1
+        min_samples = 2 if has_batch_norm(trainer.model_wrapped) else 1
         samples, batch = len(self.dataset), trainer.balance["global_batch"]
         if trainer.args.dataloader_drop_last:
             samples -= samples % batch
-        return rounds(samples, 0, batch, floor)
+        return rounds(samples, 0, batch, min_samples)
 
     def _made(self, pace: HostedPace) -> Any:
         """The loader of the training samples."""

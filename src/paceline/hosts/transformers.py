@@ -197,8 +197,8 @@ class BalancedTrainer(Trainer):
         if peers.ranks() > 1:
             dist.all_reduce(summed)
         loss, everywhere = summed[0], float(summed[1])
-        # With a cell (results with the same bits), the weights do not contain the factor for DDP's average.
-        if not pace.host.terms.cell:
+        # With fixed chunks (results with the same bits), the weights do not contain the factor for DDP's average.
+        if not pace.host.terms.chunk:
             loss = loss / peers.ranks()
         if self._count is not None and everywhere and everywhere != inputs.samples:
             # So far it is the sum over the labels divided by the round's samples; the mean over labels is needed.

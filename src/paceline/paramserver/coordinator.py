@@ -165,9 +165,9 @@ class Coordinator:
         effects, self._state = self._gate.join(self._state, worker, now)
         self._carry_out(effects, now)
 
-    def due(self, factor: float, floor: float) -> dict[int, float]:
+    def due(self, factor: float, grace: float) -> dict[int, float]:
         """The time (seconds) at which to give up each worker that is computing: see ``Deadlines.of``."""
-        return self.deadlines.of({w: task.load for w, task in self.tasks.items()}, factor, floor)
+        return self.deadlines.of({w: task.load for w, task in self.tasks.items()}, factor, grace)
 
     def _forget(self, worker: int, why: str) -> None:
         task = self.tasks.pop(worker, None)

@@ -64,12 +64,12 @@ class Deadlines:
         """The worker's newest round trip, None if there is none yet."""
         return self._trips[worker][-1] if worker in self._trips else None
 
-    def of(self, loads: Mapping[int, int], factor: float, floor: float) -> dict[int, float]:
+    def of(self, loads: Mapping[int, int], factor: float, grace: float) -> dict[int, float]:
         """The time at which to give up each worker that has a task. loads: the samples of these tasks.
 
         After its last answer, or after it got its task if it has answered all earlier ones, a worker may take
         ``factor`` times the longest recent round trip (its own, or the median of its peers' longest) in proportion to
-        its load, plus ``floor`` seconds; a worker that was given up and came back may take ``AGAIN`` times as long as
+        its load, plus ``grace`` seconds; a worker that was given up and came back may take ``AGAIN`` times as long as
         that task took until it delivers. The result is empty before anything is measured, unless ``factor`` is 0.
         """
         longest = {w: max(trip.whole / trip.load for trip in trips) for w, trips in self._trips.items()}
@@ -81,5 +81,5 @@ class Deadlines:
             load = self._awaited.get(worker, planned)
             own, late = factor * longest.get(worker, 0.0), AGAIN * self._late.get(worker, 0.0)
             if load:
-                found[worker] = self._silent[worker] + floor + load * max(own, factor * typical, late)
+                found[worker] = self._silent[worker] + grace + load * max(own, factor * typical, late)
         return found

@@ -41,13 +41,13 @@ def divide(
     return np.where(whole, loads, first), np.where(whole, 0, kept)
 
 
-def divide_grid(piece_plan: PiecePlan, loads: Counts, cell: int) -> tuple[Counts, Counts]:
-    """Like ``divide``, but on a fixed grid: whole cells of ``cell`` samples at once and at the end; the rest of the
-    loads, with the round's last and perhaps short cell, is the pool."""
-    cells = loads // cell
-    kept = np.minimum(cells, 1)
-    first = np.clip(np.floor(piece_plan.at_once[..., None] * cells).astype(np.int64), 0, cells - kept)
-    return first * cell, kept * cell
+def divide_chunks(piece_plan: PiecePlan, loads: Counts, chunk: int) -> tuple[Counts, Counts]:
+    """Like ``divide``, but in fixed chunks: whole ones of ``chunk`` samples at once and at the end; the rest of the
+    loads, with the round's last and perhaps short chunk, is the pool."""
+    chunks = loads // chunk
+    kept = np.minimum(chunks, 1)
+    first = np.clip(np.floor(piece_plan.at_once[..., None] * chunks).astype(np.int64), 0, chunks - kept)
+    return first * chunk, kept * chunk
 
 
 def claim(

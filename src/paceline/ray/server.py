@@ -57,9 +57,9 @@ class Server(Closing):
         cpus: CPUs that Ray reserves for each worker.
         shards: Server actors; 0 to choose by the model's size.
         delay: As for ``train``.
-        give_up: A worker may take this many times the longest recent round trip of its own load, plus ``floor``
+        give_up: A worker may take this many times the longest recent round trip of its own load, plus ``grace``
             seconds, before its work goes to the others; 1 or more.
-        floor: Seconds, see ``give_up``.
+        grace: Seconds, see ``give_up``.
         replace: Start a new worker for each one that dies.
         state: The result of ``state`` from which to continue.
 
@@ -79,7 +79,7 @@ class Server(Closing):
         shards: int = 0,
         delay: Delay | None = None,
         give_up: float = 4.0,
-        floor: float = 1.0,
+        grace: float = 1.0,
         replace: bool = False,
         state: dict[str, Any] | None = None,
     ) -> None:
@@ -91,11 +91,11 @@ class Server(Closing):
         number("cpus", cpus, "CPUs of each worker, 0 or more", lambda cpus: 0 <= cpus < math.inf)
         whole("shards", shards, 0)
         number("give_up", give_up, "1 or more", lambda times: 1 <= times < math.inf)
-        number("floor", floor, "seconds, 0 or more", lambda seconds: 0 <= seconds < math.inf)
+        number("grace", grace, "seconds, 0 or more", lambda seconds: 0 <= seconds < math.inf)
         switches(replace=replace)
         self.config, self.pool = config, pool
         self.on_update = on_update or (lambda update: None)
-        self._give_up, self._floor, self._replace = give_up, floor, replace
+        self._give_up, self._grace, self._replace = give_up, grace, replace
         self._commands: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
         self._starts = Starts()
         self._absence = Absence(START_SECONDS)  # by then, workers that were started instead would be up
@@ -296,7 +296,7 @@ class Server(Closing):
     def _wait(self, now: float) -> None:
         """Wait for the next message, and handle all that have arrived."""
         watched = [*self._pending, *self._crew.starting]
-        due = min(self._coordinator.due(self._give_up, self._floor).values(), default=math.inf)
+        due = min(self._coordinator.due(self._give_up, self._grace).values(), default=math.inf)
         timeout = min(max(min(due, self._round.due()) - now, 0.0), LOOK_SECONDS)
         ready, rest = ray.wait(watched, num_returns=1, timeout=timeout)
         if ready and rest:
@@ -402,7 +402,7 @@ class Server(Closing):
         now = self._now()
         if not self.pool.finished():
             self._round.claim(now)
-            for worker, due in self._coordinator.due(self._give_up, self._floor).items():
+            for worker, due in self._coordinator.due(self._give_up, self._grace).items():
                 if now > due:
                     self._coordinator.handle(WorkerLeave(now, worker, "given up"))
         while not self._commands.empty():

@@ -18,7 +18,7 @@ from paceline import costs
 from paceline.errors import PacelineError, saying
 from paceline.files import write_whole
 from paceline.rounds import RoundResult
-from paceline.runs.run import CONFIG, ROUNDS, SUMMARY, fault, read, seal, waits
+from paceline.runs.run import CONFIG, ROUNDS, SUMMARY, fault, read, waits, with_checksum
 from paceline.runs.summary import summarize
 
 PerWorker = Sequence[float | None] | np.ndarray
@@ -130,7 +130,7 @@ class Recorder:
         whole = plain(line | extras)
         if wrong := fault(whole):
             raise PacelineError(f"cannot record round {int(round):,}: it {wrong}")
-        written, found = seal(json.dumps(whole, separators=(",", ":"), allow_nan=False), self._sum)
+        written, found = with_checksum(json.dumps(whole, separators=(",", ":"), allow_nan=False), self._sum)
         data, start = memoryview(written), os.fstat(self._file.fileno()).st_size
         if self._finished:  # the summary is of fewer rounds
             self._finished = False

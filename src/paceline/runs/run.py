@@ -37,10 +37,10 @@ PER_WORKER = ("loads", "compute", "overhead", "wait")
 SECONDS = ("time", "seconds", "compute", "overhead", "wait")
 COUNTS = ("round", "epoch", "batch")
 MANY = 2**53  # whole numbers up to this one are exact as floats
-SEAL = re.compile(rb',"sum":"([0-9a-f]{8})"\}\s*')
+CHECKSUM = re.compile(rb',"sum":"([0-9a-f]{8})"\}\s*')
 
 
-def seal(text: str, before: str = "") -> tuple[bytes, str]:
+def with_checksum(text: str, before: str = "") -> tuple[bytes, str]:
     """A line with its checksum, and that sum. text: a JSON object; before: the sum of the line above."""
     body = text[:-1].encode()
     found = _sum(body, before)
@@ -58,7 +58,7 @@ def read_all(texts: list[bytes], before: dict[str, Any] | None = None) -> tuple[
             line = json.loads(text)
         except (ValueError, RecursionError):
             return lines, "is not valid JSON"
-        found = SEAL.search(text)
+        found = CHECKSUM.search(text)
         if found is None or found.end() != len(text):
             return lines, "has no checksum at its end"
         if _sum(text[: found.start()], "" if before is None else before["sum"]) != found[1].decode():

@@ -38,7 +38,7 @@ class _Limits(NamedTuple):
     budget: float
     micro_steps: int | None
     lockstep: bool
-    floor: int
+    min_samples: int
 
 
 class Room(_Limits):
@@ -48,7 +48,7 @@ class Room(_Limits):
     micro_batch: samples of a micro-batch at most, in the same form. budget: length of a micro-batch at most, in the
         user's unit: the sum of its lengths, or its size times the longest if it is padded.
     micro_steps: every worker takes exactly this many micro-batches, some of them empty. lockstep: all workers take
-        the same number. floor: a worker with any samples has at least this many (batch norm needs 2).
+        the same number. min_samples: a worker with any samples has at least this many (batch norm needs 2).
 
     Raises:
         PacelineError: For anything else; ``_replace``, with which engines make each round's, checks nothing.
@@ -64,16 +64,16 @@ class Room(_Limits):
         budget: float = np.inf,
         micro_steps: int | None = None,
         lockstep: bool = False,
-        floor: int = 1,
+        min_samples: int = 1,
     ) -> Room:
         for name, value, fewest in (("least", least, 0), ("most", most, 0), ("micro_batch", micro_batch, 1)):
             if value is not None:
                 numbers(name, value, f"samples, {fewest} or more, for all workers or for each", fewest)
         number("budget", budget, "a length of more than 0", lambda length: length > 0)
         whole("micro_steps", 1 if micro_steps is None else micro_steps)
-        whole("floor", floor)
+        whole("min_samples", min_samples)
         switches(lockstep=lockstep)
-        return super().__new__(cls, least, most, micro_batch, budget, micro_steps, lockstep, floor)
+        return super().__new__(cls, least, most, micro_batch, budget, micro_steps, lockstep, min_samples)
 
     def counts(self, workers: int, batch: int) -> tuple[Counts, Counts, Counts]:
         """The limits of each worker as arrays.
@@ -174,9 +174,9 @@ def deal(
             f"a sample of length {lengths.max():g} is longer than a micro-batch may be, "
             f"micro_batch_cost={budget:g}; raise it, or cut the sample"
         )
-    enough = np.where(least > 0, np.minimum(np.maximum(least, room.floor), most), 0)
-    # In a short round, whose least loads have shrunk, not every worker can have the floor.
-    least = enough if enough.sum() <= batch else np.where(least >= room.floor, least, 0)
+    enough = np.where(least > 0, np.minimum(np.maximum(least, room.min_samples), most), 0)
+    # In a short round, whose least loads have shrunk, not every worker can have so many.
+    least = enough if enough.sum() <= batch else np.where(least >= room.min_samples, least, 0)
     limits = Limits(least, most, micro, budget, room.micro_steps == 1)
     allowed, pace = pace, pace.copy()
 
@@ -186,29 +186,33 @@ def deal(
         return _unpadded(lengths, model, pace, overhead, limits)
 
     order, loads, sizes = divided()
-    while len(lone := np.flatnonzero((loads > 0) & (loads < room.floor))) and np.isfinite(pace).sum() > 1:
+    while (
+        len(lone := np.flatnonzero((loads > 0) & (loads < room.min_samples))) and np.isfinite(pace).sum() > 1
+    ):
         # Workers with too few samples get none, the slower half of these first; the others run theirs.
         pace[lone[np.argsort(-pace[lone], kind="stable")[: (len(lone) + 1) // 2]]] = np.inf
         limits = limits._replace(least=np.where(np.isfinite(pace), limits.least, 0))
         try:
             order, loads, sizes = divided()
         except PacelineError:  # the others have no room for these
-            roomy = np.lexsort((allowed, -most))  # the fewest workers with enough room get at least the floor
+            roomy = np.lexsort(
+                (allowed, -most)
+            )  # the fewest workers with enough room get at least min_samples
             few = roomy[: 1 + np.searchsorted(np.cumsum(most[roomy]), batch)]
-            if most[few].min() < room.floor or len(few) * room.floor > batch:
+            if most[few].min() < room.min_samples or len(few) * room.min_samples > batch:
                 break  # no loads within the limits are all large enough
             pace = np.full(n, np.inf)
             pace[few] = allowed[few]
-            limits = limits._replace(least=np.where(np.isfinite(pace), np.minimum(room.floor, most), 0))
+            limits = limits._replace(least=np.where(np.isfinite(pace), np.minimum(room.min_samples, most), 0))
             with suppress(PacelineError):  # if a micro-batch's limits forbid it, the division before holds
                 order, loads, sizes = divided()
             break
-    sizes = [at_least(each, room.floor) for each in sizes]
+    sizes = [at_least(each, room.min_samples) for each in sizes]
     micro_steps = room.micro_steps
     if room.lockstep and micro_steps is None:
         micro_steps = max(len(each) for each in sizes)
     if micro_steps is not None:
-        sizes = [_split(each, micro_steps, room.floor) for each in sizes]
+        sizes = [_split(each, micro_steps, room.min_samples) for each in sizes]
     return dealt(order, lengths[order], loads, sizes, model)
 
 
@@ -224,23 +228,24 @@ def dealt(order: Counts, lengths: Array, loads: Counts, sizes: list[Counts], mod
     return Deal(order, loads, tuple(sizes), parts, cost_of(model, parts), lengths, model)
 
 
-def at_least(sizes: Counts, floor: int) -> Counts:
-    """The same samples in micro-batches of at least ``floor`` each: a smaller one takes from the next, or joins it.
-
-    A joined micro-batch has at most 2 floor - 1 samples."""
+def at_least(sizes: Counts, min_samples: int) -> Counts:
+    """The same samples in micro-batches of at least ``min_samples`` each: a smaller one takes from the next, or joins
+    it, which then has at most 2 min_samples - 1 samples."""
     cuts: list[int] = sizes.tolist()
     at = 0
-    while floor > 1 and at < len(cuts) and len(cuts) > 1:
-        owed = floor - cuts[at]
+    while min_samples > 1 and at < len(cuts) and len(cuts) > 1:
+        owed = min_samples - cuts[at]
         if owed <= 0:
             at += 1
             continue
         first = min(at, len(cuts) - 2)  # the first of the two that share their samples
         both = cuts[first] + cuts[first + 1]
-        if both < 2 * floor:
+        if both < 2 * min_samples:
             cuts[first : first + 2] = [both]
         else:
-            cuts[first : first + 2] = [floor, both - floor] if first == at else [both - floor, floor]
+            cuts[first : first + 2] = (
+                [min_samples, both - min_samples] if first == at else [both - min_samples, min_samples]
+            )
         at = first
     return np.array(cuts, np.int64)
 
@@ -304,11 +309,11 @@ def _padded(
     return np.concatenate([runs[place] for place in np.argsort(workers).tolist()]), loads, sizes
 
 
-def _split(sizes: Counts, micro_steps: int, floor: int = 1) -> Counts:
+def _split(sizes: Counts, micro_steps: int, min_samples: int = 1) -> Counts:
     """The same samples in exactly ``micro_steps`` micro-steps: the largest micro-batches are halved as long as both
-    halves have ``floor`` samples, and the remaining micro-steps are empty."""
+    halves have ``min_samples`` samples, and the remaining micro-steps are empty."""
     cuts = sizes.tolist()
-    while len(cuts) < micro_steps and max(cuts, default=0) >= 2 * floor:
+    while len(cuts) < micro_steps and max(cuts, default=0) >= 2 * min_samples:
         largest = cuts.index(max(cuts))
         half = cuts[largest] // 2
         cuts[largest : largest + 1] = [cuts[largest] - half, half]

@@ -31,14 +31,14 @@ class Pool(NamedTuple):
         lengths: (P,).
         before: Cost of the samples before each place, (P + 1,), padded as in the best micro-batches.
         model: Their cost model.
-        floor: Samples that a micro-batch needs; P is a multiple of it.
+        min_samples: Samples that a micro-batch needs; P is a multiple of it.
         budget: Length of a micro-batch at most, as ``Room.budget``.
     """
 
     lengths: Array
     before: Array
     model: CostModel
-    floor: int
+    min_samples: int
     budget: float
 
     def left(self, place: int) -> float:
@@ -61,16 +61,16 @@ class Pool(NamedTuple):
             room: Samples at most.
 
         Returns:
-            A multiple of ``floor``, at least one; 0 if nothing is left, or there is no room.
+            A multiple of ``min_samples``, at least one; 0 if nothing is left, or there is no room.
         """
-        room = min(room, len(self.lengths) - place) // self.floor * self.floor
+        room = min(room, len(self.lengths) - place) // self.min_samples * self.min_samples
         if room <= 0:
             return 0
         wanted = float(self.before[place]) + cost
         end = int(np.searchsorted(self.before, wanted))
         if end > place and end < len(self.before):
             end -= wanted - self.before[end - 1] < self.before[end] - wanted
-        many = -(-max(end - place, 1) // self.floor) * self.floor
+        many = -(-max(end - place, 1) // self.min_samples) * self.min_samples
         return min(many, room)
 
     def cuts(self, place: int, samples: int, micro_batch: int) -> list[int]:
@@ -85,7 +85,7 @@ class Pool(NamedTuple):
             Sizes of the micro-batches, in the samples' order.
         """
         lengths = self.lengths[place : place + samples]
-        return sizes_of_micro_steps(lengths, self.model, micro_batch, self.budget, self.floor)
+        return sizes_of_micro_steps(lengths, self.model, micro_batch, self.budget, self.min_samples)
 
     def parts(self, place: int, size: int) -> Array:
         """What makes up the cost of one micro-batch.
@@ -126,7 +126,7 @@ def micro_cost(model: CostModel, parts: Array) -> float:
 
 
 def sizes_of_micro_steps(
-    lengths: Array, model: CostModel, micro_batch: int, budget: float, floor: int = 1
+    lengths: Array, model: CostModel, micro_batch: int, budget: float, min_samples: int = 1
 ) -> list[int]:
     """Cut samples into micro-batches: the best cuts if they are padded and the cost of a launch is known, otherwise
     the fewest within the limits.
@@ -136,7 +136,7 @@ def sizes_of_micro_steps(
         model: What a sample costs.
         micro_batch: Samples of a micro-batch at most.
         budget: Sum of the lengths of a micro-batch at most; if padded, its size times its longest sample's length.
-        floor: Fewest samples of a micro-batch.
+        min_samples: Fewest samples of a micro-batch.
 
     Returns:
         Sizes of the micro-batches, in the samples' order.
@@ -145,7 +145,7 @@ def sizes_of_micro_steps(
         return []
     if model.padded and model.launch is not None:
         sizes = best_cuts(model.of(lengths), lengths, model.launch, micro_batch, budget)
-        return at_least(np.array(sizes), floor).tolist()
+        return at_least(np.array(sizes), min_samples).tolist()
     tokens = None if model.padded else np.concatenate(([0.0], np.cumsum(lengths)))
     sizes, start = [], 0
     while start < len(lengths):
@@ -158,7 +158,7 @@ def sizes_of_micro_steps(
         size = max(min(size, micro_batch), 1)
         sizes.append(size)
         start += size
-    return at_least(np.array(sizes), floor).tolist()
+    return at_least(np.array(sizes), min_samples).tolist()
 
 
 def in_pieces(
@@ -183,12 +183,12 @@ def in_pieces(
     order = np.argsort(-lengths, kind="stable")
     ordered = lengths[order]
     before = _before(ordered, model, n, int(micro.max()), budget)
-    kept = _kept(ordered, before, model, shares, least, np.minimum(micro, most), budget, room.floor)
+    kept = _kept(ordered, before, model, shares, least, np.minimum(micro, most), budget, room.min_samples)
     free = batch - int(kept.sum())
     first = min(int(np.searchsorted(before, at_once * before[-1])), free)
-    first += (free - first) % room.floor
-    first += room.floor if 0 < first < room.floor else 0
-    if first >= free or np.any((kept > 0) & (kept < room.floor)):
+    first += (free - first) % room.min_samples
+    first += room.min_samples if 0 < first < room.min_samples else 0
+    if first >= free or np.any((kept > 0) & (kept < room.min_samples)):
         return None
     spare = np.minimum(most, batch) - kept
     if first:
@@ -197,14 +197,16 @@ def in_pieces(
         if spare[shares > 0].sum() < first:
             return None
         begin = deal(ordered[:first], model, pace, room=room._replace(least=0, most=spare))
-        if np.any((begin.loads > 0) & (begin.loads < room.floor)):
+        if np.any((begin.loads > 0) & (begin.loads < room.min_samples)):
             return None
         runs = [begin.of(worker) for worker in range(n)]
         cuts = [size.tolist() for size in begin.sizes]
     else:
         runs, cuts = [np.zeros(0, np.int64)] * n, [[] for _ in range(n)]
     spare = spare - np.array([len(run) for run in runs])
-    if (spare // room.floor * room.floor).sum() < free - first:  # the pool might not be claimed wholly
+    if (
+        spare // room.min_samples * room.min_samples
+    ).sum() < free - first:  # the pool might not be claimed wholly
         return None
     end, own = batch, []
     for worker in range(n):
@@ -214,7 +216,9 @@ def in_pieces(
     stand = np.concatenate([*own, np.arange(first, free)])
     loads = np.array([len(run) for run in own])
     mine = dealt(order[stand], ordered[stand], loads, [np.array(each, np.int64) for each in cuts], model)
-    rest = Pool(ordered[first:free], before[first : free + 1] - before[first], model, room.floor, budget)
+    rest = Pool(
+        ordered[first:free], before[first : free + 1] - before[first], model, room.min_samples, budget
+    )
     starts, last = mine.starts, np.zeros(n)
     for worker in np.flatnonzero(kept).tolist():
         stop, size = int(starts[worker + 1]), int(kept[worker])
@@ -244,7 +248,7 @@ def _kept(
     least: Array,
     most: Counts,
     budget: float,
-    floor: int,
+    min_samples: int,
 ) -> Counts:
     """How many of the shortest samples each worker keeps for its end, as one micro-batch, (n,); worker by worker."""
     end, kept = len(ordered), np.zeros(len(shares), np.int64)
@@ -257,7 +261,7 @@ def _kept(
         while end - size > 0 and size < most[worker]:
             longest = end - size - 1
             tokens = (size + 1) * ordered[longest] if model.padded else behind[end] - behind[longest]
-            if size >= floor and (tokens > budget or before[end] - before[longest] > wanted):
+            if size >= min_samples and (tokens > budget or before[end] - before[longest] > wanted):
                 break
             size += 1
         kept[worker] = size

@@ -242,7 +242,7 @@ class Job:
     def limit(self) -> float:
         """Seconds that a worker may be silent while it runs its part of a round."""
         asked = self.settings
-        return asked.floor + asked.give_up * max(self._recent) if self._recent else asked.first
+        return asked.grace + asked.give_up * max(self._recent) if self._recent else asked.first
 
     def _resume(self, now: float) -> list[Effect]:
         for each in self.open.values():

@@ -54,9 +54,9 @@ class Settings(Strict):
         "Rounds handed out before earlier ones close; 0: a plan waits for all reports.", 0, ge=0, le=8
     )
     give_up: float = _field(
-        "A worker may be silent for this many times the longest recent round, plus floor.", 4.0, ge=1, le=1e3
+        "A worker may be silent for this many times the longest recent round, plus grace.", 4.0, ge=1, le=1e3
     )
-    floor: float = _field(
+    grace: float = _field(
         "A silent worker is dropped after give_up times the longest recent round plus these seconds.",
         10.0,
         ge=0,

@@ -119,7 +119,7 @@ def learn(
             pool,
             absent=np.flatnonzero(~scenario.members(0)[0]).tolist(),
             give_up=0.0,
-            floor=scenario.give_up_seconds,
+            grace=scenario.give_up_seconds,
             by_update=_members(scenario.events),
         )
         updates, values = server.run(scenario.rounds, None, stop), server.parameters

@@ -137,7 +137,7 @@ class SimulatedServer:
 
     members: events of workers at given times; by_update: after given numbers of updates.
     absent: workers that are absent at the start.
-    give_up, floor: as for ``Coordinator.deadlines``; with give_up = 0 a frozen worker is given up ``floor``
+    give_up, grace: as for ``Coordinator.deadlines``; with give_up = 0 a frozen worker is given up ``grace``
         seconds after its task started.
     """
 
@@ -150,14 +150,14 @@ class SimulatedServer:
         members: Sequence[MemberEvent] = (),
         absent: Sequence[int] = (),
         give_up: float = 4.0,
-        floor: float = 1.0,
+        grace: float = 1.0,
         by_update: Sequence[MemberEvent] = (),
     ) -> None:
         self.parameters = Parameters(learner.start(), config.momentum)
         self.updates: list[Update] = []
         self.now = 0.0
         self._learner, self._trips, self._pool = learner, trips, pool
-        self._give_up, self._floor = give_up, floor
+        self._give_up, self._grace = give_up, grace
         self._coordinator = Coordinator(self, config, pool, self.updates.append)
         self._heap: list[tuple[float, int, int, Callable[[], None]]] = []
         self._sequence = count()
@@ -268,7 +268,7 @@ class SimulatedServer:
 
     def _watch(self, task: Task) -> None:
         """Schedule the check of a frozen worker's deadline."""
-        deadline = self._coordinator.due(self._give_up, self._floor).get(task.worker)
+        deadline = self._coordinator.due(self._give_up, self._grace).get(task.worker)
         if deadline is not None:
             self._push(max(deadline, self.now), MEMBERS, partial(self._check, task.worker))
 

@@ -27,7 +27,7 @@ from paceline.sync.protocol import (
 class BspState(NamedTuple):
     version: int
     quorum: int
-    doing: tuple[int, ...]  # the version for which each worker's gradient will count, or IDLE or GONE
+    assigned: tuple[int, ...]  # the version for which each worker's gradient will count, or IDLE or GONE
     arrived: tuple[Gradient, ...]  # of the newest version, in the order of arrival
     late: tuple[Gradient, ...]  # of older versions, for the next update
     tokens: tuple[tuple[int, int], ...]  # in mode "pull": (version, number of tokens), the next ones first
@@ -64,8 +64,8 @@ class Bsp(Gate[BspState]):
         return (Release(tuple(range(n)), 0, 0),), BspState(0, n, (0,) * n, (), (), ())
 
     def arrive(self, state: BspState, worker: int, now: float) -> tuple[Effects, BspState]:
-        version = state.doing[worker]
-        state = state._replace(doing=replaced(state.doing, worker, IDLE))
+        version = state.assigned[worker]
+        state = state._replace(assigned=replaced(state.assigned, worker, IDLE))
         gradient = Gradient(worker, version)
         effects: tuple[Effect, ...] = ()
         if version == state.version:
@@ -87,25 +87,25 @@ class Bsp(Gate[BspState]):
         return effects, state
 
     def leave(self, state: BspState, worker: int, now: float) -> tuple[Effects, BspState]:
-        tag = state.doing[worker]
-        state = state._replace(doing=replaced(state.doing, worker, GONE))
+        tag = state.assigned[worker]
+        state = state._replace(assigned=replaced(state.assigned, worker, GONE))
         released: Effects = ()
         if self.mode == "pull" and tag == state.version:  # its token is free again
             state = state._replace(tokens=((tag, 1), *state.tokens))
-            idle = tuple(other for other, doing in enumerate(state.doing) if doing == IDLE)
+            idle = tuple(other for other, assigned in enumerate(state.assigned) if assigned == IDLE)
             released, state = self._release(state, idle)
         fired, state = self._fire(state)
         return released + fired, state
 
     def join(self, state: BspState, worker: int, now: float) -> tuple[Effects, BspState]:
-        return self._release(state._replace(doing=replaced(state.doing, worker, IDLE)), (worker,))
+        return self._release(state._replace(assigned=replaced(state.assigned, worker, IDLE)), (worker,))
 
     def expect(self, state: BspState, quorum: int, now: float) -> tuple[Effects, BspState]:
         return self._fire(state._replace(quorum=quorum))
 
     def _fire(self, state: BspState) -> tuple[Effects, BspState]:
         """Update if enough gradients have arrived, or all that can still arrive."""
-        may_come = sum(version != GONE and version != IDLE for version in state.doing)
+        may_come = sum(version != GONE and version != IDLE for version in state.assigned)
         have = len(state.arrived)
         late_alone = bool(state.late) and not may_come  # no later update could use them
         if not late_alone and (not have or have < min(state.quorum, have + may_come)):
@@ -114,15 +114,15 @@ class Bsp(Gate[BspState]):
         version = state.version + 1
         state = state._replace(version=version, arrived=(), late=())
         effects: tuple[Effect, ...] = (Apply(used),)
-        busy = tuple(worker for worker, doing in enumerate(state.doing) if doing not in (IDLE, GONE))
+        busy = tuple(worker for worker, assigned in enumerate(state.assigned) if assigned not in (IDLE, GONE))
         if self.mode == "push-interrupt" and busy:
             effects += (Interrupt(busy),)
-            state = state._replace(doing=tuple(min(doing, IDLE) for doing in state.doing))
+            state = state._replace(assigned=tuple(min(assigned, IDLE) for assigned in state.assigned))
         if self.mode == "pull":
             # At least one: a worker with nothing to do counts as gone, and may come back before the next version.
-            present = max(sum(doing != GONE for doing in state.doing), 1)
+            present = max(sum(assigned != GONE for assigned in state.assigned), 1)
             state = state._replace(tokens=(*state.tokens, (version, present)))
-        idle = tuple(worker for worker, doing in enumerate(state.doing) if doing == IDLE)
+        idle = tuple(worker for worker, assigned in enumerate(state.assigned) if assigned == IDLE)
         released, state = self._release(state, idle)
         return effects + released, state
 
@@ -139,12 +139,12 @@ class Bsp(Gate[BspState]):
                 if taken < count:
                     tokens.insert(0, (version, count - taken))
             state = state._replace(tokens=tuple(tokens))
-        doing = state.doing
+        assigned = state.assigned
         effects: list[Effect] = []
         for worker, tag in zip(workers, tags, strict=False):
-            doing = replaced(doing, worker, tag)
+            assigned = replaced(assigned, worker, tag)
             if effects and isinstance(effects[-1], Release) and effects[-1].tag == tag:
                 effects[-1] = effects[-1]._replace(workers=(*effects[-1].workers, worker))
             else:
                 effects.append(Release((worker,), state.version, tag))
-        return tuple(effects), state._replace(doing=doing)
+        return tuple(effects), state._replace(assigned=assigned)

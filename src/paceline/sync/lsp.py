@@ -18,7 +18,7 @@ class LspState(NamedTuple):
     version: int
     group: int
     limited: int  # limited barriers since the last global one
-    doing: tuple[int, ...]
+    assigned: tuple[int, ...]
     pending: tuple[Gradient, ...]  # the limited list
 
 
@@ -55,33 +55,33 @@ class Lsp(Gate[LspState]):
         return (Release(tuple(range(n)), 0, 0),), LspState(0, group, 0, (0,) * n, ())
 
     def arrive(self, state: LspState, worker: int, now: float) -> tuple[Effects, LspState]:
-        base = state.doing[worker]
+        base = state.assigned[worker]
         gradient = Gradient(worker, base, weight_of(state.version - base, self.stale))
-        doing, pending = replaced(state.doing, worker, IDLE), (*state.pending, gradient)
-        return self._go_on(state._replace(doing=doing, pending=pending))
+        assigned, pending = replaced(state.assigned, worker, IDLE), (*state.pending, gradient)
+        return self._go_on(state._replace(assigned=assigned, pending=pending))
 
     def leave(self, state: LspState, worker: int, now: float) -> tuple[Effects, LspState]:
-        return self._go_on(state._replace(doing=replaced(state.doing, worker, GONE)))
+        return self._go_on(state._replace(assigned=replaced(state.assigned, worker, GONE)))
 
     def join(self, state: LspState, worker: int, now: float) -> tuple[Effects, LspState]:
-        doing = replaced(state.doing, worker, state.version)
-        return (Release((worker,), state.version, state.version),), state._replace(doing=doing)
+        assigned = replaced(state.assigned, worker, state.version)
+        return (Release((worker,), state.version, state.version),), state._replace(assigned=assigned)
 
     def expect(self, state: LspState, quorum: int, now: float) -> tuple[Effects, LspState]:
         return self._go_on(state._replace(group=quorum))
 
     def _go_on(self, state: LspState) -> tuple[Effects, LspState]:
-        may_come = sum(doing not in (IDLE, GONE) for doing in state.doing)
+        may_come = sum(assigned not in (IDLE, GONE) for assigned in state.assigned)
         everybody = bool(self.barrier) and state.limited >= self.barrier
         have = len(state.pending)
         wanted = have + may_come if everybody else min(state.group, have + may_come)
         if not have or have < wanted:
             return (), state
         version = state.version + 1
-        free = tuple(worker for worker, doing in enumerate(state.doing) if doing == IDLE)
-        doing = tuple(version if d == IDLE else d for d in state.doing)
+        free = tuple(worker for worker, assigned in enumerate(state.assigned) if assigned == IDLE)
+        assigned = tuple(version if d == IDLE else d for d in state.assigned)
         effects: Effects = (Apply(state.pending, self.scale),)
         if free:
             effects += (Release(free, version, version),)
         limited = 0 if everybody else state.limited + 1
-        return effects, state._replace(version=version, limited=limited, doing=doing, pending=())
+        return effects, state._replace(version=version, limited=limited, assigned=assigned, pending=())

@@ -15,7 +15,7 @@ from paceline.sync.protocol import GONE, IDLE, Apply, Effects, Gate, Gradient, R
 
 class SspState(NamedTuple):
     version: int
-    doing: tuple[int, ...]
+    assigned: tuple[int, ...]
     clocks: tuple[int, ...]  # gradients finished
     pending: tuple[Gradient, ...]  # arrived and not yet applied
 
@@ -44,33 +44,33 @@ class Ssp(Gate[SspState]):
         return (Release(tuple(range(n)), 0, 0),), SspState(0, (0,) * n, (0,) * n, ())
 
     def arrive(self, state: SspState, worker: int, now: float) -> tuple[Effects, SspState]:
-        base = state.doing[worker]
+        base = state.assigned[worker]
         gradient = Gradient(worker, base, weight_of(state.version - base, self.stale))
-        doing, pending = replaced(state.doing, worker, IDLE), (*state.pending, gradient)
+        assigned, pending = replaced(state.assigned, worker, IDLE), (*state.pending, gradient)
         clocks = replaced(state.clocks, worker, state.clocks[worker] + 1)
-        return self._go_on(state._replace(doing=doing, clocks=clocks, pending=pending))
+        return self._go_on(state._replace(assigned=assigned, clocks=clocks, pending=pending))
 
     def leave(self, state: SspState, worker: int, now: float) -> tuple[Effects, SspState]:
-        return self._go_on(state._replace(doing=replaced(state.doing, worker, GONE)))
+        return self._go_on(state._replace(assigned=replaced(state.assigned, worker, GONE)))
 
     def join(self, state: SspState, worker: int, now: float) -> tuple[Effects, SspState]:
-        others = [c for c, doing in zip(state.clocks, state.doing, strict=True) if doing != GONE]
+        others = [c for c, assigned in zip(state.clocks, state.assigned, strict=True) if assigned != GONE]
         clocks = replaced(state.clocks, worker, min(others, default=0))
-        return self._go_on(state._replace(doing=replaced(state.doing, worker, IDLE), clocks=clocks))
+        return self._go_on(state._replace(assigned=replaced(state.assigned, worker, IDLE), clocks=clocks))
 
     def _go_on(self, state: SspState) -> tuple[Effects, SspState]:
         """Release the workers that are close enough to the slowest, at parameters with all arrived gradients."""
-        present = [c for c, doing in zip(state.clocks, state.doing, strict=True) if doing != GONE]
+        present = [c for c, assigned in zip(state.clocks, state.assigned, strict=True) if assigned != GONE]
         if not present:
             return (), state
         allowed = min(present) + self.staleness
-        workers = enumerate(zip(state.clocks, state.doing, strict=True))
-        free = tuple(worker for worker, (clock, doing) in workers if doing == IDLE and clock <= allowed)
+        workers = enumerate(zip(state.clocks, state.assigned, strict=True))
+        free = tuple(worker for worker, (clock, assigned) in workers if assigned == IDLE and clock <= allowed)
         if not free:
             return (), state
         effects: Effects = ()
         if state.pending:
             effects = (Apply(state.pending, "batch"),)
             state = state._replace(version=state.version + 1, pending=())
-        doing = tuple(state.version if worker in free else d for worker, d in enumerate(state.doing))
-        return (*effects, Release(free, state.version, state.version)), state._replace(doing=doing)
+        assigned = tuple(state.version if worker in free else d for worker, d in enumerate(state.assigned))
+        return (*effects, Release(free, state.version, state.version)), state._replace(assigned=assigned)

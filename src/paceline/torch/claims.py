@@ -35,7 +35,7 @@ class Claims:
     """This rank's part in the rounds that are run in pieces.
 
     unit: pieces are multiples of this many samples. largest: samples that fit into memory at once; most: samples
-    that this rank may take in a round. cell: samples of every micro-step, 0 if micro-steps differ. shared: counts
+    that this rank may take in a round. chunk: samples of every micro-step, 0 if micro-steps differ. shared: counts
     the claims; by default the counter that suits the process group.
 
     The amount of a piece is its samples, or their cost if samples cost differently (``Piece.amount``).
@@ -49,13 +49,13 @@ class Claims:
         unit: int,
         largest: int | None,
         most: int,
-        cell: int = 0,
+        chunk: int = 0,
         shared: Counter | None = None,
     ) -> None:
         self._counter = counter() if shared is None else shared
         self._rank = peers.rank()
         self._device, self._unit, self._most = device, unit, most
-        self._largest, self._cell = most if largest is None else largest, cell
+        self._largest, self._chunk = most if largest is None else largest, chunk
         self._calls, self._timeout = Calls("claims"), peers.timeout()
         self._early = (
             False  # claim when a piece begins, not when it ends, since claimed samples take long to load
@@ -69,10 +69,10 @@ class Claims:
     @classmethod
     def of(cls, device: torch.device, terms: Terms, shared: Counter | None) -> Claims:
         """The claims of this rank in a run of these terms. Collective, unless there is a counter."""
-        most, cell = int(terms.most[peers.rank()]), terms.cell
+        most, chunk = int(terms.most[peers.rank()]), terms.chunk
         if terms.merge is not None and terms.micro_batch:
-            cell = terms.micro_batch  # each micro-batch is a step
-        return cls(device, terms.unit, None if cell else terms.micro_batch, most, cell, shared)
+            chunk = terms.micro_batch  # each micro-batch is a step
+        return cls(device, terms.unit, None if chunk else terms.micro_batch, most, chunk, shared)
 
     def ahead(self, notify: Callable[[Claim], object] | None, early: bool) -> None:
         """Call ``notify`` with each claim from now on. early: claim while the piece before it runs."""
@@ -235,4 +235,4 @@ class Claims:
         if start >= division.pool:
             return None
         size = min(wanted, division.pool - start)
-        return claimed(division, start, size, self._cell, self._largest)
+        return claimed(division, start, size, self._chunk, self._largest)

@@ -6,7 +6,7 @@ otherwise), so no rank waits longer than a moment. Ranks of one machine exchange
 takes no system call, and no other thread has to run for it. Ranks of several machines take part in a collective,
 which costs each of them some tenths of a millisecond of its processors.
 
-A row is a structured dtype whose fields are all float64, so that it travels as one array of float64. Each exchange is
+A row is a structured dtype whose fields are all float64, so that it is sent as one array of float64. Each exchange is
 made for one dtype.
 
 On a device the hosts run ahead of the reductions, so ``receive`` may wait for another rank: at most for the timeout

@@ -70,7 +70,7 @@ class Loop:
             "loss.backward()" if terms.weigh == "hook" else "pace.backward(loss)",
         )
         # With one rank nothing is summed, and parameters may begin to require gradients later.
-        single = self.ranks == 1 and not (self.changes or alone or terms.cell)
+        single = self.ranks == 1 and not (self.changes or alone or terms.chunk)
         parameters = [p for p in model.parameters() if p.requires_grad or single]
         device = parameters[0].device if parameters else torch.device("cpu")
         self._lookout = Alone()
@@ -121,7 +121,7 @@ class Loop:
         if terms.memory:
             reducer.runs_again(self.round.prepared)
         self.progress = Progress(
-            terms.batch, terms.floor, terms.global_batch if terms.every.fixed else terms.every.size
+            terms.batch, terms.min_samples, terms.global_batch if terms.every.fixed else terms.every.size
         )
         self.rounds: OpenRounds = OpenRounds(
             terms.balancer,

@@ -55,7 +55,7 @@ class Options:
     drop: float | str | None = None
 
     @property
-    def fills(self) -> bool:
+    def filled(self) -> bool:
         """Whether a micro-step without work gets samples that count for nothing."""
         return self.loop != "pieces" if self.fill is None else bool(self.fill)
 
@@ -148,11 +148,11 @@ class Options:
         refuse(f"drop={short(self.drop)}", reasons)
 
     def check_pieces(
-        self, policy: str, moves_work: bool, lockstep: bool, fills: bool, samples: int, ranks: int
+        self, policy: str, moves_work: bool, lockstep: bool, filled: bool, samples: int, ranks: int
     ) -> None:
         """Raises PacelineError if rounds cannot be run in pieces, as ``policy`` requires (``moves_work``).
 
-        lockstep: every rank must run the same number of micro-steps. fills: a rank without work gets samples, too.
+        lockstep: every rank must run the same number of micro-steps. filled: a rank without work gets samples, too.
         samples: of a round, at most.
         """
         if not moves_work:
@@ -165,7 +165,7 @@ class Options:
             "loop='whole' takes each round in one micro-step; use loop='round' and pace.round(batch, function), or a "
             "policy that plans whole rounds, such as level": self.loop == "whole",
             "a rank's last micro-step in a round may count for nothing, and weigh='hook' cannot separate its "
-            "gradient from those of earlier claims; use weigh='loss'": fills and self.weigh == "hook",
+            "gradient from those of earlier claims; use weigh='loss'": filled and self.weigh == "hook",
             f"a round may have {samples} samples, and claims are counted up to {MOST_SAMPLES}; use a smaller "
             "global_batch or every=, or a policy that plans whole rounds, such as level": samples
             > MOST_SAMPLES,
@@ -188,17 +188,17 @@ class Options:
         }
         refuse("the model has SyncBatchNorm", reasons)
 
-    def check_deterministic(self, policy: str, moves_work: bool, norms: bool, cell: int) -> None:
+    def check_deterministic(self, policy: str, moves_work: bool, norms: bool, chunk: int) -> None:
         """Raises PacelineError if results cannot have the same bits whichever rank runs which samples.
 
-        norms: the model has batch norm. cell: samples of every micro-step.
+        norms: the model has batch norm. chunk: samples of every micro-step.
         """
-        small = self.micro_batch is not None and self.micro_batch < cell
+        small = self.micro_batch is not None and self.micro_batch < chunk
         reasons = {
             f"policy {policy} does not move work within the round; use factoring or auto": not moves_work,
             "weigh='hook' leaves the sum to DDP; use weigh='loss'": self.weigh == "hook",
             "the model has batch norm, whose statistics depend on how a round is divided; use another norm": norms,
-            f"micro_batch={self.micro_batch} holds no cell of {cell} samples; set a smaller quantum": small,
+            f"micro_batch={self.micro_batch} holds no chunk of {chunk} samples; set a smaller quantum": small,
         }
         refuse("deterministic=True", reasons)
 
@@ -233,7 +233,9 @@ def has_synced_norm(model: torch.nn.Module) -> bool:
     return any(isinstance(m, torch.nn.SyncBatchNorm) for m in model.modules())
 
 
-def least_and_most(limits: Limits | None, ranks: int, batch: int, floor: int) -> tuple[list[int], list[int]]:
+def least_and_most(
+    limits: Limits | None, ranks: int, batch: int, min_samples: int
+) -> tuple[list[int], list[int]]:
     """The least and most samples of each rank, with defaults filled in. Raises PacelineError for wrong limits."""
     if limits is None:
         limits = [(None, None)] * ranks
@@ -241,12 +243,13 @@ def least_and_most(limits: Limits | None, ranks: int, batch: int, floor: int) ->
         raise PacelineError(
             f"limits for {len(limits)} ranks, but {ranks} take part; expected one pair for each"
         )
-    least = [floor if low is None else int(low) for low, _ in limits]
+    least = [min_samples if low is None else int(low) for low, _ in limits]
     most = [batch if high is None else int(high) for _, high in limits]
     for rank, low in enumerate(least):
-        if 0 < low < floor:
+        if 0 < low < min_samples:
             raise PacelineError(
-                f"limits of rank {rank}: least {low}; the model has batch norm, which needs 0 or at least {floor}"
+                f"limits of rank {rank}: least {low}; the model has batch norm, which needs 0 or at least "
+                f"{min_samples}"
             )
     return least, most
 

@@ -63,9 +63,9 @@ class Pace(Exact, Drawing):
         weigh: Where gradients are weighted: in the "loss", or in DDP's communication "hook". The hook is for loops
             whose loss cannot be changed: there call ``loss.backward()`` as before.
         deterministic: Give the same bits whichever rank runs which samples. For policies that move work within the
-            round: every micro-step is one cell of a fixed grid (of ``quantum`` samples; by default B / 32), and
-            gradients are summed without rounding. Costs a micro-batch for each cell, 16 bytes for each parameter, and
-            an all-reduce that overlaps with nothing.
+            round: every micro-step is one of the batch's fixed chunks (of ``quantum`` samples; by default B / 32),
+            and gradients are summed without rounding. Costs a micro-batch for each chunk, 16 bytes for each
+            parameter, and an all-reduce that overlaps with nothing.
         callbacks: Records, trackers and callbacks of your own that take part in the run; the same on every rank.
             ``paceline.torch.callbacks`` has ``Record``, ``Wandb``, ``MLflow``, ``Prometheus``, ``OnRound``,
             ``StopOnNan`` and others.

@@ -61,7 +61,7 @@ class Passes:
         self._meter, self._halfway, self._commit, self._reducer = meter, halfway, commit, reducer
         self._name = name
         self._hook = gradients if isinstance(gradients, HookWeighing) else None
-        self._fills = terms.fills
+        self._filled = terms.filled
         # The share of a pass between rounds: that of a second model after the step may run through this one, too.
         self._behind = 0.0
         # On a device a pass ends long before its gradients are there, and hooks show which stream computes them.
@@ -87,7 +87,7 @@ class Passes:
         if piece.samples:
             self._round.drawn(piece, self._rows.missing(batch, piece.samples))
         else:  # an empty batch adds nothing to a sum over ranks
-            self._round.drawn(piece, None, not (self._fills or isinstance(batch, int)))
+            self._round.drawn(piece, None, not (self._filled or isinstance(batch, int)))
 
     def received(self, batch: Any) -> None:
         """The running micro-step's batch has come from a loader of the program's own."""
@@ -340,7 +340,7 @@ def weighing_of(
         HookWeighing
         if terms.weigh == "hook"
         else ExactWeighing
-        if terms.cell and not reducer.carries_counts
+        if terms.chunk and not reducer.carries_counts
         else Weighing
     )
     apart = terms.memory and terms.fixed_micro_steps is None

@@ -139,47 +139,47 @@ class Source(Protocol):
         ...
 
 
-def claimed(division: Division, start: int, size: int, cell: int, micro_batch: int) -> Claim:
+def claimed(division: Division, start: int, size: int, chunk: int, micro_batch: int) -> Claim:
     """The claim of ``size`` samples from ``start`` of the pool on, cut into micro-steps.
 
-    cell: samples of every micro-step, 0 if micro-steps differ. micro_batch: samples that fit into the rank's
+    chunk: samples of every micro-step, 0 if micro-steps differ. micro_batch: samples that fit into the rank's
         memory at once.
     """
     at, costs = division.start + start, division.costs
     if costs is None:
-        each = cell or size
+        each = chunk or size
         sizes = tuple(min(each, size - place) for place in range(0, size, each))
         return Claim(at, sizes, (None,) * len(sizes))
-    cuts = costs.cuts(start, size, cell or micro_batch)
+    cuts = costs.cuts(start, size, chunk or micro_batch)
     places = np.concatenate(([0], np.cumsum(cuts)[:-1])) + start
     parts = tuple(costs.parts(place, cut) for place, cut in zip(places.tolist(), cuts, strict=True))
     return Claim(at, tuple(cuts), parts)
 
 
 def divide(
-    piece_plan: PiecePlan, loads: Counts, start: int, most: Counts, largest: Counts, unit: int, cell: int
+    piece_plan: PiecePlan, loads: Counts, start: int, most: Counts, largest: Counts, unit: int, chunk: int
 ) -> Division | None:
     """The division of a round of these ``loads``, (n,), whose samples begin at ``start``; None if no work moves.
 
     most: samples that each rank may take in a round; largest: samples that fit into its memory at once; both (n,).
-    unit: pieces are multiples of this many samples. cell: samples of every micro-step, 0 if micro-steps differ.
-    Raises PacelineError if the limits leave no room for whole cells.
+    unit: pieces are multiples of this many samples. chunk: samples of every micro-step, 0 if micro-steps differ.
+    Raises PacelineError if the limits leave no room for whole chunks.
     """
-    if not cell and piece_plan.at_once >= 1:
+    if not chunk and piece_plan.at_once >= 1:
         return None
-    if cell:
-        first, kept = rule.divide_grid(piece_plan, loads, cell)
+    if chunk:
+        first, kept = rule.divide_chunks(piece_plan, loads, chunk)
     else:
         first, kept = rule.divide(piece_plan, loads, unit, largest)
     own = first + kept
     whole = -(-loads.sum() // unit) * unit  # the last piece of a short round may be smaller than the others
     room = np.maximum(np.minimum(most, whole) - own, 0) // unit * unit
     pool = int((loads - own).sum())
-    if cell and room.sum() < pool:
+    if chunk and room.sum() < pool:
         raise PacelineError(
-            f"deterministic=True: the limits leave no room for whole cells of {cell} samples; widen them, "
+            f"deterministic=True: the limits leave no room for whole chunks of {chunk} samples; widen them, "
             "or set a smaller quantum"
         )
-    if not cell and (not pool or room.sum() < pool):  # with too little room, samples would be left over
+    if not chunk and (not pool or room.sum() < pool):  # with too little room, samples would be left over
         return None
     return Division(first, kept, start + int(own.sum()), pool, piece_plan)

@@ -49,23 +49,23 @@ class Opened(NamedTuple):
             )
 
 
-def rounds(samples: int, done: int, batch: int, floor: int = 1) -> int:
-    """The rounds left of an epoch. Only the last may be short; fewer samples than ``floor`` cannot be a round of
-    their own (batch norm needs 2) and join the round before."""
+def rounds(samples: int, done: int, batch: int, min_samples: int = 1) -> int:
+    """The rounds left of an epoch. Only the last may be short; fewer samples than ``min_samples`` cannot be a round
+    of their own (batch norm needs 2) and join the round before."""
     left = max(samples - done, 0)
     full, rest = divmod(left, batch)
-    return full + (rest > 0 if not full else rest >= floor)
+    return full + (rest > 0 if not full else rest >= min_samples)
 
 
 class Progress:
     """Counts rounds and epochs; the same on every rank, and for any number of ranks.
 
-    batch: B, samples of a step. floor: the least samples of a round. each: the samples of a round, or a function that
-    gives them by its number.
+    batch: B, samples of a step. min_samples: the least samples of a round. each: the samples of a round, or a
+    function that gives them by its number.
     """
 
-    def __init__(self, batch: int, floor: int, each: int | Callable[[int], int]) -> None:
-        self._batch, self._floor, self._each = batch, floor, each
+    def __init__(self, batch: int, min_samples: int, each: int | Callable[[int], int]) -> None:
+        self._batch, self._min_samples, self._each = batch, min_samples, each
         self.epoch = 0  # of the next or running iteration of the loader
         self.samples_done = 0  # of this epoch, over all ranks
         self.rounds = 0  # finished since the beginning, over all epochs
@@ -84,7 +84,7 @@ class Progress:
         """(first sample, size) of each round left in this epoch of the loader in use, as of the call."""
         first, step, samples = self.samples_done, self.rounds, self.samples
         if isinstance(size := self._each, int):
-            many = rounds(samples, first, size, self._floor)
+            many = rounds(samples, first, size, self._min_samples)
             last = first + (many - 1) * size
             return chain(
                 zip(range(first, last, size), repeat(size)), [(last, samples - last)] if many else []
@@ -96,7 +96,9 @@ class Progress:
         samples = self.samples
         while (left := samples - first) > 0:
             size = self.size(step)
-            if (rest := left - size) < size and rest < self._floor:  # too little for a round joins this one
+            if (
+                rest := left - size
+            ) < size and rest < self._min_samples:  # too little for a round joins this one
                 size = left
             yield first, size
             first, step = first + size, step + 1
@@ -104,7 +106,7 @@ class Progress:
     @property
     def left(self) -> int:
         """The number of rounds left in this epoch."""
-        return rounds(self.samples, self.samples_done, self.size(self.rounds), self._floor)
+        return rounds(self.samples, self.samples_done, self.size(self.rounds), self._min_samples)
 
     def begin(self, epoch: int) -> None:
         """The next iteration starts this epoch from its beginning."""
@@ -132,7 +134,7 @@ class Progress:
     def ahead(self, samples: int) -> int:
         """Rounds of the next iteration over ``samples``."""
         done = self.samples_done if self._midway else 0
-        return rounds(samples, done, self.size(self.rounds), self._floor)
+        return rounds(samples, done, self.size(self.rounds), self._min_samples)
 
     def open(self, loader: Opened) -> None:
         """An iteration over a loader's samples begins: within its epoch after ``load``, else with a whole one.

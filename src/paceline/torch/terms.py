@@ -22,7 +22,7 @@ from paceline.torch.local import Every, Merge
 from paceline.torch.options import Options, has_batch_norm, has_synced_norm, least_and_most
 from paceline.torch.plan import RoundPlan
 
-CELLS = 32  # default number of cells of a round, if results must have the same bits
+CHUNKS = 32  # default number of chunks of a round, if results must have the same bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,14 +35,14 @@ class Terms:
     balancer: Balancer
     moves_work: bool  # work may move within the round
     micro_batch: int | None  # samples of a micro-step at most, on this rank
-    floor: int  # least samples of a rank that works
+    min_samples: int  # least samples of a rank that works
     full: int  # least samples of a round in which each rank works; 0 if one without work does no harm
-    fills: bool  # a micro-step without work gets samples that count for nothing
+    filled: bool  # a micro-step without work gets samples that count for nothing
     most: Indices  # samples that each rank may take in a round, (n,)
     largest: Indices  # samples that fit into each rank's memory at once, (n,)
     unit: int  # claimed pieces are multiples of this many samples
     quantum: int  # every micro-step is a multiple of this many samples
-    cell: int  # samples of every micro-step, if results must have the same bits; else 0
+    chunk: int  # samples of every micro-step, if results must have the same bits; else 0
     fixed_micro_steps: int | None  # micro-steps of every rank in every round; None if they may vary
     lockstep: bool  # all ranks must take the same number of micro-steps in a round
     loop: str  # how the training loop takes a round
@@ -69,7 +69,7 @@ class Terms:
         division = None
         if piece_plan is not None:
             most = self.most if present is None else np.where(present, self.most, 0)
-            division = plan.divide(piece_plan, loads, start, most, self.largest, self.unit, self.cell)
+            division = plan.divide(piece_plan, loads, start, most, self.largest, self.unit, self.chunk)
         return RoundPlan(step, loads, int(loads.sum()), division)
 
     def piece_plan(self, step: int, present: NDArray[np.bool_] | None = None) -> PiecePlan | None:
@@ -94,15 +94,15 @@ def agree(model: torch.nn.Module, given: Options, lockstep: bool) -> Terms:
     """
     given.check_together()
     norms, ranks = has_batch_norm(model), peers.ranks()
-    own, floor = given.loop == "local", 2 if norms else 1
+    own, min_samples = given.loop == "local", 2 if norms else 1
     batch, policy, fixed = int(given.global_batch), given.policy, given.fixed_micro_steps
     merge: Merge | None = given.merge
     every = Every(intervals.interval(given.every) if own else 1, batch, merge.delay if merge else 0)
     global_batch, quantum, micro_batch = every.most, given.quantum, given.micro_batch
     if own:  # the samples of a rank's own step
-        micro_batch = max(-(-batch // ranks // quantum) * quantum, 2 * floor - 1)
-    if micro_batch is not None and micro_batch < 2 * floor - 1:
-        raise PacelineError(f"micro_batch={micro_batch}: expected at least {2 * floor - 1} samples")
+        micro_batch = max(-(-batch // ranks // quantum) * quantum, 2 * min_samples - 1)
+    if micro_batch is not None and micro_batch < 2 * min_samples - 1:
+        raise PacelineError(f"micro_batch={micro_batch}: expected at least {2 * min_samples - 1} samples")
     if quantum > 1 and micro_batch is not None:
         if micro_batch < quantum:
             raise PacelineError(f"micro_batch={micro_batch}: expected at least quantum={quantum} samples")
@@ -110,9 +110,9 @@ def agree(model: torch.nn.Module, given: Options, lockstep: bool) -> Terms:
     limits = None if isinstance(given.limits, str) else given.limits
     if memory := isinstance(given.limits, str):
         given.check_memory(lockstep)
-    least, most = least_and_most(limits, ranks, global_batch, floor)
+    least, most = least_and_most(limits, ranks, global_batch, min_samples)
     if synced := ranks > 1 and has_synced_norm(model):
-        given.check_synced(least, floor * (fixed or 1), lockstep)
+        given.check_synced(least, min_samples * (fixed or 1), lockstep)
     if fixed is not None:
         most = [min(m, fixed * (own or m)) for m, own in zip(most, peers.gather(micro_batch), strict=True)]
         if given.loop == "whole" and sum(most) < global_batch:
@@ -124,12 +124,12 @@ def agree(model: torch.nn.Module, given: Options, lockstep: bool) -> Terms:
     chosen = policies.create(policy, cluster) if isinstance(policy, str) else policy(cluster)
     name = policy if isinstance(policy, str) else type(chosen).__name__
     drop = options.threshold(given.drop)
-    whole = not (fixed is None is drop) or lockstep or norms or (given.fills and given.weigh == "hook")
+    whole = not (fixed is None is drop) or lockstep or norms or (given.filled and given.weigh == "hook")
     if isinstance(chosen, factoring.Auto) and (whole or ranks == 1) and not given.deterministic:
         # Pieces are impossible, gain nothing, or leave batch norm only few samples.
         plans: Any = chosen.planner
         chosen, name = plans, "level"
-    balancer = Balancer(chosen, quantum=quantum, floor=floor)
+    balancer = Balancer(chosen, quantum=quantum, min_samples=min_samples)
     facts = {"global_batch": batch, "policy": name, "limits": given.limits if memory else (least, most)}
     for other in ("quantum", "micro_steps", "loop", "weigh", "deterministic", "every", "drop"):
         facts[other] = getattr(given, other)
@@ -137,21 +137,24 @@ def agree(model: torch.nn.Module, given: Options, lockstep: bool) -> Terms:
         facts["merge"] = str(given.merge)
     facts["callbacks"] = [type(each).__name__ for each in given.callbacks if each.only_rank_0]
     largest = peers.agree(facts, global_batch if micro_batch is None else micro_batch)
-    moves_work, fills = balancer.piece_plan(0) is not None, given.fills or norms
+    moves_work, filled = balancer.piece_plan(0) is not None, given.filled or norms
     given.check_drop(lockstep, moves_work, next((p.device for p in model.parameters()), torch.device("cpu")))
-    given.check_pieces(name, moves_work, lockstep, fills, global_batch, ranks)
+    given.check_pieces(name, moves_work, lockstep, filled, global_batch, ranks)
     if given.elastic and balancer.policy.trains:
         raise PacelineError(
             f"policy {name} decides in its own thread, and a rank that joins cannot take part in "
             "that yet; use auto, level or another that does not train"
         )
-    unit, cell = micro_batch if own and micro_batch else quantum if quantum >= floor else floor, 0
+    unit, chunk = (
+        micro_batch if own and micro_batch else quantum if quantum >= min_samples else min_samples,
+        0,
+    )
     if given.deterministic:
-        unit = cell = quantum if quantum > 1 else max(1, global_batch // CELLS)
-        given.check_deterministic(name, moves_work, norms, cell)
+        unit = chunk = quantum if quantum > 1 else max(1, global_batch // CHUNKS)
+        given.check_deterministic(name, moves_work, norms, chunk)
         peers.together(lambda: same_bits.check_model(model))
         same_bits.check_ranks()
-        micro_batch = cell
+        micro_batch = chunk
     return Terms(
         global_batch=global_batch,
         batch=batch,
@@ -159,14 +162,14 @@ def agree(model: torch.nn.Module, given: Options, lockstep: bool) -> Terms:
         balancer=balancer,
         moves_work=moves_work,
         micro_batch=micro_batch,
-        floor=floor,
+        min_samples=min_samples,
         full=sum(least) if synced else 0,
-        fills=fills,
+        filled=filled,
         most=np.array(most),
         largest=np.array(largest),
         unit=unit,
-        quantum=1 if cell else quantum,  # with cells, the last claimed micro-step may be short
-        cell=cell,
+        quantum=1 if chunk else quantum,  # with chunks, the last claimed micro-step may be short
+        chunk=chunk,
         fixed_micro_steps=fixed,
         lockstep=lockstep,
         loop=given.loop,

@@ -29,7 +29,7 @@ CHECKPOINT = "checkpoint.pt"
 PARTS = ("model", "optimizer", "pace")
 
 
-def seal(archive: bytes) -> bytes:
+def with_digest(archive: bytes) -> bytes:
     """The archive with the digest of its bytes as its comment. archive: a zip archive without a comment, whose last
     two bytes, the length of the comment, are therefore 0."""
     body = archive[:-2] + (len(MARK) + DIGITS).to_bytes(2, "little")
@@ -37,7 +37,7 @@ def seal(archive: bytes) -> bytes:
 
 
 def sound(content: bytes) -> bool:
-    """Whether these bytes are unchanged since ``seal`` returned them."""
+    """Whether these bytes are unchanged since ``with_digest`` returned them."""
     body, end = content[: -len(MARK) - DIGITS], content[-len(MARK) - DIGITS :]
     return end == MARK + _digest(body)
 
@@ -86,7 +86,7 @@ class Checkpoints:
 
     def prepare(self, archive: bytes) -> Path:
         """Write a zip archive to a file beside the newest, which any process may ``commit`` or delete."""
-        return write_whole(part_of(self.newest), seal(archive))
+        return write_whole(part_of(self.newest), with_digest(archive))
 
     def commit(self, prepared: Path) -> None:
         """Replace the newest checkpoint by the file that ``prepare`` has written."""

@@ -38,12 +38,13 @@ def check(config: TrainConfig, data: Data) -> None:
     _check_loop(config)
     _check_slowdown(config, data)
     model = models.create(config.model, data.shape, data.classes)
-    floor = 2 if options.has_batch_norm(model) else 1
-    cluster = Cluster(config.workers, config.global_batch, *_limits(config, floor))
-    Balancer(policies.create(config.policy, cluster), quantum=config.quantum, floor=floor)
-    if config.micro_batch is not None and config.micro_batch < 2 * floor - 1:
+    min_samples = 2 if options.has_batch_norm(model) else 1
+    cluster = Cluster(config.workers, config.global_batch, *_limits(config, min_samples))
+    Balancer(policies.create(config.policy, cluster), quantum=config.quantum, min_samples=min_samples)
+    if config.micro_batch is not None and config.micro_batch < 2 * min_samples - 1:
         raise PacelineError(
-            f"micro-batch={config.micro_batch}: expected at least {2 * floor - 1}: {config.model} has batch norm"
+            f"micro-batch={config.micro_batch}: expected at least {2 * min_samples - 1}: {config.model} has batch "
+            "norm"
         )
     _check_engine(config)
 
@@ -172,8 +173,8 @@ def _check_trace(config: TrainConfig, file: str, data: Data) -> None:
         )
 
 
-def _limits(config: TrainConfig, floor: int) -> tuple[Any, Any]:
-    """Least and most samples of each worker, which runs at least ``floor`` samples if it runs any."""
+def _limits(config: TrainConfig, min_samples: int) -> tuple[Any, Any]:
+    """Least and most samples of each worker, which runs at least ``min_samples`` samples if it runs any."""
     limits = config.limits if isinstance(config.limits, list) else None
     if limits is not None and len(limits) != config.workers:
         raise PacelineError(
@@ -188,5 +189,5 @@ def _limits(config: TrainConfig, floor: int) -> tuple[Any, Any]:
             raise PacelineError(
                 "--limits memory drops what does not fit before it is summed; use --weigh loss"
             )
-    least, most = options.least_and_most(limits, config.workers, config.global_batch, floor)
+    least, most = options.least_and_most(limits, config.workers, config.global_batch, min_samples)
     return np.array(least, float), np.array(most, float)

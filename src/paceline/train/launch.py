@@ -72,12 +72,12 @@ def run(
         forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-    life, held = context.Pipe(duplex=False)
+    ended, held = context.Pipe(duplex=False)
     workers: dict[int, _Local] = {}
 
     def start(where: Where) -> _Local:
         ours, theirs = context.Pipe(duplex=False)
-        arguments = (config, run_dir, resume, lasting, where, theirs, life)
+        arguments = (config, run_dir, resume, lasting, where, theirs, ended)
         worker = _Local(target=_work, args=arguments, name=f"worker {where.place}")
         try:
             worker.start()
@@ -121,7 +121,7 @@ def run(
             return journal.end()
         finally:
             held.close()
-            life.close()
+            ended.close()
             for worker in workers.values():
                 worker.kill()
             for worker in workers.values():
@@ -197,14 +197,14 @@ def _work(
     lasting: bool,
     where: Where,
     pipe: Connection,
-    life: Connection,
+    ended: Connection,
 ) -> None:
-    """Run a worker, in its process. lasting: whether the run survives its loss. life: readable as soon as the command
-    has ended."""
+    """Run a worker, in its process. lasting: whether the run survives its loss. ended: readable as soon as the
+    command has ended."""
     # A signal such as Ctrl-C reaches the whole process group: the command gets it too, and ends the worker in order.
     for number in (signal.SIGINT, signal.SIGHUP, *(() if lasting else (signal.SIGTERM,))):
         signal.signal(number, signal.SIG_IGN)
-    end_with(life)
+    end_with(ended)
     for name, value in (("OMP_NUM_THREADS", "1"), ("GLOO_SOCKET_IFNAME", "lo")):
         os.environ.setdefault(name, value)
     torch.set_num_threads(1)

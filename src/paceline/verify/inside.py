@@ -175,12 +175,12 @@ class Inside:
     def _divided(self, model: torch.nn.Module, given: Options) -> list[int]:
         """The loads of this run."""
         batch, limits, unit = given.global_batch, given.limits, given.quantum
-        floor = 2 if has_batch_norm(model) else 1
+        min_samples = 2 if has_batch_norm(model) else 1
         pairs = [(None, None)] * self._ranks if limits is None or isinstance(limits, str) else limits
         most = [batch if high is None else high for _, high in pairs]
         if given.micro_batch and given.loop == "whole":
             most = [min(high, given.micro_batch * (given.micro_steps or 1)) for high in most]
-        least = [floor if low is None else low for low, _ in pairs]
+        least = [min_samples if low is None else low for low, _ in pairs]
         if isinstance(asked := self._plan["loads"], list):
             if len(asked) != self._ranks or sum(asked) != batch:
                 self._wrong(

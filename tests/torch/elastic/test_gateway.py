@@ -171,20 +171,20 @@ def test_what_a_stranger_writes_into_the_store_is_refused(tmp_path: Path) -> Non
         known.look()
 
 
-def connected(seals: list[Signer]) -> list[group.Group | None]:
-    """What comes of members with these seals who meet."""
+def connected(signers: list[Signer]) -> list[group.Group | None]:
+    """What comes of members with these signers who meet."""
     store, found = dist.HashStore(), dict[int, Any]()
 
     def meet(index: int, signer: Signer) -> None:
         stores = ConnectionPool(lambda: store)
-        found[index] = group.connect(stores, "group/3", index, len(seals), lambda: False, signer)
+        found[index] = group.connect(stores, "group/3", index, len(signers), lambda: False, signer)
 
-    threads = [threading.Thread(target=meet, args=each) for each in enumerate(seals)]
+    threads = [threading.Thread(target=meet, args=each) for each in enumerate(signers)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    return [found[index] for index in range(len(seals))]
+    return [found[index] for index in range(len(signers))]
 
 
 def test_who_answers_in_the_place_of_a_member_must_be_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

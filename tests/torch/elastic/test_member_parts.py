@@ -90,13 +90,13 @@ def test_parts_of_missing_samples_cost_the_same(padded: bool) -> None:
     chance = np.random.default_rng(6)
     for _ in range(200):
         model = SampleCosts(chance.uniform(1, 40, 50)).model(0.3, padded=padded)
-        sizes, members, floor = chance.integers(4, 40, 3).tolist(), int(chance.integers(1, 6)), 2
+        sizes, members, min_samples = chance.integers(4, 40, 3).tolist(), int(chance.integers(1, 6)), 2
         spans = [(start, size) for start, size in zip((0, 60, 200), sizes, strict=True)]
         lengths = [chance.uniform(1, 40, size) for size in sizes]
         most, budget = int(chance.integers(3, 30)), float(chance.choice([120.0, np.inf]))
-        cut = recovery.parts_by_cost(spans, lengths, model, members, most, budget, floor)
+        cut = recovery.parts_by_cost(spans, lengths, model, members, most, budget, min_samples)
         assert [i for a, n in cut for i in range(a, a + n)] == [i for a, n in spans for i in range(a, a + n)]
-        assert all(floor <= n <= most for _, n in cut)
+        assert all(min_samples <= n <= most for _, n in cut)
         for start, n in cut:
             span = max(s for s, _ in spans if s <= start)
             own = lengths[[s for s, _ in spans].index(span)][start - span :][:n]
@@ -115,7 +115,7 @@ def test_parts_are_multiples_of_the_quantum_within_the_micro_batch() -> None:
             assert all(n % 8 == 0 and n <= 16 for _, n in cut)
             assert sum(n for _, n in cut) == sum(n for _, n in spans)
         for size in range(2, 30):
-            sizes = [n for _, n in recovery.parts([(5, size)], members, 3, floor=2)]
+            sizes = [n for _, n in recovery.parts([(5, size)], members, 3, min_samples=2)]
             assert sum(sizes) == size
             assert set(sizes) <= {2, 3}
     assert recovery.parts([(0, 19)], 1, 8, unit=8) == [(0, 8), (8, 8), (16, 3)]  # the end of an epoch

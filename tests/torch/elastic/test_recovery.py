@@ -40,9 +40,9 @@ def test_missing_samples_are_those_in_no_span_in_as_few_spans_as_possible(
         ([(4, 16)], 1, 16, {"unit": 4}, [(4, 8), (12, 8)]),
         ([(4, 16)], 1, 7, {"unit": 4}, [(4, 4), (8, 4), (12, 4), (16, 4)]),
         ([(0, 3)], 1, 3, {"unit": 4}, [(0, 3)]),  # the end of an epoch is less than a unit
-        ([(0, 7)], 4, 9, {"floor": 3}, [(0, 4), (4, 3)]),  # five at most, so that both have three
-        ([(0, 6)], 4, 9, {"floor": 3}, [(0, 3), (3, 3)]),
-        ([(0, 5)], 4, 9, {"floor": 3}, [(0, 5)]),
+        ([(0, 7)], 4, 9, {"min_samples": 3}, [(0, 4), (4, 3)]),  # five at most, so that both have three
+        ([(0, 6)], 4, 9, {"min_samples": 3}, [(0, 3), (3, 3)]),
+        ([(0, 5)], 4, 9, {"min_samples": 3}, [(0, 5)]),
         ([], 4, 9, {}, []),
     ],
 )
@@ -93,7 +93,10 @@ def test_samples_that_cost_differently_are_cut_by_cost(
 def test_cuts_by_cost_begin_again_in_each_span_and_hold_the_floor() -> None:
     model, ones = CostModel(1.0), np.ones(3)
     assert parts_by_cost([(0, 3), (9, 3)], [ones, ones], model, 1, 9, np.inf) == [(0, 3), (9, 3)]
-    assert parts_by_cost([(0, 3), (9, 3)], [ones, ones], model, 3, 9, np.inf, floor=2) == [(0, 3), (9, 3)]
+    assert parts_by_cost([(0, 3), (9, 3)], [ones, ones], model, 3, 9, np.inf, min_samples=2) == [
+        (0, 3),
+        (9, 3),
+    ]
     squares = CostModel(0.0, 1.0)  # 9, 4, 4 and 1
     cut = parts_by_cost([(0, 4)], [np.array([3.0, 2.0, 2.0, 1.0])], squares, 1, 9, np.inf)
     assert cut == [(0, 1), (1, 3)]

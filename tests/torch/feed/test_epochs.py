@@ -106,10 +106,13 @@ def test_each_sample_runs_once_an_epoch() -> None:
 
 
 @given(
-    samples=st.integers(1, 200), size=st.integers(1, 20), floor=st.integers(1, 3), done=st.integers(0, 200)
+    samples=st.integers(1, 200),
+    size=st.integers(1, 20),
+    min_samples=st.integers(1, 3),
+    done=st.integers(0, 200),
 )
-def test_epoch_has_as_many_rounds_as_its_length(samples: int, size: int, floor: int, done: int) -> None:
-    progress = Progress(size, floor, size)
+def test_epoch_has_as_many_rounds_as_its_length(samples: int, size: int, min_samples: int, done: int) -> None:
+    progress = Progress(size, min_samples, size)
     progress.samples, progress.samples_done = samples, min(done, samples)
     rounds = list(progress.remaining())
     assert len(rounds) == progress.left

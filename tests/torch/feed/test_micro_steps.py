@@ -19,18 +19,18 @@ from support.small_net import Samples, fresh, optimizer_of
 
 
 @given(st.integers(0, 300), st.integers(1, 40), st.integers(1, 3))
-def test_a_load_is_spread_evenly_over_the_turns(load: int, micro_steps: int, floor: int) -> None:
-    sizes = spread(load, micro_steps, floor)
-    if load < floor:  # a round with too few samples for batch norm
+def test_a_load_is_spread_evenly_over_the_turns(load: int, micro_steps: int, min_samples: int) -> None:
+    sizes = spread(load, micro_steps, min_samples)
+    if load < min_samples:  # a round with too few samples for batch norm
         assert sizes == [load] + [0] * (micro_steps - 1)
         return
     used = [size for size in sizes if size]
     assert len(sizes) == micro_steps
     assert sum(sizes) == load
     assert sizes == sorted(sizes, reverse=True)
-    assert all(size >= floor for size in used)
+    assert all(size >= min_samples for size in used)
     assert not used or max(used) - min(used) <= 1
-    assert len(used) == min(micro_steps, load // floor), "no micro-step is left empty without need"
+    assert len(used) == min(micro_steps, load // min_samples), "no micro-step is left empty without need"
 
 
 def test_every_round_takes_as_many_turns() -> None:

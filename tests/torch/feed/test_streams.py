@@ -257,13 +257,15 @@ def test_checksum_tells_samples_apart_by_whole_numbers_and_text(one: Any, other:
     st.integers(1, 4),
     st.integers(1, 2),
 )
-def test_rank_receives_at_most_what_it_holds(held: list[int], most: int, quantum: int, floor: int) -> None:
-    can = available(np.array(held), np.full(len(held), most), quantum, floor)
+def test_rank_receives_at_most_what_it_holds(
+    held: list[int], most: int, quantum: int, min_samples: int
+) -> None:
+    can = available(np.array(held), np.full(len(held), most), quantum, min_samples)
     assert (can <= held).all()
     assert (can <= most).all()
     assert (can % quantum == 0).all()
     assert (can >= 0).all()
-    if floor == quantum == 1:
+    if min_samples == quantum == 1:
         assert (can == np.minimum(held, most)).all()
 
 

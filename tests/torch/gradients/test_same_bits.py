@@ -83,10 +83,10 @@ def test_exact_sum_does_not_depend_on_the_division(seed: int, pieces: int, ranks
 
 
 @guarantee("Under `deterministic=True`, sums over any pieces are exact, whichever ranks claim the work.")
-def test_round_of_8200_cells_has_the_exact_gradient() -> None:
+def test_round_of_8200_chunks_has_the_exact_gradient() -> None:
     """The derivative of a mean of products is the mean of what is multiplied."""
     samples = torch.randn(16_400, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    samples[:, 0] = 0.49999 / 2**20 * 8200  # what is left of each cell beside whole units adds up
+    samples[:, 0] = 0.49999 / 2**20 * 8200  # what is left of each chunk beside whole units adds up
     model = nn.Linear(3, 1, bias=False).double()
     optimizer = torch.optim.SGD(model.parameters())
     with Pace(model, 16_400, "factoring", loop="pieces", deterministic=True, quantum=2) as pace:

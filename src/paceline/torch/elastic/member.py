@@ -129,7 +129,7 @@ class Member(Members):
     def begin(self, loop: Any) -> None:
         self._terms: Terms = loop.terms
         self._parameters = [p for p in self._model.parameters() if p.requires_grad]
-        self._sums = (ExactBuckets if self._terms.cell else Buckets)(self._parameters)
+        self._sums = (ExactBuckets if self._terms.chunk else Buckets)(self._parameters)
         given: Any = self._model
         if loop.merges is not None:  # with local steps, changes of the model are summed and handed over
             self._sums.close()

@@ -244,7 +244,7 @@ def parts_by_cost(
     members: int,
     most: int,
     budget: float,
-    floor: int = 1,
+    min_samples: int = 1,
 ) -> list[Span]:
     """Like ``parts``, for samples that cost differently: about two parts of equal cost for each member.
 
@@ -264,19 +264,19 @@ def parts_by_cost(
                 sizes.append(size)
                 size, longest, tokens, dearest, together = 0, length, length, own, own
             size += 1
-        for part in at_least(np.array([*sizes, size], np.int64), floor).tolist():
+        for part in at_least(np.array([*sizes, size], np.int64), min_samples).tolist():
             found.append((start, part))
             start += part
     return found
 
 
-def parts(spans: Iterable[Span], members: int, most: int, unit: int = 1, floor: int = 1) -> list[Span]:
+def parts(spans: Iterable[Span], members: int, most: int, unit: int = 1, min_samples: int = 1) -> list[Span]:
     """Cut spans into parts of at most ``most`` samples, about two for each member.
 
-    unit: parts of a span are multiples of this number of samples if the span is. floor: each part has at least this
-    number of samples if the span has; ``most`` must be at least 2 floor - 1."""
+    unit: parts of a span are multiples of this number of samples if the span is. min_samples: each part has at least
+    this number of samples if the span has; ``most`` must be at least 2 min_samples - 1."""
     spans = list(spans)
-    each = max(-(-sum(size for _, size in spans) // (2 * members)), 2 * floor - 1)
+    each = max(-(-sum(size for _, size in spans) // (2 * members)), 2 * min_samples - 1)
     each = max(min(each, most) // unit, 1) * unit
     found = []
     for start, size in spans:

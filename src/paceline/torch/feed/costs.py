@@ -110,7 +110,7 @@ class Dealer:
             budget=np.inf if budget is None else float(budget),
             micro_steps=terms.fixed_micro_steps,
             lockstep=terms.lockstep,
-            floor=terms.floor,
+            min_samples=terms.min_samples,
         )
         self.budget = self._room.budget  # of a micro-batch, infinite for no limit
 
@@ -150,8 +150,8 @@ class Dealer:
     def _check(self, budget: Any) -> None:
         """Raises PacelineError if rounds cannot be divided by cost, or not with this budget for a micro-batch."""
         terms, longest = self._terms, float(self._costs.lengths.max())
-        if terms.cell or terms.quantum > 1:
-            wrong = "deterministic=True" if terms.cell else f"quantum={terms.quantum}"
+        if terms.chunk or terms.quantum > 1:
+            wrong = "deterministic=True" if terms.chunk else f"quantum={terms.quantum}"
             raise PacelineError(
                 f"{wrong} counts samples, and cost= divides by what they cost; leave one of them out"
             )
@@ -159,11 +159,12 @@ class Dealer:
             return
         number = isinstance(budget, int | float | np.integer | np.floating) and not isinstance(budget, bool)
         small = not number or not longest <= budget < np.inf
-        micro_steps, least = terms.fixed_micro_steps, 2 * terms.floor - 1
+        micro_steps, least = terms.fixed_micro_steps, 2 * terms.min_samples - 1
         reasons = {
             f"expected a number of at least {longest:g}, the cost of the longest sample": small,
-            f"the model has batch norm, which needs {terms.floor} samples in every micro-batch; expected at least "
-            f"{least * longest:g}, {least} times the longest sample": not small and budget < least * longest,
+            f"the model has batch norm, which needs {terms.min_samples} samples in every micro-batch; expected at "
+            f"least {least * longest:g}, {least} times the longest sample": not small
+            and budget < least * longest,
             f"it cuts a rank's part into as many micro-batches as it takes, and this loop takes {micro_steps} a "
             "round; use loop='round' and pace.round(batch, function), or leave it out": micro_steps,
         }

@@ -115,7 +115,7 @@ def check_sizes(samples: int, used: int, terms: Terms) -> None:
             f"the last round of an epoch has {short} samples, which is no multiple of quantum={quantum}; use "
             "drop_last=True, which leaves it out, or another quantum"
         )
-    if terms.floor <= short < terms.full:
+    if terms.min_samples <= short < terms.full:
         raise PacelineError(
             f"the last round of an epoch has {short} samples, too few for all ranks, and SyncBatchNorm would count "
             "the filler samples of a rank without work; use drop_last=True, which leaves it out"
@@ -174,7 +174,7 @@ class BalancedLoader:
         self._queue: deque[Piece] = deque()
         # This epoch's order, and the same with each round's samples in the order in which they are dealt.
         self._drawn = self._indices = np.empty(0, np.int64)
-        self._aligned, self._drops = aligned if terms.cell else None, loop.drops
+        self._aligned, self._drops = aligned if terms.chunk else None, loop.drops
         self._source: Iterator[Any] = iter(())
         self._length: int | None = None  # rounds of the running iteration
 
@@ -284,11 +284,11 @@ class BalancedLoader:
         terms, deal = self._loop.terms, plan.deal
         spans, members, fits = missing
         if deal is None or self._dealer is None:
-            cut = recovery.parts(spans, members, fits, terms.cell or terms.quantum, terms.floor)
+            cut = recovery.parts(spans, members, fits, terms.chunk or terms.quantum, terms.min_samples)
             return [Piece(plan, size, False, False, start=start) for start, size in cut]
         each = [deal.lengths[start - first :][:size] for start, size in spans]
         budget, pieces = self._dealer.budget, []
-        cut = recovery.parts_by_cost(spans, each, deal.model, members, fits, budget, terms.floor)
+        cut = recovery.parts_by_cost(spans, each, deal.model, members, fits, budget, terms.min_samples)
         for start, size in cut:
             lengths = deal.lengths[start - first :][:size]
             parts = batch_parts(lengths, np.array([size]), deal.model.padded)
@@ -298,10 +298,10 @@ class BalancedLoader:
     def load(self, start: int, size: int) -> Any:
         """The batch of ``size`` samples from ``start`` of the epoch's order; for 0, one that counts for nothing."""
         chosen = self._indices[start : start + size].copy()
-        if not size and self._loop.terms.fills:
+        if not size and self._loop.terms.filled:
             done = self._loop.progress.samples_done
             chosen = self._indices[
-                done : done + self._loop.terms.floor
+                done : done + self._loop.terms.min_samples
             ]  # of this round, see ``planned_pieces``
         if not (size and self._early):
             batch = loaded(self.dataset, self._collate, chosen.tolist())
@@ -336,7 +336,7 @@ class BalancedLoader:
             latest = balancer.latest
             plan = self.divided(step, first, size)
             same_size, loads, cuts = size, plan.loads, []
-            for chosen, piece in planned_pieces(terms, loop.rank, plan, first, indices, terms.fills):
+            for chosen, piece in planned_pieces(terms, loop.rank, plan, first, indices, terms.filled):
                 if self._drops is not None and step == self._drops.cut:
                     break
                 cuts.append((piece.start - first, piece.samples, piece.first, piece.last))

@@ -47,15 +47,15 @@ def order_of(sampler: Any) -> tuple[Any, bool]:
 
 
 def planned_pieces(
-    terms: Terms, rank: int, plan: RoundPlan, start: int, indices: Indices, fills: bool
+    terms: Terms, rank: int, plan: RoundPlan, start: int, indices: Indices, filled: bool
 ) -> list[tuple[Indices, Piece]]:
     """This rank's planned pieces of a round whose samples begin at ``start`` of ``indices``, each with its samples.
 
-    fills: an empty micro-step gets samples of the round that count for nothing. So it uses no parameter that the
+    filled: an empty micro-step gets samples of the round that count for nothing. So it uses no parameter that the
     round's samples do not use, whose gradient would be 0 instead of None."""
     division = plan.division
     own = plan.loads if division is None else division.first + division.kept
-    filler = indices[start : start + terms.floor] if fills else None
+    filler = indices[start : start + terms.min_samples] if filled else None
     start += sum(own[:rank].tolist())
     kept = 0 if division is None else int(division.kept[rank])
     mine = indices[start : start + int(own[rank])]
@@ -78,7 +78,7 @@ def pieces(
     position of the rank's first sample in the epoch's order.
     """
     at_once, micro_steps, unit = len(mine) - kept, terms.micro_steps(plan.loads), terms.quantum
-    cuts = spread(at_once, micro_steps, terms.floor, unit) if micro_steps else _cuts(terms, at_once)
+    cuts = spread(at_once, micro_steps, terms.min_samples, unit) if micro_steps else _cuts(terms, at_once)
     if kept and terms.merge is not None:
         cuts += _cuts(terms, kept)
     elif kept:
@@ -121,10 +121,10 @@ def cut(load: int, most: int | None, unit: int = 1) -> list[int]:
     return _even(load, -(-load // (most // unit * unit)), unit)
 
 
-def spread(load: int, micro_steps: int, floor: int = 1, unit: int = 1) -> list[int]:
-    """Sizes of ``micro_steps`` micro-batches, as even as possible in multiples of ``unit``, with at least ``floor``
-    samples or none in each; a load below the floor is one micro-batch."""
-    count = min(micro_steps, max(load // max(floor, unit), 0 < load < floor))
+def spread(load: int, micro_steps: int, min_samples: int = 1, unit: int = 1) -> list[int]:
+    """Sizes of ``micro_steps`` micro-batches, as even as possible in multiples of ``unit``, each with at least
+    ``min_samples`` or none; a load below that is one micro-batch."""
+    count = min(micro_steps, max(load // max(min_samples, unit), 0 < load < min_samples))
     return (_even(load, count, unit) if count else []) + [0] * (micro_steps - count)
 
 

@@ -88,7 +88,7 @@ def check_unchanging(loop: Loop, what: str) -> None:
     """Refuses ``what`` by a PacelineError if ranks drop late pieces, or must find equal bits."""
     reasons = {
         "drop= leaves out none of these samples; use pace.loader(dataset)": loop.drops,
-        "deterministic=True fixes which rank runs which sample; use pace.loader(dataset)": loop.terms.cell,
+        "deterministic=True fixes which rank runs which sample; use pace.loader(dataset)": loop.terms.chunk,
     }
     refuse(what, reasons)
 

@@ -165,7 +165,7 @@ class BalancedSampler:
         indices, step = self._order.epoch(progress.epoch), progress.rounds
         for first, size in progress.remaining():
             plan = terms.divided(step, terms.balancer.loads(step, size), first)
-            for chosen, piece in planned_pieces(terms, loop.rank, plan, first, indices, terms.fills):
+            for chosen, piece in planned_pieces(terms, loop.rank, plan, first, indices, terms.filled):
                 yield chosen.tolist(), piece
             step += 1
         self._last = step - 1

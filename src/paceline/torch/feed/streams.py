@@ -92,12 +92,12 @@ AHEAD = 2  # a rank draws ahead this many times its load, and its equal share am
 ROW = np.dtype([("held", "f8"), ("ended", "f8"), ("checksum", "f8")])
 
 
-def available(held: Indices, most: Indices, quantum: int, floor: int) -> Indices:
+def available(held: Indices, most: Indices, quantum: int, min_samples: int) -> Indices:
     """The samples that each rank may be given in the next round, (n,): what it holds, up to ``most``, in quanta.
 
-    floor: loads below it are moved to one rank, which must hold enough samples for all of them.
+    min_samples: loads below it are moved to one rank, which must hold enough samples for all of them.
     """
-    spare = (floor - 1) * len(held)
+    spare = (min_samples - 1) * len(held)
     return np.minimum(np.maximum(held - spare, 0), most) // quantum * quantum
 
 
@@ -234,7 +234,7 @@ class StreamLoader:
         self._source, self._resumed, self._over = source, False, False
         while self._skipped:
             with self._reading():
-                while self._buffer.count < self._loop.terms.floor and self._draw():
+                while self._buffer.count < self._loop.terms.min_samples and self._draw():
                     pass
             if not self._buffer.count:
                 break
@@ -269,7 +269,7 @@ class StreamLoader:
             own, self._loads = int(loads[loop.rank]), None
             self._taken = self._take(loads)
             self._report(self._aim(own))
-            filler = np.full(terms.floor, -1) if terms.fills else None
+            filler = np.full(terms.min_samples, -1) if terms.filled else None
             plan = RoundPlan(loop.progress.rounds, loads, int(loads.sum()))
             self._planned = iter(pieces(terms, plan, np.arange(own), filler=filler))
         chosen, piece = next(self._planned)
@@ -297,7 +297,7 @@ class StreamLoader:
         self._receive()
         for attempt in range(2):
             held = self._supply["held"].astype(np.int64)
-            can = available(held, terms.most, terms.quantum, terms.floor)
+            can = available(held, terms.most, terms.quantum, terms.min_samples)
             if can.sum() >= terms.global_batch or self._supply["ended"].all():
                 break
             if not attempt:
@@ -350,7 +350,7 @@ class StreamLoader:
         """The samples to hold ahead after a round in which this rank ran ``load`` samples."""
         terms, ranks = self._loop.terms, self._loop.ranks
         aim = wanted(load, terms.global_batch, int(self._supply["ended"].sum()), ranks)
-        return aim + (terms.floor - 1) * ranks
+        return aim + (terms.min_samples - 1) * ranks
 
     def _report(self, aim: int) -> None:
         """Draw ahead until this rank holds ``aim`` samples, and send how many it holds."""
@@ -365,7 +365,7 @@ class StreamLoader:
     def _keep_some(self) -> None:
         """Keep the first samples, which stay in the buffer, for a micro-step without work."""
         if self._some is None and self._buffer.count:
-            self._some = self._buffer.take(min(self._loop.terms.floor, self._buffer.count))
+            self._some = self._buffer.take(min(self._loop.terms.min_samples, self._buffer.count))
             self._buffer.back(self._some)
 
     def _receive(self) -> None:
@@ -433,7 +433,7 @@ class SharedStreamLoader(StreamLoader):
                 "instance those of a shuffle buffer"
             )
         batch = int(min(held[0], terms.global_batch))
-        if batch < (terms.global_batch if self._drop_last else terms.floor):
+        if batch < (terms.global_batch if self._drop_last else terms.min_samples):
             self._finish(batch)
             return None
         self._empty = False
