@@ -88,7 +88,7 @@ def test_service_drops_no_worker(tmp_path: Path) -> None:
         for each in lives:
             each.start()
         for each in lives:
-            each.join(120)
+            each.join(400)
         state = service.ask("GET", "/v1/jobs/default").content
         assert (state["rounds"], state["reports"], state["dropped"]) == (30, 60, 0)
         stack.close()

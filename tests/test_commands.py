@@ -36,7 +36,7 @@ def shell(line: str, place: Path, path: str = PLAIN) -> str:
         env=env | {"PATH": path, "PYTHONPATH": str(source)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=400,
     )
     return done.stdout + done.stderr
 

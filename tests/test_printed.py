@@ -60,7 +60,7 @@ def served(line: str, place: Path, address: str) -> subprocess.Popen[str]:
 
 def ended(process: subprocess.Popen[str]) -> None:
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    process.communicate(timeout=400)
 
 
 @pytest.fixture(scope="module")

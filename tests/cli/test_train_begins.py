@@ -42,7 +42,7 @@ def on_a_terminal(arguments: list[str], place: Path) -> tuple[int, str]:
     except OSError:  # of Linux, where nobody writes any more
         pass
     os.close(ours)
-    return started.wait(timeout=60), said.decode()
+    return started.wait(timeout=400), said.decode()
 
 
 @guarantee(

@@ -35,7 +35,7 @@ def test_watch_prints_its_address_and_ends_on_a_signal(tmp_path):
         kept.request("GET", "/panel")
         assert json.loads(kept.getresponse().read())["rounds"] == 3
         server.send_signal(2)
-        assert server.wait(30) == 0
+        assert server.wait(400) == 0
         assert server.stderr.read() == ""
     finally:
         server.kill()

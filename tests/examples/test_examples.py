@@ -88,7 +88,7 @@ def test_jax_service() -> None:
 def test_offloading() -> None:
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / "offloading.py"), "--rounds", "25"],
-        capture_output=True, text=True, timeout=120,
+        capture_output=True, text=True, timeout=400,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     rows = [line.rsplit(None, 9) for line in done.stdout.splitlines()[2:]]

@@ -28,7 +28,7 @@ def training_function(config, args):
 
 def port(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(PORTS / "port.py"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, timeout=400)
 
 
 @pytest.mark.parametrize("name", NAMES)

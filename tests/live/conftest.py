@@ -28,7 +28,7 @@ class Watched:
 
     def stop(self):
         self._server.should_exit = True
-        self._thread.join(20)
+        self._thread.join(400)
         assert not self._thread.is_alive()
 
     @property

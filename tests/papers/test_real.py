@@ -42,7 +42,7 @@ def test_two_masters_products_outlive_a_worker() -> None:
 def test_a_wrong_row_is_named() -> None:
     done = subprocess.run(
         [sys.executable, "benchmarks/real.py", "--rows", "nothing"], cwd=ROOT, capture_output=True, text=True,
-        timeout=100, check=False,
+        timeout=400, check=False,
     )  # fmt: skip
     assert done.returncode == 2
     assert "invalid choice: 'nothing'" in done.stderr

@@ -89,7 +89,7 @@ def frozen(pool):
     yield lambda *names: [os.kill(pool.processes[name], signal.SIGSTOP) for name in names]
     for process in pool.processes.values():
         os.kill(process, signal.SIGCONT)
-    ray.get([actor.__ray_call__.remote(held) for actor in pool.actors.values()], timeout=120)
+    ray.get([actor.__ray_call__.remote(held) for actor in pool.actors.values()], timeout=400)
 
 
 def test_ray_is_imported_only_when_asked_for():

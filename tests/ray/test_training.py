@@ -94,18 +94,18 @@ class TestWithRay:
         began = time.monotonic()
         while not (out / "rounds.jsonl").exists() or len(runs.read(out).round) < 3:
             assert training.poll() is None, training.communicate()[1]
-            assert time.monotonic() - began < 120
+            assert time.monotonic() - began < 400
             time.sleep(0.05)
         started = psutil.Process(training.pid).children(recursive=True)
         training.terminate()
-        said, complaint = training.communicate(timeout=120)
+        said, complaint = training.communicate(timeout=400)
         assert (training.returncode, complaint.strip()) == (143, "paceline: interrupted")
         assert f"finished steps are on record in {out}" in said
         record = runs.read(out)
         assert len(record.round) >= 3
         assert not record.notes
         assert (out / "report.html").exists()
-        left_after(30, started)
+        left_after(400, started)
 
     def test_the_server_killed_at_most_an_interval_is_lost(self, tmp_path, torch_loaded):
         out, every = tmp_path / "run", 3
@@ -125,13 +125,13 @@ class TestWithRay:
         # More updates than bsp has rounds.
         while not (out / "run.json").exists() or len(runs.read(out).round) < 4 * every + 2:
             assert training.poll() is None
-            assert time.monotonic() - began < 120
+            assert time.monotonic() - began < 400
             time.sleep(0.02)
         started = psutil.Process(training.pid).children(recursive=True)
         training.kill()
         training.wait()
         had = len(runs.read(out).round)
-        for process in left_after(10, started):
+        for process in left_after(400, started):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         assert run(["train", "--resume", str(out)]) == 0

@@ -33,12 +33,12 @@ def test_one_of_several_serves_and_the_others_end_with_an_error(tmp_path: Path) 
         refused = [process for process, line in zip(started, said, strict=True) if not line]
         assert len(serving) == 1, said
         for process in refused:
-            assert process.wait(60) == 2
+            assert process.wait(400) == 2
             complaint = process.stderr.read()  # type: ignore[union-attr]
             assert complaint.startswith("paceline: ")
             assert complaint.count("\n") == 1
         serving[0].send_signal(signal.SIGTERM)
-        assert serving[0].wait(60) == 128 + signal.SIGTERM
+        assert serving[0].wait(400) == 128 + signal.SIGTERM
     finally:
         for process in started:
             process.kill()

@@ -87,7 +87,7 @@ def test_each_worker_receives_its_samples_after_kills_of_the_service(tmp_path: P
         assert service.end(signal.SIGKILL) == -signal.SIGKILL
         service.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(400)
     assert [len(log) for log in logs] == [ROUNDS] * 3
     for parts, expected in zip(zip(*logs, strict=True), alone(), strict=True):
         assert [part.indices for part in parts] == expected

@@ -42,7 +42,7 @@ def test_examples_share_a_job(fast: tuple[str, str], slow: tuple[str, str], tmp_
             )
             for (program, file), name, milliseconds in ((fast, "fast", "1"), (slow, "slow", "4"))
         ]
-        said = [worker.communicate(timeout=120)[0] for worker in workers]
+        said = [worker.communicate(timeout=400)[0] for worker in workers]
         lasted = time.monotonic() - began
         assert [worker.returncode for worker in workers] == [0, 0]
         state = service.ask("GET", "/v1/jobs/default").content

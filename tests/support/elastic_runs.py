@@ -307,7 +307,7 @@ def _train(where: Where, out: Path, rounds: int, options: dict[str, Any], say: C
         if options.get("waits"):  # for all others, who may need this rank for their last round
             pace.host.flush()
             (out / f"over-{where.ident}").touch()
-            until = time.monotonic() + 120
+            until = time.monotonic() + 400
             while len(list(out.glob("over-*"))) < where.places:
                 assert time.monotonic() < until
                 time.sleep(0.01)

@@ -75,7 +75,7 @@ class Process:
     def end(self, how: int = signal.SIGTERM) -> int:
         """End it; its exit status."""
         self.process.send_signal(how)
-        status = self.process.wait(180)
+        status = self.process.wait(400)
         self.last = self.process.stderr.read()  # type: ignore[union-attr]
         for stream in (self.process.stdout, self.process.stderr):
             stream.close()  # type: ignore[union-attr]

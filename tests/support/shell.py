@@ -99,7 +99,7 @@ class Shell:
                 env=os.environ | {"PACELINE_TOKEN": served.TOKEN},
                 capture_output=True,
                 text=True,
-                timeout=120,
+                timeout=400,
             )
         assert done.returncode == 0, done.stdout + done.stderr
 

@@ -24,7 +24,7 @@ def row(number: float) -> np.ndarray:
 
 
 def connected() -> exchange.MemoryExchange:
-    found = exchange.MemoryExchange.of_all(ROW, timeout=60.0)
+    found = exchange.MemoryExchange.of_all(ROW, timeout=400)
     assert found is not None
     return found
 

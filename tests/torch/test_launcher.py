@@ -231,7 +231,7 @@ def test_a_worker_that_has_work_for_too_long_is_given_up(monkeypatch: pytest.Mon
     beats, began, lost = 1, time.monotonic(), dict[int, tuple[str, float]]()
     try:
         while len(lost) < 2:
-            assert time.monotonic() - began < 60
+            assert time.monotonic() - began < 400
             beats += 1
             keeper.store.set(BEAT(0), str(beats))
             for loss in keeper.look():
@@ -314,7 +314,7 @@ def test_killed_worker_that_does_not_end_holds_up_nothing(monkeypatch: pytest.Mo
 
 def test_a_first_machine_that_is_not_there_is_told_in_sentences() -> None:
     command = [sys.executable, "-m", "paceline.torch.launcher", "--join", "127.0.0.1:1", "--patience", "0"]
-    done = subprocess.run([*command, __file__], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*command, __file__], capture_output=True, text=True, timeout=400)
     assert done.returncode == 1
     assert done.stderr.splitlines() == [
         "paceline: no answer at 127.0.0.1:1; this machine joins when it answers",
@@ -344,7 +344,7 @@ def test_a_program_that_ends_slowly_is_not_taken_for_frozen(monkeypatch: pytest.
             if time.monotonic() - began > 0.9 and not found:
                 assert [member.ident for member in keeper.members] == [0]
                 assert not stands[1].told
-            assert time.monotonic() - began < 60
+            assert time.monotonic() - began < 400
             time.sleep(0.01)
     finally:
         keeper.close()
@@ -367,7 +367,7 @@ def test_a_frozen_worker_is_killed_though_the_launcher_is_interrupted(
             raise KeyboardInterrupt
 
     def look_for_long() -> None:
-        until = time.monotonic() + 60
+        until = time.monotonic() + 400
         while time.monotonic() < until:
             keeper.look()
             time.sleep(0.01)

@@ -26,7 +26,7 @@ def test_error_of_a_record_is_printed_by_one_rank(tmp_path: Path) -> None:
     (tmp_path / "there" / "file").touch()
     (tmp_path / "script.py").write_text(SCRIPT)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
-    done = subprocess.run([*launcher, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    done = subprocess.run([*launcher, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=400)
     assert done.returncode == 1
     assert done.stderr.count("PacelineError: run directory there exists") == 1
     assert done.stderr.count("[rank0]: Traceback") == 1

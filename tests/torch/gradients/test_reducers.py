@@ -108,7 +108,7 @@ def members(out: Path, ranks: int) -> list[dict[str, Any]]:
     """The same of the members of a run that may lose ranks."""
     keeper, until = (
         Supervisor(ranks, lambda where: Fork(_member, where, out), 0, 30.0),
-        time.monotonic() + 240,
+        time.monotonic() + 400,
     )
     try:
         while keeper.workers and time.monotonic() < until:
