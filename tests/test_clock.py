@@ -84,7 +84,9 @@ def test_service_drops_no_worker(tmp_path: Path) -> None:
     with process(tmp_path, *options, PYTHONPATH=PATH) as service, contextlib.ExitStack() as stack:
         # One joins after the other, as the record's columns stand in the order of joining.
         workers = [stack.enter_context(client.Worker(service.url, name=name, token=TOKEN)) for name in "ab"]
-        threads = [threading.Thread(target=work, args=each) for each in zip(workers, (2e-3, 1e-3), strict=True)]
+        threads = [
+            threading.Thread(target=work, args=each) for each in zip(workers, (2e-3, 1e-3), strict=True)
+        ]
         for each in threads:
             each.start()
         for each in threads:

@@ -13,6 +13,7 @@ pytest.importorskip("ray")
 import ray
 
 from paceline import PacelineError
+from paceline.errors import WorkerError
 from paceline.ray import start
 from paceline.ray.pool import WorkerPool
 
@@ -21,6 +22,23 @@ def a_pool() -> bool:
     with pytest.raises(PacelineError, match="Ray has 0"):
         WorkerPool(["a"])
     return True
+
+
+@pytest.mark.parametrize(
+    "begin", [lambda: start.connect(None, 2), lambda: WorkerPool(["a"])], ids=["own", "pool"]
+)
+def test_ray_that_does_not_start_is_one_sentence(
+    begin: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def init(**_: object) -> None:
+        raise Exception("The node timed out.\n  This could be by load.")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(
+        WorkerError, match=r"did not start .* \(The node timed out. This could be by load\); try"
+    ):
+        begin()
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ pytest.importorskip("ray")
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray-products")]
 
 SCRIPT = """
-import json, time
+import json
 
 import numpy as np
 from ray.cluster_utils import Cluster
@@ -47,7 +47,7 @@ class Fragile(Server):
 
 
 def on_update(update):
-    log.append((time.perf_counter(), update))
+    log.append(update)
 
 
 config = ServerConfig(4, 40, lr=0.2)
@@ -58,9 +58,8 @@ with Fragile(
     gone = [worker for worker in removed if worker not in server.present()]
 print(json.dumps({
     "uses": sorted(set(pool.uses.tolist())),
-    "present": [u.present for _, u in log],
-    "lost": {what: sum(u.dropped[what] for _, u in log) for what in ("lost", "given up", "died")},
-    "gap": max(after[0] - before[0] for before, after in zip(log, log[1:])),
+    "present": [u.present for u in log],
+    "lost": {what: sum(u.dropped[what] for u in log) for what in ("lost", "given up", "died")},
     "removed": sorted(removed),
     "gone": sorted(gone),
     "error": float(np.abs(values.reshape(-1, 3) - X.mean(0)).max()),
@@ -71,7 +70,9 @@ cluster.shutdown()
 
 def test_the_run_outlives_a_node_and_the_gradients_on_it():
     folder = str(Path(__file__).parent)
-    done = python(SCRIPT, PYTHONPATH=os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")]))
+    # Ray would miss the node after five missed answers, in 15 s; here it does not, and the run's own deadline does.
+    slow = {"RAY_health_check_failure_threshold": "1000"}
+    done = python(SCRIPT, **slow, PYTHONPATH=os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")]))
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.strip().splitlines()[-1])
     assert len(found["removed"]) == 2
@@ -80,5 +81,4 @@ def test_the_run_outlives_a_node_and_the_gradients_on_it():
     assert sum(found["lost"].values()) >= 1
     assert found["present"][0] == 4
     assert 1 <= found["present"][-1] <= 2  # a live one may be given up for a while on a busy machine
-    assert found["gap"] < 10  # by the run's own deadline; Ray takes 15 s to miss a node
     assert found["error"] < 0.3

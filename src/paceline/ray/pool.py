@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import threading
@@ -17,7 +16,7 @@ import ray
 from paceline.costs import Array
 from paceline.errors import PacelineError, number, whole
 from paceline.files import write_whole
-from paceline.ray.start import START_SECONDS, Closing, controlled, signals_as_they_are
+from paceline.ray.start import START_SECONDS, Closing, controlled, init
 
 ProductDelay = Callable[[str, str, int, int], float]
 
@@ -108,8 +107,7 @@ class WorkerPool(Closing):
         if unknown := [name for name in options or {} if name not in workers]:
             raise PacelineError(f"options for worker {unknown[0]!r}: expected one of {', '.join(workers)}")
         if not ray.is_initialized():
-            with signals_as_they_are():
-                ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+            init()
         there = ray.cluster_resources().get("CPU", 0.0)
         if cpus * len(workers) > there:
             raise PacelineError(

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import ray
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, WorkerError
 
 ANSWER_SECONDS = 20.0
 START_SECONDS = 120.0  # in which all workers must start
@@ -40,22 +40,33 @@ def connect(address: str | None, cpus: int) -> bool:
         return False
     if address is not None and address != "auto":
         _ask(address)
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    with signals_as_they_are():
-        if address is None:
-            os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-            ray.init(  # "local": never join another Ray on this machine
-                address="local", num_cpus=max(cpus, os.cpu_count() or 1), include_dashboard=False, **quiet
-            )
-            return True
-        try:
-            ray.init(address=address, **quiet)
-        except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-            raise PacelineError(
-                f"no Ray cluster answers at {address} ({str(error).splitlines()[0]}); start one with ray start "
-                "--head, or leave out --address"
-            ) from error
+    if address is None:
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        init(address="local", num_cpus=max(cpus, os.cpu_count() or 1))  # never join another on this machine
+        return True
+    try:
+        with signals_as_they_are():
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+        raise PacelineError(
+            f"no Ray cluster answers at {address} ({str(error).splitlines()[0]}); start one with ray start "
+            "--head, or leave out --address"
+        ) from error
     return True
+
+
+def init(**options: Any) -> None:
+    """Start Ray on this machine; without ``address="local"`` join one that runs there. options: of ``ray.init``.
+
+    Raises WorkerError if Ray does not start, which has a limit of 30 s for some of its processes."""
+    try:
+        with signals_as_they_are():
+            ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR, **options)
+    except Exception as error:  # Ray's own have no class in common
+        raise WorkerError(
+            f"Ray did not start on this machine ({' '.join(str(error).split()).rstrip('.')}); try again when the "
+            "machine is less busy"
+        ) from error
 
 
 class Closing:

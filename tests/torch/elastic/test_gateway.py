@@ -335,9 +335,7 @@ def test_a_launcher_that_nobody_answers_gives_up(token: str) -> None:
     "Strangers and wrong tokens are refused with an error message; a stranger takes part in no sum, and the "
     "run continues."
 )
-def test_a_stranger_is_turned_away(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_stranger_is_turned_away(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(gateway, "SECONDS", 1.0)
     port, here, there, said = free_port(), list[Stands](), list[Stands](), list[str]()
 
