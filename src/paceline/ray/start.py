@@ -58,7 +58,7 @@ def connect(address: str | None, cpus: int) -> bool:
 def init(**options: Any) -> None:
     """Start Ray on this machine; without ``address="local"`` join one that runs there. options: of ``ray.init``.
 
-    Raises WorkerError if Ray does not start, which has a limit of 30 s for some of its processes."""
+    Raises WorkerError if Ray does not start: it allows one of its processes 15 s, which a busy machine may exceed."""
     try:
         with signals_as_they_are():
             ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR, **options)
