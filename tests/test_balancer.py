@@ -200,7 +200,7 @@ def test_error_in_the_training_is_raised_by_the_next_report() -> None:
         assert loop.loads(step + 1, 10).tolist() == [5, 5]
 
 
-def test_quanta_and_floors() -> None:
+def test_quanta_and_fewest_samples() -> None:
     loop = balancer("level", quantum=20, min_samples=2)
     play(loop, 0, 2)
     assert (loop.loads(2, 100) % 20 == 0).all()

@@ -133,7 +133,7 @@ def test_samples_too_few_for_batch_norm_join_others_in_their_turn(
 
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("batch", range(1, 12))
-def test_short_round_with_least_loads_of_the_floor_is_dealt_once(padded: bool, batch: int) -> None:
+def test_short_round_with_least_loads_of_min_samples_is_dealt_once(padded: bool, batch: int) -> None:
     lengths = np.random.default_rng(batch).integers(1, 20, batch).astype(float)
     room = Room(least=np.full(5, 2), most=27, min_samples=2)
     dealt = deal(lengths, CostModel(0.1, padded=padded), np.ones(5), room=room)

@@ -31,7 +31,7 @@ from paceline.torch.gradients.counts import checked_count
 from paceline.torch.gradients.weighing import GLOBAL
 from paceline.torch.host import Host
 from paceline.torch.mistakes import Words
-from paceline.torch.options import has_batch_norm
+from paceline.torch.options import has_batch_norm, min_samples_of
 from paceline.torch.progress import rounds
 
 try:
@@ -203,7 +203,7 @@ class BalancedCallback(Callback):
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit" and self.pace is not None:
             self.pace.host.release()
-            vars(trainer.strategy).pop("training_step", None)  # that of ``_read_count``
+            self._read_no_count(trainer)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if not self._fitting:
@@ -215,6 +215,7 @@ class BalancedCallback(Callback):
             self._saved = pace.state_dict()
         self._fitting = False
         pace.host.detach()
+        self._read_no_count(trainer)
 
     def state_dict(self) -> dict[str, Any]:
         return {"pace": self._running().state_dict() if self._fitting else self._saved}
@@ -243,6 +244,10 @@ class BalancedCallback(Callback):
             return output
 
         strategy.training_step = training_step
+
+    def _read_no_count(self, trainer: Trainer) -> None:
+        if self.count is not None:
+            vars(trainer.strategy).pop("training_step", None)
 
     def _running(self) -> HostedPace:
         assert self.pace is not None
@@ -281,7 +286,7 @@ class Loader:
             raise PacelineError(
                 "balanced.loader(...) without its BalancedCallback; expected Trainer(callbacks=[balanced])"
             )
-        min_samples = 2 if has_batch_norm(trainer.lightning_module) else 1
+        min_samples = min_samples_of(trainer.lightning_module)
         many = rounds(self.samples, 0, self._balanced.global_batch, min_samples)
         return many * trainer.accumulate_grad_batches
 

@@ -14,7 +14,7 @@ from paceline.hosts.comparing import warn_of_comparisons
 from paceline.torch.feed.costs import read
 from paceline.torch.host import Host
 from paceline.torch.mistakes import Words
-from paceline.torch.options import has_batch_norm
+from paceline.torch.options import min_samples_of
 from paceline.torch.progress import rounds
 
 # Whether samples are shuffled, by train_sampling_strategy. With the last two, Paceline also divides by length.
@@ -92,11 +92,10 @@ class Rounds:
     def _rounds(self) -> int:
         """The rounds of an epoch."""
         trainer = self.trainer
-        min_samples = 2 if has_batch_norm(trainer.model_wrapped) else 1
         samples, batch = len(self.dataset), trainer.balance["global_batch"]
         if trainer.args.dataloader_drop_last:
             samples -= samples % batch
-        return rounds(samples, 0, batch, min_samples)
+        return rounds(samples, 0, batch, min_samples_of(trainer.model_wrapped))
 
     def _made(self, pace: HostedPace) -> Any:
         """The loader of the training samples."""

@@ -174,9 +174,10 @@ def deal(
             f"a sample of length {lengths.max():g} is longer than a micro-batch may be, "
             f"micro_batch_cost={budget:g}; raise it, or cut the sample"
         )
-    enough = np.where(least > 0, np.minimum(np.maximum(least, room.min_samples), most), 0)
+    fewest = room.min_samples
+    enough = np.where(least > 0, np.minimum(np.maximum(least, fewest), most), 0)
     # In a short round, whose least loads have shrunk, not every worker can have so many.
-    least = enough if enough.sum() <= batch else np.where(least >= room.min_samples, least, 0)
+    least = enough if enough.sum() <= batch else np.where(least >= fewest, least, 0)
     limits = Limits(least, most, micro, budget, room.micro_steps == 1)
     allowed, pace = pace, pace.copy()
 
@@ -186,33 +187,30 @@ def deal(
         return _unpadded(lengths, model, pace, overhead, limits)
 
     order, loads, sizes = divided()
-    while (
-        len(lone := np.flatnonzero((loads > 0) & (loads < room.min_samples))) and np.isfinite(pace).sum() > 1
-    ):
+    while len(lone := np.flatnonzero((loads > 0) & (loads < fewest))) and np.isfinite(pace).sum() > 1:
         # Workers with too few samples get none, the slower half of these first; the others run theirs.
         pace[lone[np.argsort(-pace[lone], kind="stable")[: (len(lone) + 1) // 2]]] = np.inf
         limits = limits._replace(least=np.where(np.isfinite(pace), limits.least, 0))
         try:
             order, loads, sizes = divided()
         except PacelineError:  # the others have no room for these
-            roomy = np.lexsort(
-                (allowed, -most)
-            )  # the fewest workers with enough room get at least min_samples
+            # The fewest workers with enough room get at least min_samples.
+            roomy = np.lexsort((allowed, -most))
             few = roomy[: 1 + np.searchsorted(np.cumsum(most[roomy]), batch)]
-            if most[few].min() < room.min_samples or len(few) * room.min_samples > batch:
+            if most[few].min() < fewest or len(few) * fewest > batch:
                 break  # no loads within the limits are all large enough
             pace = np.full(n, np.inf)
             pace[few] = allowed[few]
-            limits = limits._replace(least=np.where(np.isfinite(pace), np.minimum(room.min_samples, most), 0))
+            limits = limits._replace(least=np.where(np.isfinite(pace), np.minimum(fewest, most), 0))
             with suppress(PacelineError):  # if a micro-batch's limits forbid it, the division before holds
                 order, loads, sizes = divided()
             break
-    sizes = [at_least(each, room.min_samples) for each in sizes]
+    sizes = [at_least(each, fewest) for each in sizes]
     micro_steps = room.micro_steps
     if room.lockstep and micro_steps is None:
         micro_steps = max(len(each) for each in sizes)
     if micro_steps is not None:
-        sizes = [_split(each, micro_steps, room.min_samples) for each in sizes]
+        sizes = [_split(each, micro_steps, fewest) for each in sizes]
     return dealt(order, lengths[order], loads, sizes, model)
 
 

@@ -260,7 +260,8 @@ class MemoryLimit:
     ) -> None:
         self._rank, self._passes, self._terms, self._cut = peers.rank(), passes, terms, cut
         self._round = round
-        self._unit, self._min_samples = terms.quantum, max(terms.min_samples, terms.quantum)
+        # One part would have too few samples for batch norm, or no whole quantum.
+        self._unit, self._fewest = terms.quantum, max(terms.min_samples, terms.quantum)
         self._device = passes.device
         self._lines = [_Line(gauge) for gauge in gauges(self._device)]
         self._whole = terms.fixed_micro_steps is not None
@@ -284,14 +285,14 @@ class MemoryLimit:
             self._ran(piece.samples * _each(piece))
         if steps is None or not self._proven:
             return math.nan, self._failed
-        return max(self._find() / self._lengths * steps, self._min_samples), self._failed
+        return max(self._find() / self._lengths * steps, self._fewest), self._failed
 
     def run(self, batch: Any, one: Callable[[Any], T]) -> Iterator[T]:
         """The results of ``one``, which runs the forward and backward pass of a batch: of a micro-step's whole batch,
         or of parts that fit, one after the other. A part that does not fit is dropped, and half of it is tried."""
         piece = self._round.running
         amounts, done, again, rows = Amounts.of(piece), 0, piece.samples, piece.samples
-        cuts = rows > self._min_samples and not self._whole and self._passes.cuts(batch)
+        cuts = rows > self._fewest and not self._whole and self._passes.cuts(batch)
         sums = piece.last and self._passes.gradients.sums
         while done < rows or not rows:
             left = size = rows - done
@@ -306,12 +307,7 @@ class MemoryLimit:
                 if not ran_out(error):
                     raise
                 # Fewer samples than two floors cannot be cut: one part would be too small for batch norm.
-                if not (
-                    cuts
-                    and size > self._min_samples
-                    and left >= 2 * self._min_samples
-                    and self._passes.droppable
-                ):
+                if not (cuts and size > self._fewest and left >= 2 * self._fewest and self._passes.droppable):
                     raise PacelineError(self._too_little(piece, size, cuts)) from error
             else:
                 self._ran(amount)
@@ -320,7 +316,7 @@ class MemoryLimit:
                 if not rows:
                     return
                 continue
-            again = max(size // 2, self._min_samples)
+            again = max(size // 2, self._fewest)
             self._drop(amount)
 
     def _size(self, amounts: Amounts, done: int, sums: bool, again: int) -> int:
@@ -328,7 +324,7 @@ class MemoryLimit:
         pass of the last of them also sums the gradients; the other ranks wait for it, so it must not fail."""
         rows = amounts.samples
         left = rows - done
-        most = max(amounts.most(done, self._find()), self._min_samples)
+        most = max(amounts.most(done, self._find()), self._fewest)
         if left <= most:
             size = left
             if sums and amounts.between(done, rows) > self._proven:
@@ -343,11 +339,11 @@ class MemoryLimit:
                     left,
                 )
         else:
-            proven = max(min(amounts.most(done, self._proven), most), self._min_samples)
+            proven = max(min(amounts.most(done, self._proven), most), self._fewest)
             size = most if most > proven else -(-left // -(-left // most))
         if (size := min(size, again)) < left:
-            size = max(min(size, left - self._min_samples) // self._unit * self._unit, self._min_samples)
-        return size if left - size >= self._min_samples else left
+            size = max(min(size, left - self._fewest) // self._unit * self._unit, self._fewest)
+        return size if left - size >= self._fewest else left
 
     def _drop(self, amount: float) -> None:
         """Drop a pass of this amount, which did not fit."""
@@ -364,7 +360,7 @@ class MemoryLimit:
     def _too_little(self, piece: Piece, samples: int, cuts: bool) -> str:
         what = (
             "expected room for as many: take a smaller model, checkpoint its activations, or leave this rank out"
-            if samples < 2 * self._min_samples
+            if samples < 2 * self._fewest
             else "its batch cannot be cut: parts of it have no row for each sample; set micro_batch="
             if not cuts
             else "other ranks wait for its gradients, so the pass could not be dropped; set micro_batch="

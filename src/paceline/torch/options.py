@@ -228,6 +228,11 @@ def has_batch_norm(model: torch.nn.Module) -> bool:
     return any(is_batch_norm(m) for m in model.modules())
 
 
+def min_samples_of(model: torch.nn.Module) -> int:
+    """Fewest samples of a round, and of each rank and micro-batch that has any: batch norm needs two."""
+    return 2 if has_batch_norm(model) else 1
+
+
 def has_synced_norm(model: torch.nn.Module) -> bool:
     """Whether the model has batch norm with the statistics of all ranks, which count each rank's filler samples."""
     return any(isinstance(m, torch.nn.SyncBatchNorm) for m in model.modules())

@@ -94,7 +94,7 @@ def agree(model: torch.nn.Module, given: Options, lockstep: bool) -> Terms:
     """
     given.check_together()
     norms, ranks = has_batch_norm(model), peers.ranks()
-    own, min_samples = given.loop == "local", 2 if norms else 1
+    own, min_samples = given.loop == "local", options.min_samples_of(model)
     batch, policy, fixed = int(given.global_batch), given.policy, given.fixed_micro_steps
     merge: Merge | None = given.merge
     every = Every(intervals.interval(given.every) if own else 1, batch, merge.delay if merge else 0)
@@ -145,10 +145,9 @@ def agree(model: torch.nn.Module, given: Options, lockstep: bool) -> Terms:
             f"policy {name} decides in its own thread, and a rank that joins cannot take part in "
             "that yet; use auto, level or another that does not train"
         )
-    unit, chunk = (
-        micro_batch if own and micro_batch else quantum if quantum >= min_samples else min_samples,
-        0,
-    )
+    unit, chunk = max(quantum, min_samples), 0
+    if own and micro_batch:
+        unit = micro_batch
     if given.deterministic:
         unit = chunk = quantum if quantum > 1 else max(1, global_batch // CHUNKS)
         given.check_deterministic(name, moves_work, norms, chunk)

@@ -38,7 +38,7 @@ def check(config: TrainConfig, data: Data) -> None:
     _check_loop(config)
     _check_slowdown(config, data)
     model = models.create(config.model, data.shape, data.classes)
-    min_samples = 2 if options.has_batch_norm(model) else 1
+    min_samples = options.min_samples_of(model)
     cluster = Cluster(config.workers, config.global_batch, *_limits(config, min_samples))
     Balancer(policies.create(config.policy, cluster), quantum=config.quantum, min_samples=min_samples)
     if config.micro_batch is not None and config.micro_batch < 2 * min_samples - 1:

@@ -28,7 +28,7 @@ from paceline.torch.balanced import Balanced, Drawing, Exact
 from paceline.torch.elastic.link import company
 from paceline.torch.feed.sampler import BalancedSampler
 from paceline.torch.host import Hosting
-from paceline.torch.options import LOCAL, Options, has_batch_norm
+from paceline.torch.options import LOCAL, Options, min_samples_of
 from paceline.torch.pace import Pace
 from paceline.verify import record
 from paceline.verify.draws import Collated, RowwiseDraws, Seeded
@@ -175,7 +175,7 @@ class Inside:
     def _divided(self, model: torch.nn.Module, given: Options) -> list[int]:
         """The loads of this run."""
         batch, limits, unit = given.global_batch, given.limits, given.quantum
-        min_samples = 2 if has_batch_norm(model) else 1
+        min_samples = min_samples_of(model)
         pairs = [(None, None)] * self._ranks if limits is None or isinstance(limits, str) else limits
         most = [batch if high is None else high for _, high in pairs]
         if given.micro_batch and given.loop == "whole":

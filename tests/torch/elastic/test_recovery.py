@@ -90,7 +90,7 @@ def test_samples_that_cost_differently_are_cut_by_cost(
     assert [start for start, _ in cut] == [7 + sum(found[:number]) for number in range(len(found))]
 
 
-def test_cuts_by_cost_begin_again_in_each_span_and_hold_the_floor() -> None:
+def test_cuts_by_cost_begin_again_in_each_span_and_hold_min_samples() -> None:
     model, ones = CostModel(1.0), np.ones(3)
     assert parts_by_cost([(0, 3), (9, 3)], [ones, ones], model, 1, 9, np.inf) == [(0, 3), (9, 3)]
     assert parts_by_cost([(0, 3), (9, 3)], [ones, ones], model, 3, 9, np.inf, min_samples=2) == [
