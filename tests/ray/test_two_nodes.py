@@ -23,7 +23,9 @@ from paceline.paramserver.config import ServerConfig
 from paceline.ray import Server
 from paceline.paramserver.samples import Epochs
 from programs import X, Slowed, wide
+from support import ray_start
 
+ray_start.patient()
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 3, "object_store_memory": 80 * 2**20})
 second = cluster.add_node(num_cpus=3, object_store_memory=80 * 2**20)
 log, pool, removed = [], Epochs(len(X), 6, seed=1), []

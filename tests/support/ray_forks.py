@@ -50,9 +50,12 @@ def load(*modules: str) -> None:
 
 
 def use() -> None:
-    """Have the Rays that this process starts from now on fork their workers."""
+    """Have the Rays that this process starts from now on fork their workers, and wait for their own processes."""
     from ray._private import ray_constants
 
+    from support import ray_start
+
+    ray_start.patient()
     ray_constants.SETUP_WORKER_FILENAME = os.path.abspath(__file__)
 
 
