@@ -15,7 +15,7 @@ from paceline.doctor.hooks import Hooks, compares
 from paceline.torch import leave
 from support.ranks import run_ranks
 
-GUARANTEES = ("The doctor reports a loss that compares samples, also one with a second derivative.",)
+GUARANTEES = ("The doctor reports a loss that compares samples or chooses among them.",)
 
 LABELS = torch.tensor([0, 1, 2, 0, 1, 2, 0, 1])
 
@@ -36,6 +36,7 @@ OF_EACH: dict[str, Any] = {
     "cosine to a target": lambda y: 1 - F.cosine_similarity(y, torch.ones_like(y)).mean(),
     "no second derivative": lambda y: Once.apply(y),
     "distances whose slope torch cannot derive": lambda y: torch.cdist(y, y.flip(0)).mean(),
+    "largest of each sample": lambda y: y.max(1).values.mean(),
     "of something else": lambda y: torch.ones(3, requires_grad=True).sum(),
 }
 OF_PAIRS: dict[str, Any] = {
@@ -45,6 +46,7 @@ OF_PAIRS: dict[str, Any] = {
     "triplets": lambda y: F.triplet_margin_loss(y, y.roll(1, 0), y.roll(3, 0), margin=9.0),
     "contrastive": lambda y: distances(y).mean(),
     "variance": lambda y: -y.var(0).sum(),
+    "hardest samples": lambda y: F.cross_entropy(y, LABELS, reduction="none").topk(2).values.mean(),
     "covariance": lambda y: (y.T @ y).square().mean(),
 }
 

@@ -19,7 +19,9 @@ from paceline.attach.places import place
 from paceline.doctor import watches
 from paceline.doctor.phases import HostClock, Phase, Phases, StreamClock
 from paceline.torch import timing
+from paceline.torch.mistakes.choices import chooses
 from paceline.torch.mistakes.comparing import mixes
+from paceline.torch.mistakes.loss_ends import nodes_of
 
 COUNTS = ("samples", "fetches", "backwards", "exchanges", "elements", "squares", "collecting")
 """Counts of an optimizer step on this rank. samples: those of the batch objects that the forward passes are given, or
@@ -277,7 +279,7 @@ def counted(given: Any) -> tuple[int, bool, int, int]:
 
 
 def compares(loss: Any, output: torch.Tensor) -> bool:
-    """Whether a loss compares samples with each other, see ``mixes``."""
+    """Whether a loss compares samples with each other, or chooses among them; see ``mixes`` and ``chooses``."""
     if (
         not isinstance(loss, torch.Tensor)
         or not output.requires_grad
@@ -285,7 +287,10 @@ def compares(loss: Any, output: torch.Tensor) -> bool:
         or len(output) < 2
     ):
         return False
-    return mixes(loss, [output], [0], len(output))
+    samples = len(output)
+    return mixes(loss, [output], [0], samples) or chooses(
+        loss, list(nodes_of(loss.grad_fn)), [output], [0], samples
+    )
 
 
 def _parts(given: Any) -> Iterator[torch.Tensor | int]:

@@ -130,6 +130,21 @@ def output_shapes(node: Any) -> list[Any]:
     return [each.shape for each in getattr(node, "_input_metadata", ())]
 
 
+def zeros_for(node: Any, number: int) -> torch.Tensor:
+    """A tensor of zeros in the form of this output of a node."""
+    like = node._input_metadata[number]
+    return torch.zeros(like.shape, dtype=like.dtype, device=like.device)
+
+
+def dims(node: Any, many: int) -> list[int]:
+    """The dimensions along which a node of a maximum or a sort works; all of ``many`` if it has none."""
+    saved = getattr(node, "_saved_dim", ())
+    found = [saved] if isinstance(saved, int) else list(saved)
+    if not found or not many:
+        return list(range(many))
+    return [(dim - (1 << 64) if dim >> 63 else dim) % many for dim in found]  # as they are unsigned
+
+
 def without_modes() -> AbstractContextManager[Any]:
     """A context without dispatch modes, in which the tensor of a Python number has no value."""
     return _disable_current_modes()

@@ -101,6 +101,23 @@ def each(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return entropy(out, y, reduction="none")
 
 
+def hardest(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return each(out, y).topk(len(y) // 2 + 1, -1).values.mean()
+
+
+def lovasz(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """As the Lovász extension of the Jaccard loss, whose errors are sorted over all samples."""
+    errors = (F.one_hot(y, CLASSES) - out.softmax(1)).abs().unbind(1)
+    falling = torch.linspace(1.0, 0.1, len(y))
+    return torch.stack([(one.sort(descending=True).values * falling).sum() for one in errors]).mean()
+
+
+def entropy_by_hand(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The largest number of all is subtracted before the exponentials, and added again."""
+    sums = (out - out.max()).exp().sum(1).log() + out.max()
+    return (sums - out.gather(1, y[:, None]).squeeze(1)).mean()
+
+
 COMPARES: dict[str, Loss] = {
     "dice of each class": dice,
     "root of a mean": lambda out, y: F.mse_loss(out, F.one_hot(y, CLASSES).float()).sqrt(),
@@ -120,6 +137,11 @@ COMPARES: dict[str, Loss] = {
     "product of means": lambda out, y: entropy(out, y) * out.square().mean(),
     "batch norm by hand": lambda out, y: entropy((out - out.mean(0)) / (out.var(0) + 0.1).sqrt(), y),
     "weights that are learned": lambda out, y: (each(out, y) * out[:, 0].exp()).sum() / out[:, 0].exp().sum(),
+    "hardest samples": hardest,
+    "sorted errors": lovasz,
+    "largest loss of samples, and a mean": lambda out, y: entropy(out, y) + 0.1 * each(out, y).max(),
+    "values above a quantile": lambda out, y: F.relu(each(out, y) - each(out, y).quantile(0.5)).mean(),
+    "hardest pixels": lambda out, y: out.square().flatten().topk(3).values.mean(),
     "stacked parts": lambda out, y: torch.stack([entropy(out, y), dice(out, y)]).sum(),
 }
 
@@ -149,6 +171,10 @@ ORDINARY: dict[str, Loss] = {
     "several heads": lambda out, y: torch.stack([entropy(out, y), out.square().mean(), out.exp().mean()]).sum(),
     "sum of each sample's": lambda out, y: torch.stack([entropy(o[None], t[None]) for o, t in zip(out, y)]).mean(),  # noqa: B905
     "linear": lambda out, y: out.sum(),
+    "largest of each": lambda out, y: out.amax(1).mean(),
+    "next to the largest": lambda out, y: F.relu(out.topk(2, -1).values[:, 1] - out[:, 0] + 1).mean(),
+    "hardest class of each": lambda out, y: torch.stack([one.max() for one in out]).mean(),
+    "cross entropy by hand": entropy_by_hand,
     "dropout": lambda out, y: entropy(F.dropout(out, 0.5), y),
     "none that needs a gradient": lambda out, y: out.detach().var(),
     "nothing": lambda out, y: out.sum() * 0,
@@ -227,6 +253,19 @@ def of_tokens(time_first: bool, length: int = LENGTH, contrast: bool = False) ->
         if contrast:
             return entropy(out.mean(1) @ out.mean(1).T, torch.arange(size))
         return -F.logsigmoid(out.log_softmax(-1)[..., 0].sum(1)).mean()
+
+    return program
+
+
+def largest_token(time_first: bool, length: int) -> Program:
+    """Each sequence's largest values, and the two largest of them."""
+    inner, last = nn.LSTM(8, 8, batch_first=not time_first), nn.Linear(8, 4)
+    dim = int(not time_first)
+
+    def program(size: int, y: torch.Tensor) -> torch.Tensor:
+        x = normal(length, size, 8) if time_first else normal(size, length, 8)
+        out = last(inner(x)[0])
+        return out.amax(dim).mean() + out.topk(2, dim).values.square().mean()
 
     return program
 
@@ -404,6 +443,12 @@ PLAIN: dict[str, Callable[[], Program]] = {
             of_tokens, first, length
         )
         for length, first in itertools.product((2, 3, 9, 10, 12, 18, 20, 24), (False, True))
+    },
+    **{
+        f"largest of {length} tokens, {'time' if first else 'samples'} first": functools.partial(
+            largest_token, first, length
+        )
+        for length, first in itertools.product((9, 10, 24), (False, True))
     },
 }
 

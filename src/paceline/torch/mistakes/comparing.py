@@ -1,10 +1,11 @@
-"""Finds losses that compare the samples of a micro-batch with each other, by a second derivative.
+"""Finds losses that compare the samples of a micro-batch with each other, by a second derivative, or choose among
+them.
 
 In a mean or a sum of the samples' own losses, the gradient by one sample's output does not depend on the outputs of
 other samples. The test derives a loss by the outputs of the nearest layers, and not by parameters: it accumulates no
 gradient, and calls no hook of a parameter. It does not see
 
-- a choice of samples, such as the hardest ones, and a statistic without a gradient,
+- a choice of samples by values without a gradient, and a statistic without one,
 - what is computed before the nearest layers, as by batch norm, or by a compiled or custom function.
 """
 
@@ -17,6 +18,7 @@ import torch
 from torch.autograd.graph import GradientEdge
 
 from paceline.torch import hooks_of_torch
+from paceline.torch.mistakes.choices import chooses
 from paceline.torch.mistakes.loss_ends import ends
 from paceline.torch.plan import Piece
 
@@ -108,8 +110,9 @@ class Head:
         """Whether this part of the loss compares samples: in both dimensions, if either may be the samples'."""
         edges = [each.edge for each in self.outputs]
         ways = [[each.dims[place] for each in self.outputs] for place in (0, -1)]
-        return all(
-            mixes(self._first, edges, dims, self._samples) for dims in ways[: 1 + (ways[0] != ways[1])]
+        ways = ways[: 1 + (ways[0] != ways[1])]
+        return all(mixes(self._first, edges, dims, self._samples) for dims in ways) or all(
+            chooses(self._first, self.nodes, edges, dims, self._samples) for dims in ways
         )
 
     def _edges(self) -> list[tuple[Any, int]] | None:

@@ -154,10 +154,10 @@ class LossWatch(Check):
         ):
             self._say(
                 COMPARES,
-                f"round {piece.step}: the loss compares the samples of a micro-batch with each other, or is a "
-                "function of a statistic of them, so that it depends on how the batch is divided; compute it from "
-                "the samples of all ranks, see docs/porting.md (Losses that compare samples), or divide batches as "
-                "plain DDP does: policy='equal'",
+                f"round {piece.step}: the loss compares the samples of a micro-batch with each other, chooses among "
+                "them, or is a function of a statistic of them, so that it depends on how the batch is divided; "
+                "compute it from the samples of all ranks, see docs/porting.md (Losses that compare samples), or "
+                "divide batches as plain DDP does: policy='equal'",
             )
 
     # -- the last operations of a loss ------------------------------------------------------------------------
