@@ -32,9 +32,11 @@ def patient() -> None:
                 setattr(self, f"{agent}_port", next(ports))
 
     def start_with_ports(command: list[str], *given: Any, **named: Any) -> Any:
-        # The node's command has its agents' commands, with this port; the node is not told it.
-        if found := re.search(r"agent\.py .*--listen-port=(\d+)", " ".join(command)):
-            command = [*command, f"--dashboard_agent_listen_port={found[1]}"]
+        # The node's command has its agents' commands. In these is a port that the node is not told.
+        port = next(ports)
+        command = [re.sub(r"--listen-port=\d+", f"--listen-port={port}", part) for part in command]
+        if any("--listen-port" in part for part in command):
+            command.append(f"--dashboard_agent_listen_port={port}")
         return start(command, *given, **named)
 
     node.time = slow
