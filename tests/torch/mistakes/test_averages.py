@@ -77,6 +77,20 @@ WRONG: dict[str, Loss] = {
 }
 
 
+def boxes(out: torch.Tensor, y: torch.Tensor, step: int) -> torch.Tensor:
+    """A mean over the boxes that the samples have, which not every batch has."""
+    loss, has = out.square().mean(), y == 0
+    return loss + (out[has] - 1).abs().mean() if has.any() and step % 3 else loss
+
+
+def boxes_of_anchors(out: torch.Tensor, y: torch.Tensor, step: int) -> torch.Tensor:
+    """The same of boxes among three anchors of each sample, by a list of theirs."""
+    anchors = torch.stack([out, 2 * out, 3 * out], 1).flatten(0, 1)
+    chosen = (y.repeat_interleave(3) == 0).nonzero().squeeze(1)
+    loss = entropy(out, y)
+    return loss + F.smooth_l1_loss(anchors[chosen], anchors[chosen].detach() + 1) if step % 4 else loss
+
+
 def tokens(out: torch.Tensor, y: torch.Tensor, length: int) -> torch.Tensor:
     """A mean over this many tokens of each sample."""
     return entropy(out.unsqueeze(1).expand(-1, length, -1).flatten(0, 1), y.repeat_interleave(length))
@@ -85,6 +99,15 @@ def tokens(out: torch.Tensor, y: torch.Tensor, length: int) -> torch.Tensor:
 def boxes_of_each(out: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
     """For each sample the mean over its boxes, whose number differs; none for a sample without."""
     return [(row * normal(many + 1, 1)).square().mean() for row, many in zip(out, y.tolist(), strict=True)]
+
+
+def picks_of_each(out: torch.Tensor, y: torch.Tensor, step: int) -> torch.Tensor:
+    """For some samples the mean over those of its six anchors that have a box: at most two samples have any."""
+    loss = out.sum() * 0
+    for row, many in list(zip(out, y.tolist(), strict=True))[: 1 + step % 2]:
+        has = torch.arange(6) < many + 1
+        loss = loss + (row.repeat(6, 1)[has] * normal(many + 1, 1)).square().mean()
+    return loss / len(out)
 
 
 def contrastive(out: torch.Tensor, y: torch.Tensor, _: int) -> torch.Tensor:
@@ -167,6 +190,7 @@ ORDINARY: dict[str, Loss] = {
     ).mean(),
     "annealed": lambda out, y, step: out.square().sum() / len(out) * (step / 7) + entropy(out, y),
     "annealed divisor": lambda out, y, step: out.square().sum() / (len(out) * (1.5 + step / 7)),
+    "picks of each sample": picks_of_each,
     "the hardest": hard,
     "half of the batch": lambda out, y, _: out[: len(out) // 2].square().mean(),
     "differences of neighbours": lambda out, y, _: (out[1:] - out[:-1]).square().mean(),
@@ -198,6 +222,12 @@ def test_mean_over_something_else_than_samples_warns_once(name: str, sizes: tupl
 @pytest.mark.parametrize("name", ORDINARY)
 def test_ordinary_mean_does_not_warn(name: str, sizes: tuple[int, ...]) -> None:
     assert [one for one in told(ORDINARY[name], sizes) if "mean over" in one] == []
+
+
+@pytest.mark.parametrize("loss_of", [boxes, boxes_of_anchors])
+def test_mean_that_only_some_batches_have_warns_once(loss_of: Loss) -> None:
+    (said,) = told(loss_of, CHANGING)
+    assert "the loss is a mean over" in said
 
 
 def test_stack_of_the_only_samples_loss_does_not_warn() -> None:

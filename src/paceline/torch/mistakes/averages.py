@@ -17,6 +17,7 @@ from paceline.torch.hooks_of_torch import MEAN, SUM
 from paceline.torch.mistakes.loss_ends import End, nodes_of
 from paceline.torch.plan import Piece
 
+NEAR = 100  # nodes in which a pick is looked for
 VALUES = 3  # different numbers that are no multiple of the samples
 PICKS = "IndexBackward", "IndexSelect"
 DISTANCES = "Cdist", "EuclideanDist", "Pdist"
@@ -30,23 +31,35 @@ class Averages:
         # By an end's place, in the order of the micro-steps: the samples of each, and what the end was a mean over.
         self._over: defaultdict[int, list[tuple[int, float]]] = defaultdict(list)
         self._ends: set[int] = set()  # numbers of ends that a loss had
+        # By an end's place: for each number of samples, the rows that an end picked some of, for each sample.
+        self._rows: defaultdict[int, dict[int, float]] = defaultdict(dict)
 
     def wavering(self, ends: Sequence[End], piece: Piece) -> float | None:
         """The number that one of these ends is a mean over, if it is none that the samples determine."""
         self._ends.add(len(ends))
         own = piece.samples
-        # A sum of each sample's own loss has as many ends as samples, or fewer if some samples have none.
-        if len(self._ends) > 1 or len(ends) >= own:
+        if len(ends) >= own:
             return None
+        # A sum of each sample's own loss has fewer ends if some samples have none; a part of the loss that only some
+        # batches have, such as that of their boxes, is one of the batch.
+        alike = len(self._ends) == 1
         for end in ends:
             over = _over(end, own)
             # Not those of all ranks' samples, or of the other ranks'.
             if math.isfinite(over) and over % piece.batch and over % (piece.batch - own):
                 found = self._over[end.place]
                 found.append((own, over))
-                if _wavers(found) and not _compares(end.node, own):
+                of_batch = self._of_batch(end, own) or alike
+                if of_batch and _wavers(found) and not _compares(end.node, own):
                     return over
         return None
+
+    def _of_batch(self, end: End, samples: int) -> bool:
+        """Whether an end picks some of the batch's rows: for other numbers of samples, of as many rows for each."""
+        seen = self._rows[end.place]
+        if rows := _picks_of(end.node):
+            seen[samples] = rows / samples
+        return len(seen) > 1 and len(set(seen.values())) == 1
 
 
 def _over(end: End, samples: int) -> float:
@@ -60,6 +73,20 @@ def _over(end: End, samples: int) -> float:
         rows = hooks_of_torch.summed_rows(node)
         return end.divisor if rows % samples == 0 or rows == end.divisor else math.nan
     return end.divisor if hooks_of_torch.reduction(node) == SUM else math.nan
+
+
+def _picks_of(first: Any) -> int:
+    """The rows of what a part of a loss picks from; 0 if it picks none."""
+    left = [first]
+    for node in left:
+        behind, output = (node.next_functions or [(None, 0)])[0]
+        if node.name().startswith((*PICKS, "MaskedSelect")) and behind is not None:
+            shape = hooks_of_torch.output_shapes(behind)[output]
+            return int(shape[0]) if shape else 0
+        left += [one for one, _ in node.next_functions if one is not None and one not in left]
+        if len(left) > NEAR:
+            break
+    return 0
 
 
 def _wavers(found: Sequence[tuple[int, float]]) -> bool:
