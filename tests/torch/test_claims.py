@@ -319,15 +319,20 @@ def test_work_that_a_frozen_rank_has_not_begun_runs_elsewhere(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("once_a_round", [True, False])
-def test_schedule_stepped_within_a_round_warns(once_a_round: bool, recwarn: pytest.WarningsRecorder) -> None:
+@pytest.mark.parametrize("rates", [(0.1,), (0.1, 0.01)])
+def test_schedule_stepped_within_a_round_warns(
+    once_a_round: bool, rates: tuple[float, ...], recwarn: pytest.WarningsRecorder
+) -> None:
     model = torch.nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    parts = [[model.weight], [model.bias]] if len(rates) > 1 else [[*model.parameters()]]
+    optimizers = [torch.optim.SGD(part, lr=rate) for part, rate in zip(parts, rates, strict=True)]
+    optimizer = optimizers[0]
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
     micro_steps = 0
     with Pace(model, 16, "factoring:portion=0.5", loop="pieces") as pace:
         for x in pace.loader(torch.randn(64, 2)):
             pace.backward(model(x).square().mean())
-            if pace.step(optimizer) or not once_a_round:
+            if pace.step(optimizers) or not once_a_round:
                 scheduler.step()
             micro_steps += 1
         assert pace.rounds == 4 < micro_steps

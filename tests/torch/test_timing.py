@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -298,3 +300,15 @@ def test_nested_waits_and_those_of_threads_count_once() -> None:
     finally:
         stop()
     assert told == ["wait", "end"]
+
+
+def test_level_is_that_of_the_programs_line() -> None:
+    """Within files of Paceline, of torch, and of contextlib, as where an ``ExitStack`` closes."""
+    inner = (timing.PACELINE + "hosts/own.py", timing.TORCH + "nn/own.py", contextlib.__file__)
+    for depth, place in enumerate(inner, 1):
+        named: dict[str, Any] = {}
+        exec(compile("def one(call):\n    return call()", place, "exec"), named)
+        call: Callable[[], int] = timing.level
+        for _ in range(depth):
+            call = functools.partial(named["one"], call)
+        assert call() == depth + 1

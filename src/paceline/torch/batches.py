@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, short
 from paceline.torch.gradients.same_bits import begins_well
 
 PLAIN = list, tuple
@@ -17,12 +17,16 @@ def mapped(batch: Any, change: Callable[[Any], Any]) -> Any:
     """The same structure with ``change`` applied to each tensor, and to parts without tensors, such as texts."""
     if isinstance(batch, Mapping):
         return type(batch)({key: mapped(value, change) for key, value in batch.items()})  # type: ignore[call-arg]
-    if isinstance(batch, list | tuple):
-        named = hasattr(batch, "_fields")
-        if named or any(isinstance(value, torch.Tensor | Mapping | list | tuple) for value in batch):
-            values = [mapped(value, change) for value in batch]
-            return type(batch)(*values) if named else type(batch)(values)
+    if isinstance(batch, PLAIN) and not _of_rows(batch):
+        values = [mapped(value, change) for value in batch]
+        return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
     return change(batch)
+
+
+def _of_rows(batch: list[Any] | tuple[Any, ...]) -> bool:
+    """Whether a list or tuple has a value for each sample, such as texts, and no parts with samples of their own."""
+    apart = any(isinstance(value, torch.Tensor | Mapping | list | tuple) for value in batch)
+    return not (apart or hasattr(batch, "_fields"))
 
 
 def aligned(batch: Any) -> Any:
@@ -50,14 +54,35 @@ def joined(parts: Sequence[Any]) -> Any:
     first = parts[0]
     if len(parts) == 1:
         return first
-    if isinstance(first, torch.Tensor):
+    if isinstance(first, torch.Tensor) and first.ndim:
         return torch.cat(list(parts))
     if isinstance(first, Mapping):
         return type(first)({key: joined([part[key] for part in parts]) for key in first})  # type: ignore[call-arg]
-    if first and isinstance(first[0], str | bytes):
+    if not isinstance(first, PLAIN):
+        if any(part != first for part in parts):
+            raise PacelineError(
+                f"batches with {short(first)} and with {short(next(part for part in parts if part != first))} are to "
+                "be joined; expected the same in all batches, or a row for each sample"
+            )
+        return first
+    if _of_rows(first):
         return type(first)(value for part in parts for value in part)
     fields = [joined(values) for values in zip(*parts, strict=True)]
     return type(first)(*fields) if hasattr(first, "_fields") else type(first)(fields)
+
+
+def has_rows(batch: Any, samples: int) -> bool:
+    """Whether everything in a batch has a row for each sample, or is a number or text for the whole batch, so that
+    ``part`` cuts it and ``joined`` joins it."""
+    if isinstance(batch, torch.Tensor):
+        return not batch.ndim or len(batch) == samples
+    if isinstance(batch, PLAIN) and _of_rows(batch):
+        return len(batch) == samples
+    if isinstance(batch, Mapping | list | tuple):
+        return all(
+            has_rows(value, samples) for value in (batch.values() if isinstance(batch, Mapping) else batch)
+        )
+    return isinstance(batch, int | float | str | bytes | None)
 
 
 def tensors(batch: Any) -> Iterator[torch.Tensor]:

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import torch
 
 from paceline.errors import PacelineError
-from paceline.torch import peers
+from paceline.torch import peers, timing
 from paceline.torch.gradients.reducers import Sums
 from paceline.torch.gradients.weighing import put
 from paceline.torch.liveness.calls import Calls
@@ -361,7 +361,7 @@ class Merges:
                 f"{float(rates.max()):g}: step schedulers once an interval, as in "
                 "`if pace.merged:`, since ranks take different numbers of steps",
                 RuntimeWarning,
-                stacklevel=5,
+                stacklevel=timing.level(),
             )
 
 

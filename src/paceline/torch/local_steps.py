@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.errors import PacelineError
-from paceline.torch import hooks_of_torch
+from paceline.torch import hooks_of_torch, timing
 from paceline.torch.gradients.weighing import LocalWeighing
 from paceline.torch.host import Host
 from paceline.torch.local import Every
@@ -139,7 +139,7 @@ class LocalSteps:
                 "the loop ended while changes were on their way (Merge(delay=1)), so each rank has parameters "
                 "of its own; call pace.flush() on all ranks after a loop that is left within an epoch",
                 RuntimeWarning,
-                stacklevel=5,  # where the program calls pace.close
+                stacklevel=timing.level(),
             )
         self._hook.remove()
         self._merges.close()

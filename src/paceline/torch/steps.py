@@ -249,7 +249,7 @@ class RoundEnd:
             self.left_out += 1
         else:
             self.stepped = True
-        self._meter.running.step_ended(seconds or 0.0, rate)
+        self._meter.step_ended(seconds or 0.0, rate)
         self._gradients.used()
         self._progress.advance(piece.plan.batch)
 
@@ -422,24 +422,27 @@ class LearningRateWatch:
     """Warns about a learning rate that is changed at every micro-step of a loop although a round takes several."""
 
     def __init__(self) -> None:
-        self._before: tuple[int, list[float]] | None = None  # after a micro-step that did not end that round
+        self._before: dict[
+            int, tuple[int, list[float]]
+        ] = {}  # of each optimizer: the round, -1 for one that is over
         self._warned = False
 
     def watch(self, optimizers: Iterable[Any], step: int, complete: bool) -> None:
         """A micro-step of round ``step`` is over. complete: it was the last one. Warns the first time."""
         for optimizer in optimizers:
-            rates = [rate for group in optimizer.param_groups if isinstance(rate := group["lr"], float)]
-            before = self._before
-            if before is not None and before[0] == step and before[1] != rates and not self._warned:
+            groups = getattr(optimizer, "param_groups", ())
+            rates = [rate for group in groups if isinstance(rate := group.get("lr"), float)]
+            before = self._before.get(id(optimizer), (-1, rates))
+            self._before[id(optimizer)] = -1 if complete else step, rates
+            if before[0] == step and before[1] != rates and not self._warned:
                 self._warned = True
                 warnings.warn(
                     f"the learning rate was changed within round {step}, which takes several micro-steps of the "
                     "loop: step "
                     "schedulers once a round (`if pace.step(optimizer): scheduler.step()`), or choose policy='level'",
                     RuntimeWarning,
-                    stacklevel=4,  # where the loop calls pace.step
+                    stacklevel=timing.level(),
                 )
-            self._before = None if complete else (step, rates)
 
 
 def learning_rate(optimizers: list[Any]) -> float:

@@ -13,6 +13,7 @@ record an event at both ends.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
@@ -41,8 +42,8 @@ CALLED_THROUGH = (
     *("_contextlib.py", "module.py"),
 )  # files of torch through which a program calls a collective, also within a module's forward pass
 
-_TORCH = os.path.dirname(torch.__file__) + os.sep
-_PACELINE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+TORCH = os.path.dirname(torch.__file__) + os.sep
+PACELINE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 # The two functions of each listener, by the function that ends it, see ``listen``.
 _listeners: dict[Callable[[], None], tuple[Callable[[str], object], Callable[[], object]]] = {}
@@ -96,13 +97,22 @@ def caller(itself: bool = False) -> tuple[Any, tuple[str, int]] | None:
     frame: Any = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename != __file__:
         frame = frame.f_back  # leave the listener's own frames
-    while frame is not None and (name := frame.f_code.co_filename).startswith((_TORCH, __file__, "<")):
-        if itself and name.startswith(_TORCH) and not name.endswith(CALLED_THROUGH):
+    while frame is not None and (name := frame.f_code.co_filename).startswith((TORCH, __file__, "<")):
+        if itself and name.startswith(TORCH) and not name.endswith(CALLED_THROUGH):
             return None
         frame = frame.f_back
-    if frame is None or frame.f_code.co_filename.startswith(_PACELINE):
+    if frame is None or frame.f_code.co_filename.startswith(PACELINE):
         return None
     return frame, (frame.f_code.co_filename, frame.f_lineno)
+
+
+def level() -> int:
+    """The ``stacklevel`` of the program's own line, for a warning by the caller."""
+    level, frame = 1, sys._getframe(1)
+    within = TORCH, PACELINE, contextlib.__file__
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(within):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def _replace() -> None:

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from paceline.errors import PacelineError, WorkerError
 from paceline.torch import Pace
 from paceline.torch.feed.shared_reads import checksum
-from paceline.torch.feed.streams import available
+from paceline.torch.feed.streams import StreamBuffer, available
 from support.guarantees import guarantee
 from support.ranks import errors_of, gathered, run_cases, run_ranks
 from support.small_net import UNEVEN, Samples, difference, fresh, optimizer_of, replayed
@@ -410,3 +410,42 @@ def test_rank_without_samples_after_a_resume_runs_fillers() -> None:
     first, second = run_ranks(2, continued)
     assert first == [float(sample) for sample in range(24)]
     assert second == []
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        (torch.ones(4, 2), [{"boxes": torch.ones(3, 4)} for _ in range(4)]),
+        {"x": torch.ones(4, 2), "sizes": [224, 224]},
+        (torch.ones(4, 2), np.arange(4)),
+        [torch.ones(4, 2), torch.ones(2)],
+    ],
+    ids=["boxes of each", "two sizes", "array", "fewer labels"],
+)
+def test_batch_that_cannot_be_cut_raises(batch: Any) -> None:
+    with pytest.raises(PacelineError, match="the stream gave a batch that cannot be cut"):
+        StreamBuffer(None).add(batch)
+
+
+def test_batches_keep_the_numbers_and_texts_of_all_and_of_each_sample() -> None:
+    buffer = StreamBuffer(None)
+    for start, end in ((0, 3), (3, 8)):
+        names = [str(number) for number in range(start, end)]
+        ids = list(range(start, end))
+        buffer.add(
+            {"x": torch.arange(start, end), "split": "train", "n": 7, "names": names, "ids": (ids, None)}
+        )
+    first, rest = buffer.take(4), buffer.take(4)
+    for batch, numbers in ((first, [0, 1, 2, 3]), (rest, [4, 5, 6, 7])):
+        assert batch["x"].tolist() == numbers
+        assert batch["names"] == [str(number) for number in numbers]
+        assert batch["ids"] == (numbers, None)
+        assert (batch["split"], batch["n"]) == ("train", 7)
+
+
+def test_batches_whose_text_differs_are_not_joined() -> None:
+    buffer = StreamBuffer(None)
+    for split in ("train", "other"):
+        buffer.add({"x": torch.ones(2), "split": split})
+    with pytest.raises(PacelineError, match="batches with 'train' and with 'other' are to be joined"):
+        buffer.take(3)

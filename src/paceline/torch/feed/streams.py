@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from paceline.errors import PacelineError, refuse, switches
 from paceline.rounds import Indices
-from paceline.torch import exchange, peers
-from paceline.torch.batches import joined, length, part
+from paceline.torch import exchange, peers, timing
+from paceline.torch.batches import has_rows, joined, length, part
 from paceline.torch.feed.loader import check_options
 from paceline.torch.feed.pieces import pieces
 from paceline.torch.feed.prefetch import as_it_is, draws
@@ -41,7 +41,8 @@ class StreamBuffer:
     def __init__(self, collate: Callable[[list[Any]], Any] | None) -> None:
         self._collate = collate
         self._size: Callable[[Any], int] = length if collate is None else len
-        self._cut: Callable[[Any, int, int], Any] = (
+        # The samples from one number to another of what was taken.
+        self.cut: Callable[[Any, int, int], Any] = (
             part if collate is None else lambda held, start, end: held[start:end]
         )
         self.restart([])
@@ -52,6 +53,11 @@ class StreamBuffer:
 
     def add(self, item: Any) -> None:
         """Hold one more item of the stream."""
+        if self._collate is None and not has_rows(item, length(item)):
+            raise PacelineError(
+                "batches=True: the stream gave a batch that cannot be cut; expected tensors, or tuples, lists or "
+                "dicts of them, each with a row for each sample, and single numbers or texts"
+            )
         self.held.append(item if self._collate is None else [item])
         self.count += self._size(self.held[-1])
 
@@ -63,8 +69,8 @@ class StreamBuffer:
             first = self.held.popleft()
             size = self._size(first)
             if size > count:
-                self.held.appendleft(self._cut(first, count, size))
-                first, size = self._cut(first, 0, count), count
+                self.held.appendleft(self.cut(first, count, size))
+                first, size = self.cut(first, 0, count), count
             parts.append(first)
             count -= size
         if not parts:
@@ -76,10 +82,6 @@ class StreamBuffer:
         if taken is not None:
             self.held.appendleft(taken)
             self.count += self._size(taken)
-
-    def cut(self, taken: Any, start: int, end: int) -> Any:
-        """The samples from ``start`` to ``end`` of what was taken."""
-        return self._cut(taken, start, end)
 
     def batch(self, taken: Any, start: int = 0, end: int | None = None) -> Any:
         """The loop's batch of what was taken, or of its samples from ``start`` to ``end``."""
@@ -155,7 +157,7 @@ class StreamLoader:
                     "persistent_workers=True: the processes keep their first copy of the stream, so set_epoch() does "
                     "not reach them and each epoch has the first one's order; leave the option out",
                     RuntimeWarning,
-                    stacklevel=3,  # where the program calls pace.stream
+                    stacklevel=timing.level(),
                 )
         elif options:
             raise PacelineError(

@@ -14,8 +14,6 @@ and costs nothing afterwards. What it finds it reports once, and it changes noth
 from __future__ import annotations
 
 import math
-import os
-import sys
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -40,8 +38,6 @@ LATER = 2  # losses of each later epoch that are looked at
 GRAPHS = 4  # graphs without a collective that are looked at, in a run
 COMPARES = "compares"  # the name of a loss that compares samples
 TWICE = 2  # micro-steps in which a number is found, as one may be equal by chance
-_TORCH = os.path.dirname(torch.__file__) + os.sep
-_PACELINE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
 class Summed:
@@ -363,15 +359,7 @@ class LossWatch(Check):
     def _say(self, what: str, words: str) -> None:
         if what not in self._said:
             self._said.add(what)
-            warnings.warn(words, RuntimeWarning, stacklevel=_level())
-
-
-def _level() -> int:
-    """The ``stacklevel`` of the program's own line, for a warning by the caller's caller."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith((_TORCH, _PACELINE)):
-        level, frame = level + 1, frame.f_back
-    return level
+            warnings.warn(words, RuntimeWarning, stacklevel=timing.level())
 
 
 def _sums(end: End, alone: bool, samples: int) -> bool:
