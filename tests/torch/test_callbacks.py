@@ -111,6 +111,29 @@ def test_callback_that_cannot_start_closes_the_started_ones(tmp_path: Path) -> N
     assert calls == ["start", "close"]
 
 
+def test_error_of_the_last_round_closes_the_callbacks() -> None:
+    calls: list[str] = []
+
+    class Mine(Callback):
+        def on_round(self, result: RoundResult) -> None:
+            raise ValueError("the last round")
+
+        def on_close(self) -> None:
+            calls.append("closed")
+
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    pace = Pace(model, 8, callbacks=[Mine()])
+    for size in pace.sizes(1):
+        pace.backward(model(torch.randn(size, 4)).square().mean())
+        pace.step(optimizer)
+    with pytest.raises(ValueError, match="the last round"):
+        pace.close()
+    assert calls == ["closed"]
+    pace.close()
+    assert calls == ["closed"]
+
+
 def test_own_callback_is_called_for_each_round_and_epoch_and_closed_once() -> None:
     calls: list[Any] = []
 

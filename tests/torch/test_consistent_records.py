@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.runs import Run, read
 from paceline.torch import LocalSGD, Pace
-from paceline.torch.callbacks import Record
+from paceline.torch.callbacks import OnRound, Record
 from support.commands import paceline
 from support.ranks import run_ranks
 from support.small_net import Samples, fresh
@@ -79,6 +79,42 @@ def hold_up(rank: int, ranks: int, place: str, loop: str, policy: str, seed: int
 
 
 @pytest.mark.processes
+def in_two_passes(rank: int, ranks: int, order: str, loop: str) -> tuple[list[float], list[float]]:
+    """Each round's loss on record, and as ``loss_now`` gives it, of losses that are the sum of two forward passes."""
+    model = DistributedDataParallel(fresh(torch.float64))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    told: list[Any] = []
+    with Pace(model, 12, "equal", loop=loop, callbacks=[OnRound(told.append)]) as pace:
+
+        def half(x: torch.Tensor, y: torch.Tensor, _: Any) -> torch.Tensor:
+            return nn.functional.cross_entropy(model(x), y) / 2
+
+        def second(*batch: Any) -> torch.Tensor:
+            pace.weighted(half(*batch)).backward()
+            return half(*batch)
+
+        now = []
+        for batch in pace.loader(Samples(60), seed=1):
+            if loop == "round":
+                pace.round(batch, second)
+            elif order == "before":
+                pace.backward(second(*batch))
+            else:
+                pace.backward(half(*batch))
+                pace.weighted(half(*batch)).backward()
+            now.append(pace.loss_now())
+            pace.step(optimizer)
+        pace.host.flush()
+    return [result.loss for result in told], now
+
+
+@pytest.mark.parametrize(("loop", "order"), [("whole", "before"), ("whole", "behind"), ("round", "before")])
+def test_loss_on_record_is_that_of_all_forward_passes_of_a_round(loop: str, order: str) -> None:
+    for recorded, now in run_ranks(2, in_two_passes, order, loop):
+        assert recorded == pytest.approx(now, rel=1e-12)
+        assert recorded[0] > 1.0  # near that of equal probabilities, of both passes
+
+
 @pytest.mark.parametrize("loop", ["whole", "round", "local"])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_record_of_ranks_with_random_pauses_is_consistent(tmp_path: Path, loop: str, seed: int) -> None:

@@ -198,7 +198,7 @@ def running_out(
     **options: Any,
 ) -> dict[str, Any]:
     """Train with passes that run out of a stand-in's memory, in the forward pass or half-way through the backward
-    pass. fits: samples that it has room for on each rank."""
+    pass, or in that of the second of two losses. fits: samples that it has room for on each rank."""
     room = fits[rank]
     gauge = Fake(100.0, 10.0, 100.0 + 10.0 * room * 1.2)  # what is known says a little more than what fits
     memory_limits.gauges = lambda device: [gauge]  # type: ignore[assignment]
@@ -232,10 +232,14 @@ def running_out(
 
     def loss_at(x: torch.Tensor, y: torch.Tensor, _: torch.Tensor) -> Any:
         nonlocal size
+        if where == "second":
+            size = 0
+            half = nn.functional.cross_entropy(model(x), y, reduction="sum") / len(x) / 2
+            pace.weighted(half).backward()
         size = len(x)
         loss = nn.functional.cross_entropy(model(x), y, reduction="sum")
         weights = float((y + 1).sum())  # something other than samples
-        return (loss / weights, weights) if counts else loss / size
+        return (loss / weights, weights) if counts else loss / size / (2 if where == "second" else 1)
 
     for _ in range(3):
         for batch in loader:
@@ -279,11 +283,12 @@ def one_process(counts: bool) -> tuple[list[Any], list[float], list[float]]:
     [
         TWO,
         TWO | {"where": "forward"},
+        TWO | {"where": "second"},
         TWO | {"counts": True},
         TWO | {"policy": "factoring:portion=0.3", "counts": True},
         TWO | {"micro_batch": 12, "where": "forward"},
     ],
-    ids=["backward", "forward", "counts", "moving", "with a micro-batch"],
+    ids=["backward", "forward", "second of two losses", "counts", "moving", "with a micro-batch"],
 )
 def test_pass_that_runs_out_of_memory_is_halved(options: dict[str, Any]) -> None:
     found = run_ranks(2, partial(running_out, **options))

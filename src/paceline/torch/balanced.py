@@ -10,7 +10,7 @@ import atexit
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any, Protocol, Self, cast
 
@@ -200,8 +200,10 @@ class Balanced:
         group that the script has made stays usable, and so does the DistributedDataParallel module: the script may
         destroy the group, or leaves it at the program's end. Safe to call twice; the end of a ``with`` block and that
         of the program call it, too."""
-        self._detach()
-        leave_in_time(self._ranks.reducer.ddp)
+        try:
+            self._detach()
+        finally:
+            leave_in_time(self._ranks.reducer.ddp)
 
     def __enter__(self) -> Self:
         return self
@@ -216,12 +218,13 @@ class Balanced:
     def _detach(self) -> None:
         """Close the callbacks and remove all hooks from the model; the process group stays."""
         _open.pop(id(self), None)
-        self._loop.settle_last()
         started, self._callbacks = self._callbacks, []
-        callback.close(started)
-        for loader in self._loaders:
-            loader.close()
-        self._loop.close()
+        with ExitStack() as last:  # each of these, also if another raises an error
+            last.callback(self._loop.close)
+            for loader in self._loaders:
+                last.callback(loader.close)
+            last.callback(callback.close, started)
+            self._loop.settle_last()
 
 
 class Exact(Balanced):

@@ -162,6 +162,9 @@ class OpenRound:
     ended = 0.0  # ``time.perf_counter`` after its step, 0 before
     stepping = 0.0  # seconds of its step,
     after = 0.0  # and of all steps after it, which count for the next round
+    further = (
+        False  # a loss was added after the gradients were ready, for a further forward pass before the step
+    )
 
     def __init__(self, step: int, epoch: int, began: float, carry: float, mark: Any) -> None:
         self.step, self.epoch, self.began, self.carry, self.mark = step, epoch, began, carry, mark
@@ -186,6 +189,11 @@ class OpenRound:
             added = loss.detach().double().sum() * factor
         before = self.loss
         self.loss = added if before is NO_LOSS else before + added
+        self.further = self.further or self.reading is not None
+
+    def back_to(self, loss: torch.Tensor | float, count: float) -> None:
+        """The last pass has failed: what it has added is not the round's."""
+        self.loss, self.count = loss, count
 
     def add_count(self, count: float) -> None:
         """A micro-batch's summed loss is over ``count`` tokens, nodes or the like."""
@@ -276,6 +284,9 @@ class Meter:
         self._newest: tuple[int, Rows] | None = None  # number and received rows of an announcement
         self._sequence = -1  # number of the next announcement: one for each round begun, and one for a flush
         self._announced = -1  # number of the newest announcement that was made
+        # Whether losses are added after a round's gradients are ready; None before the first round's end.
+        self._further: bool | None = None
+        self._waits = False  # a row waits for the end of the round's step, since it might have such losses
         self._until = math.inf  # when the wait for other ranks ends, by ``time.monotonic``
         self.counts = False
 
@@ -311,8 +322,19 @@ class Meter:
             if self.reported:
                 self._reports.settle()
             self.reported = True
-            self._announce()
+            counts = self.counts or running.count == running.count  # they are needed before the step
+            self._waits = self._further is not False and not (counts or self.drops)
+            if not self._waits:
+                self._announce()
         elif self.counts or running.count == running.count:
+            self._announce()
+
+    def step_ended(self, seconds: float, learning_rate: float) -> None:
+        """The running round is over, after a step of ``seconds``."""
+        running = self.running
+        running.step_ended(seconds, learning_rate)
+        self._further = running.further or bool(self._further)
+        if self._waits:
             self._announce()
 
     def row(self, plan: RoundPlan, pieces: list[float] | None) -> Rows:
@@ -351,14 +373,14 @@ class Meter:
 
     def restart(self, rounds: int) -> None:
         """Go on after ``rounds`` complete rounds: earlier ones are not reported any more."""
-        self.due, self.light, self.reported = rounds, False, False
+        self.due, self.light, self.reported, self._waits = rounds, False, False, False
         self._unreported.clear()
 
     def drop(self, step: int) -> None:
         """Round ``step`` was left unfinished, and may be run again."""
         if self.intervals and self._unreported and self._unreported[-1].step == step:
             self._unreported.pop()
-            self.reported = False
+            self.reported = self._waits = False
         self.running = None
 
     def dropped(self, step: int) -> None:
@@ -436,6 +458,8 @@ class Meter:
 
     def _received(self, lost: exchange.Lost | None = None) -> Rows:
         """All ranks' rows of the newest announcement, (n,)."""
+        if self._waits:
+            self._announce()
         if self._newest is None or self._newest[0] != self._announced:
             self._newest = self._announced, self._members.rows(self._announced, lost or self._lost)
         return self._newest[1]
@@ -448,7 +472,7 @@ class Meter:
         self._send(self._row(known, self.reported))
 
     def _send(self, row: list[float]) -> None:
-        self._announced = self._sequence
+        self._announced, self._waits = self._sequence, False
         self._members.commit(self._sequence, _bytes(row), lost=self._lost)
 
     def _row(self, known: list[OpenRound], whole: bool) -> list[float]:

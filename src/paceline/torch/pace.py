@@ -21,6 +21,7 @@ samples with a mean loss is weighted by n m / B (LB-BSP, weighted aggregation: g
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -161,9 +162,10 @@ class Pace(Exact, Drawing):
             sampler.finish()
 
     def _detach(self) -> None:
-        for sampler in self._samplers():
-            sampler.close()
-        super()._detach()
+        with ExitStack() as last:
+            last.callback(super()._detach)
+            for sampler in self._samplers():
+                sampler.close()
 
     def weighted(self, loss: torch.Tensor, reduction: str = "mean", count: Any = None) -> torch.Tensor:
         """``loss`` times its weight; zero if it counts for nothing, though a mean over nothing is NaN.

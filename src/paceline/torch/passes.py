@@ -67,8 +67,8 @@ class Passes:
         # On a device a pass ends long before its gradients are there, and hooks show which stream computes them.
         self._ends_with_gradient = device.type == "cpu" and reducer.waits == "behind"
         self._rows, self._hooks = RowCheck(), list[Any]()
-        # The loss, part and count that the running pass has put on record, if it may be taken back.
-        self._recorded: tuple[torch.Tensor | None, float, float | None] | None = None
+        # The round's loss and count before the running pass, and this one's own count, if it may be taken back.
+        self._recorded: tuple[torch.Tensor | float, float, float | None] | None = None
         trained = [p for p in gradients.parameters if p.requires_grad]
         self._last: Any = None  # a ``LastGradient``, unless ``ended`` is early enough
         if reducer.waits != "never" or self._hook is not None:
@@ -117,13 +117,10 @@ class Passes:
         if recorded is None:
             return
         self.gradients.take_back()
-        loss, part, count = recorded
-        running = self._meter.running
-        if loss is not None:
-            running.add_loss(loss, -part)
+        loss, before, count = recorded
+        self._meter.running.back_to(loss, before)
         if count is not None:
-            running.add_count(-count)
-            self.gradients.count_back(running.step, count)
+            self.gradients.count_back(self._meter.running.step, count)
 
     def backward(self, loss: Any, reduction: str, scaler: Any, count: Any) -> None:
         """See ``Pace.backward``."""
@@ -167,15 +164,15 @@ class Passes:
             part = gradients.whole(piece)
         else:
             raise PacelineError(f"reduction={reduction!r}: expected 'mean', 'sum' or 'global'")
-        first = round.weighed(count)
+        first, running = round.weighed(count), self._meter.running
+        if first and gradients.apart:
+            self._recorded = running.loss, running.count, count
         if self._checks.looks:
             self._checks.weighs(loss, piece, reduction, count, first)
         if first and count is not None:
-            self._meter.running.add_count(count)
+            running.add_count(count)
         if loss is not None:
-            self._meter.running.add_loss(loss, part)
-        if gradients.apart:
-            self._recorded = loss if loss is None else loss.detach(), part, count
+            running.add_loss(loss, part)
         if not (piece.last or round.more):
             self._halfway(round.entire)
         return gradients.weigh(piece, part, count, first, reduction)
