@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from typing import Any, Protocol, Self, cast
+from typing import Any, Self, cast
 
 import torch
 
@@ -22,6 +22,7 @@ from paceline.torch import peers
 from paceline.torch.elastic.member import Member
 from paceline.torch.feed.loader import BalancedLoader
 from paceline.torch.feed.rounds import Sizes, iterate, run_round
+from paceline.torch.feed.sampler import BalancedSampler
 from paceline.torch.feed.streams import SharedStreamLoader, StreamLoader
 from paceline.torch.host import Hosting
 from paceline.torch.liveness.monitor import Alone
@@ -30,13 +31,6 @@ from paceline.torch.loop import Loop
 from paceline.torch.members import Ranks
 from paceline.torch.options import NAMES, Options
 from paceline.torch.terms import agree
-
-
-class Closable(Protocol):
-    """A loader, or a sampler."""
-
-    def close(self) -> None:
-        """No more samples."""
 
 
 class Balanced:
@@ -57,7 +51,7 @@ class Balanced:
         self._ranks = ranks()
         self._terms = agree(model, given, self._ranks.reducer.lockstep)
         self._callbacks = list[callback.Callback]()
-        self._loaders: list[Closable] = []
+        self._loaders: list[BalancedLoader | StreamLoader | BalancedSampler] = []
         self._loop = Loop(model, self._ranks, self._terms, given.callbacks)
         # For frameworks that run the loop.
         self.host = Hosting(self._loop, self._ranks.reducer, self._terms, self._detach)

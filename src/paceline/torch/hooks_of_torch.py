@@ -1,8 +1,8 @@
 """Every name of torch that is not public and that the engine uses, in one place.
 
 Tried on torch 2.13, and the oldest release that is allowed is 2.6 (FSDP2: 2.9). If a new release of torch breaks
-something, look here first: each function says what is expected of torch, and nothing else in ``paceline.torch``
-uses a name of torch with an underscore.
+something, look here first: each function says what is expected of torch. Nothing else in ``paceline.torch`` uses a
+name of torch with an underscore, but for the functions that ``timing`` replaces, and ``torch._foreach_*``.
 """
 
 from __future__ import annotations

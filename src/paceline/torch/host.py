@@ -113,7 +113,7 @@ class Hosting:
 
     def known(self, what: str) -> None:
         """The program needs no warning of the mistake of this name."""
-        self._loop.known(what)
+        self._loop.checks.known(what)
 
     def prepared(self) -> None:
         """The program runs the coming backward pass within DDP's forward pass, where the framework has made DDP sum

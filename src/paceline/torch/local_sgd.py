@@ -26,26 +26,11 @@ from paceline.torch.liveness.stall import Reaction, Stall
 from paceline.torch.local import Merge
 from paceline.torch.local_steps import LocalSteps
 from paceline.torch.members import Members, Ranks
-from paceline.torch.options import Limits, Options
-
-LOCAL = "local"  # the loop of these handles
+from paceline.torch.options import LOCAL, Limits, Options
 
 
 class Local(Balanced):
     """The part of a handle whose ranks step by themselves."""
-
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        given: Options,
-        ranks: Callable[[], Ranks],
-        lookout: Callable[[], Alone],
-    ) -> None:
-        def checked() -> Ranks:
-            local.check(given)
-            return ranks()
-
-        super().__init__(model, given, checked, lookout)
 
     @property
     def merged(self) -> bool:
@@ -108,6 +93,7 @@ class LocalSGD(Local, Drawing):
             callbacks=callbacks,
             loop=LOCAL,
         )
+        local.check(given)
         reaction = Stall.of(stall)
         super().__init__(
             model,
@@ -159,4 +145,5 @@ class ElasticLocalSGD(Local, Membership):
             loop=LOCAL,
             elastic=True,
         )
+        local.check(given)
         super().__init__(model, given, lambda: self._elastic(model, given), Alone)

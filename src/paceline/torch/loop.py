@@ -102,7 +102,7 @@ class Loop:
             local = LocalWeighing(parameters, device, reducer, self.merges.begin)
         counts = self._meter.counted_by_all, lambda: self.rounds.per_sample
         self._gradients = local or weighing_of(parameters, device, reducer, terms, *counts)
-        self._checks = checks_of(
+        self.checks = checks_of(
             model, parameters, reducer, terms, self.round, lambda: self.host.words, self.changes
         )
         self.passes = Passes(
@@ -111,7 +111,7 @@ class Loop:
             terms,
             self._gradients,
             self.round,
-            self._checks,
+            self.checks,
             self._meter,
             self._halfway,
             self._commit,
@@ -138,7 +138,7 @@ class Loop:
         if self.merges is None or local is None:
             rates = bool(self.rounds.listeners)
             self.steps = RoundSteps(
-                model, self.round, self._gradients, self._checks, *parts, single=single, rates=rates
+                model, self.round, self._gradients, self.checks, *parts, single=single, rates=rates
             )
         else:
             self.steps = LocalSteps(
@@ -178,14 +178,10 @@ class Loop:
         """The known reason why waiting for the other ranks is useless, or None; returns at once."""
         return self._lookout.known()
 
-    def known(self, what: str) -> None:
-        """See ``Check.known``."""
-        self._checks.known(what)
-
     def close(self) -> None:
         """Remove all hooks from the model; no micro-steps may follow."""
         self.steps.close(self._failed)
-        self._checks.close()
+        self.checks.close()
         self._members.close(self._failed)
         self._meter.close()
         if self._claims is not None:
@@ -205,11 +201,6 @@ class Loop:
     def due(self) -> bool:
         """Whether a step of the optimizer is due."""
         return self.round.phase >= DUE
-
-    @property
-    def stepped_by_program(self) -> bool:
-        """Whether the running round is complete, and the program itself has stepped its optimizer."""
-        return self.round.phase == COMPLETE and bool(self.round.taken)
 
     @property
     def last(self) -> bool:
@@ -423,7 +414,7 @@ class Loop:
             self.progress.open(Opened(source.number, samples, *source.order))
         self.steps.open(source)
         self._running, self._left = object(), None
-        self._checks.iteration(self.progress.rounds)
+        self.checks.iteration(self.progress.rounds)
         source.open()
         return self._running
 

@@ -269,7 +269,7 @@ class Meter:
         self.light = self.reported = False
         self._link = math.nan  # seconds of this rank's newest merge
         self._deciding = 0.0  # processor seconds that this rank's newest decision took
-        self.intervals = not members.carries_rows  # one row may report several rounds
+        self.intervals = not members.carries_rows  # rows are sent beside the gradients, not summed with them
         self.drops = drops
         # Each row reports one round; else it may report several.
         self.by_itself = members.carries_rows or drops

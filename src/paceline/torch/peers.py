@@ -129,11 +129,6 @@ def together(action: Callable[[], T]) -> T:
     return result  # type: ignore[return-value]  # there was no complaint, so there is a result
 
 
-def on_rank_0(action: Callable[[], T]) -> T | None:
-    """What ``action`` returns on rank 0, None elsewhere; its PacelineError is raised on every rank. Collective."""
-    return together(lambda: action() if rank() == 0 else None)
-
-
 def timeout() -> float:
     """Seconds after which the process group gives up a collective that a rank has not joined."""
     if not dist.is_initialized():
@@ -169,7 +164,7 @@ def own_store(timeout: float, first: Mapping[str, str | bytes] | None = None) ->
             store.set(key, value)  # type: ignore[arg-type]  # the store keeps bytes
         return store
 
-    hosted = on_rank_0(begin)
+    hosted = together(lambda: begin() if rank() == 0 else None)
     there = gather(None if hosted is None else (host, hosted.port))[0]
     return together(lambda: connect(there) if hosted is None else hosted)
 

@@ -7,7 +7,7 @@ runs a model, reads a clock, sends or waits. Which event may follow which is the
     DRAWN    -> weighed   -> WEIGHED    its loss has its weight, so its backward pass runs
     WEIGHED  -> ended     -> RAN        the pass has ended, and another micro-step follows (-> drawn)
                           -> COMPLETE   or it was the round's last: an optimizer step is due
-                          -> DUE        or this rank steps by itself (-> stepped_alone -> RAN, and -> merging)
+                          -> DUE        or this rank steps by itself (-> steps_alone -> RAN, and -> committed)
     COMPLETE -> stepped   -> BETWEEN    the round is over
     any      -> left      -> BETWEEN    the round was left unfinished
 

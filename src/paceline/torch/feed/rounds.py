@@ -18,13 +18,9 @@ from paceline.torch.plan import Claim, Piece, Source
 
 
 class RoundBatch:
-    """This rank's part of one round, for ``pace.round(batch, function)``, which runs it piece by piece.
+    """This rank's part of one round, for ``pace.round(batch, function)``, which runs it piece by piece."""
 
-    samples: the number of samples of the round, over all ranks.
-    """
-
-    def __init__(self, loop: Loop, first: Any, pieces: Iterator[Any], samples: int) -> None:
-        self.samples = samples
+    def __init__(self, loop: Loop, first: Any, pieces: Iterator[Any]) -> None:
         self._loop, self._first, self._pieces = loop, first, pieces
         self.ran = False
 
@@ -103,7 +99,7 @@ def _by_round(loop: Loop, pieces: Generator[Any]) -> Iterator[RoundBatch]:
     """One batch for each round, whose pieces are drawn when they are run."""
     try:
         for first in pieces:
-            batch = RoundBatch(loop, first, pieces, loop.round.running.batch)
+            batch = RoundBatch(loop, first, pieces)
             yield batch
             if not batch.ran:
                 raise PacelineError(

@@ -22,6 +22,7 @@ from paceline.torch.feed.pieces import Order, planned_pieces
 from paceline.torch.hooks_of_torch import dataloader_iterator, each_batch
 from paceline.torch.loop import Loop
 from paceline.torch.plan import Claim, Piece
+from paceline.torch.round import COMPLETE
 
 
 class BalancedSampler:
@@ -81,7 +82,8 @@ class BalancedSampler:
         loop, progress, last = self._loop, self._loop.progress, self._last
         if last is None:
             return
-        if loop.stepped_by_program and loop.round.running.step == last:
+        stepped = loop.round.phase == COMPLETE and loop.round.taken  # by the program itself
+        if stepped and loop.round.running.step == last:
             loop.end_micro_step()
         if progress.rounds == last + 1 and progress.samples_done >= self.samples and not loop.in_round:
             self._over, self._last, self._length = progress.epoch, None, None

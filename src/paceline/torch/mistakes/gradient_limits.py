@@ -29,13 +29,9 @@ class GradientLimits:
         counts: Callable[[], bool],
         found: Callable[[torch.Tensor], None],
     ) -> None:
-        self._counts, self._found = counts, found
+        self.counts, self._found = counts, found
         trained = (each for each in parameters if each.requires_grad)
         self._watches = [_Watch(each, self) for each in trained if hooks_of_torch.has_hooks(each)]
-
-    def counts(self) -> bool:
-        """Whether the running pass counts."""
-        return self._counts()
 
     def limited(self, parameter: torch.Tensor) -> None:
         """The program's hooks limit the gradient of this parameter."""
