@@ -276,8 +276,9 @@ class Drawing(Balanced):
 
         Args:
             drop_last: Leave out the last samples if they do not fill a whole round.
-            batches: The stream gives batches of any size instead of samples; they are cut and joined along their
-                first dimension.
+            batches: The stream gives batches of any size instead of samples: tensors, or tuples, lists or dicts of
+                them, each with a row for each sample, and single numbers or texts. They are cut and joined along
+                their first dimension; another batch raises an error.
             shared: All ranks are given the same stream, read it whole, and each keeps its slice of every round. Then
                 a faster rank also runs more samples of an epoch; with streams of their own it comes to its end
                 earlier.
