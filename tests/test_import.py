@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import zipfile
 from pathlib import Path
 
@@ -13,8 +14,7 @@ from support.commands import python
 from support.guarantees import guarantee
 
 GUARANTEES = (
-    "`import paceline` takes less than 150 ms beyond numpy's import, "
-    "and loads numpy only where a name needs it.",
+    "`import paceline` loads at most twenty modules beyond numpy's, and numpy only where a name needs it.",
 )
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -40,25 +40,15 @@ def test_names_that_need_numpy_are_there_when_asked_for() -> None:
     assert python(code).stdout.split() == ["False", "paceline.rounds", "True", "False"]
 
 
-def test_importing_takes_less_than_150_ms_beyond_numpy() -> None:
-    """The least of three, as a busy machine only adds; with the names that need numpy."""
-    taken = []
-    for _ in range(3):
-        told = python("import numpy; import paceline; paceline.Cluster", "-X", "importtime").stderr
-        rows = re.findall(
-            r"^import time: +(\d+) \| +(\d+) \| (paceline|paceline\.rounds)$", told, re.MULTILINE
-        )
-        assert {name for _, _, name in rows} == {"paceline", "paceline.rounds"}
-        taken.append(sum(int(cumulative) for _, cumulative, _ in rows) / 1e6)
-    assert min(taken) < 0.15
-
-
-def test_importing_brings_nothing_but_numpy() -> None:
+def test_importing_loads_at_most_twenty_modules_beyond_numpy_and_none_of_other_packages() -> None:
     code = (
         "import sys, numpy; before = set(sys.modules); import paceline; paceline.Cluster; "
-        "print(*{name.partition('.')[0] for name in set(sys.modules) - before} - sys.stdlib_module_names)"
+        "print(*set(sys.modules) - before)"
     )
-    assert set(python(code).stdout.split()) <= {"paceline", "numpy"}
+    loaded = python(code).stdout.split()
+    assert {"paceline", "paceline.rounds"} <= set(loaded)
+    assert len(loaded) <= 20
+    assert {name.partition(".")[0] for name in loaded} - sys.stdlib_module_names <= {"paceline", "numpy"}
 
 
 def test_the_doctor_starts_the_training_without_having_loaded_pytorch() -> None:
