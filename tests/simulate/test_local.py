@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import numpy as np
@@ -109,6 +110,25 @@ def test_who_stops_loses_its_steps_since_the_last_merge():
     assert updates[3].dropped == {"died": 4}
     assert updates[4].loads[2] == 0
     assert updates[4].loads.sum() == 160
+
+
+@pytest.mark.parametrize("absent", [(0, 1), (2, 3)])
+@pytest.mark.parametrize("policy", ["equal", "level"])
+def test_worker_that_joins_or_rejoins_gets_its_share_again(policy, absent):
+    def members(index):
+        return ~((np.arange(WORKERS) == 1) & (index in absent)), np.zeros(WORKERS, bool)
+
+    _, updates = local("4", 8, policy, members=members)
+    for index in absent:
+        assert updates[index].loads[1] == 0
+    for update in updates[-2:]:  # workers of the same speed
+        assert update.loads == pytest.approx([40] * WORKERS, abs=1)
+
+
+def test_shares_of_a_merge_are_those_of_the_next_interval():
+    _, updates = local("4", 6, "level", paces=(0.01, 0.01, 0.02, 0.04))
+    for update, following in itertools.pairwise(updates):
+        assert update.shares * 160 == pytest.approx(following.loads, abs=1)
 
 
 SCENARIO = """

@@ -80,7 +80,7 @@ class SimulatedLocalSteps:
     def _interval(self, index: int) -> Update:
         present, stopped = self._members(index)
         loads = self._balancer.loads(index, self._size, present)
-        seconds, shares = np.full(len(loads), np.nan), self._balancer.plan(index).shares
+        seconds = np.full(len(loads), np.nan)
         parts, tasks, lost = list[WorkerGradient](), list[Task](), 0
         for worker in np.flatnonzero(present & (loads > 0)).tolist():
             load, most = int(loads[worker]), self._most[worker]
@@ -115,7 +115,8 @@ class SimulatedLocalSteps:
         link = float(np.broadcast_to(self._links(index), here.shape)[here].max())
         longest = max(float(np.nanmax(seconds)), self._give_up if lost else 0.0)
         loads = np.where(np.isnan(seconds), 0, loads)
-        self._balancer.report(index, loads, seconds)
+        # Workers without samples report 0 seconds: the balancer takes NaN for absence.
+        _, shares = self._balancer.report(index, loads, np.where(here & np.isnan(seconds), 0.0, seconds))
         samples = int(loads.sum())
         if not isinstance(self._every, int) and longest > 0:
             self._size = intervals.next_size(
