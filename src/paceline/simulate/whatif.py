@@ -121,11 +121,10 @@ def of_trace(
         known_overhead=False,
     )
     outcome = run(scenario, ["equal", *names], progress)
-    predicted = _predicted(outcome, np.zeros(scenario.rounds), np.full(scenario.rounds, scenario.size))
-    equal = predicted["equal"]
     seconds = outcome.policies["equal"].first_seconds
-    asked = {name: predicted[name] for name in names}
-    blame = _blame(seconds.max(axis=1), seconds)
+    predicted = _predicted(outcome, np.zeros(scenario.rounds), (~np.isnan(seconds)).sum(1))
+    equal, asked = predicted["equal"], {name: predicted[name] for name in names}
+    blame = _blame(equal.rounds, seconds)
     return WhatIfResult("", equal.seconds, equal.idle, float(blame.sum()), blame, asked, [])
 
 
