@@ -84,6 +84,16 @@ def test_overhead_and_pace_come_apart_as_the_run_found_them(tmp_path):
     assert pace == pytest.approx(cluster_paces())
 
 
+def test_overhead_of_an_often_absent_worker_is_that_of_its_rounds(tmp_path):
+    overhead = np.broadcast_to([0.01, 0.0, 0.02], (ROUNDS, 3))
+    run = record(tmp_path / "run", cluster_paces(), "level", overhead=overhead)
+    run.loads[22:, 2] = run.compute[22:, 2] = run.overhead[22:, 2] = np.nan  # 8 of the later 15 rounds
+    pace, fixed = paces(run)
+    there = ~np.isnan(run.compute)
+    assert fixed[there] == pytest.approx(overhead[there])
+    assert pace[there] == pytest.approx(cluster_paces()[there])
+
+
 def test_rounds_without_load_keep_the_last_pace(tmp_path):
     run = record(tmp_path / "run", cluster_paces())
     run.loads[3:5, 0], run.loads[:2, 1] = 0, 0
@@ -124,6 +134,21 @@ def test_a_trace_is_compared_with_equal_shares(tmp_path):
     assert answer.seconds == pytest.approx((BATCH / 3 * pace).max(1).sum())
     assert list(answer.policies) == ["level", "optimum"]
     assert answer.policies["optimum"].seconds <= answer.policies["level"].seconds < answer.seconds
+
+
+def test_waiting_in_a_trace_with_gaps_is_that_of_present_workers(tmp_path):
+    pace = cluster_paces()
+    pace[10:20, 0] = np.nan
+    file = traces.write(tmp_path / "t.csv", traces.Trace(pace, np.zeros_like(pace)))
+    answer = answer_of_trace(of_trace(file, global_batch=BATCH), ["equal"])
+    busy = answer.policies["equal"].loads * pace
+    slowest = np.nanmax(busy, axis=1)
+    waited = np.nansum(slowest[:, None] - busy)
+    assert answer.seconds == pytest.approx(slowest.sum())
+    assert answer.lost == pytest.approx(waited)
+    assert answer.blame == pytest.approx([0.0, 0.0, waited])  # worker 2 is the slowest in every round
+    share = waited / (slowest * np.array([3] * 10 + [2] * 10 + [3] * 10)).sum()
+    assert answer.idle == answer.policies["equal"].idle == pytest.approx(share)
 
 
 def test_pieces_cost_what_the_run_measured(tmp_path):

@@ -52,8 +52,7 @@ def paces(run: Run) -> tuple[Array, Array]:
     The overhead is the median recorded in the run's later half (0 if unknown); if a worker had no load, its pace is
     the last known one.
     """
-    overhead = np.nan_to_num(run.overhead)
-    settled = np.median(overhead[len(overhead) // 2 :], axis=0)
+    settled = np.nan_to_num(median(run.overhead[len(run.overhead) // 2 :]))
     fixed = np.minimum(settled, (1 - LEAST_PACE) * run.compute)
     with np.errstate(divide="ignore", invalid="ignore"):
         pace = np.where(run.loads > 0, (run.compute - fixed) / run.loads, np.nan)
