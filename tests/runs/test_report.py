@@ -1,6 +1,7 @@
 """The report: one file that asks for nothing, shows what the record says, and stays small."""
 
 import base64
+import dataclasses
 import hashlib
 import json
 import re
@@ -191,6 +192,21 @@ def test_every_axis_has_a_title_with_its_unit(run):
     titles = re.findall(r'<div class="title(?: across)?">(.*?)</div>', report.render(run))
     expected = ["time of a round (ms)", "round", "load (samples)", "round", "time for a sample (ms)", "round"]
     assert titles == [*expected, *["time (ms)"] * 3, "training loss", "time since the start (s)"]
+
+
+@pytest.mark.parametrize(("first", "last"), [(-9.0, -40.0), (8.0, -16.0), (5.0, 0.5), (0.0, 0.0)])
+def test_losses_of_any_sign_lie_where_the_axis_says(run, first, last):
+    values = np.linspace(first, last, 60)
+    text = report.render(dataclasses.replace(run, loss=values))
+    chart = next(each for each in figures(text) if "<h3>Loss against time" in each)
+    marks = re.findall(r'<span style="top:(.*?)%">(.*?)</span>', chart)
+    at, levels = np.array(marks, float).T
+    slope, start = np.polyfit(levels, 10 * at, 1)
+    drawn = Page(chart).data[0]["series"][0]["y"]
+    assert drawn == pytest.approx(start + slope * values, abs=1)
+    assert 0 <= min(drawn) <= max(drawn) <= 1000
+    assert slope < 0, "larger values are higher"
+    assert 0 in levels
 
 
 @guarantee(

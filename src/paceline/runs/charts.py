@@ -94,12 +94,14 @@ def losses(runs: Sequence[tuple[str, Window]]) -> str:
     end = max(float(line.x[-1]) for line in series)
     if not end > start:
         start, end = 0.0, end or 1.0
+    least = min(0.0, *(1.05 * float(np.nanmin(line.y)) for line in series))
+    most = max(0.0, *(1.05 * float(np.nanmax(line.y)) for line in series))
     return draw.curves(
         "Loss against time",
         f"Training loss against the time since the run started{_where(runs[0][1], ', ')}.",
         series,
         time_axis("time since the start", end, start, 5),
-        amount_axis("training loss", 1.05 * max(float(np.nanmax(line.y)) for line in series) or 1.0),
+        amount_axis("training loss", most if most > least else 1.0, least),
         number,
         lambda x: f"after {seconds(x)}",
     )

@@ -20,9 +20,9 @@ from paceline.runs.run import Array
 from paceline.runs.words import number
 
 
-def down(values: Array, end: float) -> Array:
-    """Values as SVG coordinates: 0 at the bottom, ``end`` at the top, larger values just outside."""
-    return 1000 - np.clip(values / end, -0.02, 1.02) * 1000
+def down(places: Array) -> Array:
+    """Places on an axis as SVG coordinates: its start at the bottom, its end at the top, others just outside."""
+    return 1000 - np.clip(places, -0.02, 1.02) * 1000
 
 
 def path(x: Array, y: Array) -> str:
@@ -97,9 +97,9 @@ def time_axis(title: str, end: float, start: float = 0.0, count: int = 4) -> Axi
     return Axis(f"{title} ({unit})", start, end, marks)
 
 
-def amount_axis(title: str, end: float) -> Axis:
-    """An axis of plain numbers, from 0."""
-    return Axis(title, 0.0, end, [(y, number(y)) for y in ticks(end)])
+def amount_axis(title: str, end: float, start: float = 0.0) -> Axis:
+    """An axis of plain numbers."""
+    return Axis(title, start, end, [(y, number(y)) for y in ticks(end, low=start)])
 
 
 def percent_axis(title: str, end: float = 1.0) -> Axis:
@@ -205,14 +205,14 @@ def curves(
     text, tip: format a value and its x for the tooltips and the table. upright: x of vertical lines, the rounds in
     which workers were lost.
     """
-    marks, data, y_end = [], [], y_axis.end
+    marks, data = [], []
     if upright:
         places = (1000 * x_axis.at(np.unique(np.array(upright, float)))).round(1).tolist()
         marks.append(f'<path class="lost" d="{"".join(f"M{x:g} 0V1000" for x in places)}"/>')
     for line in series:
-        x, y = 1000 * x_axis.at(line.x), down(line.y, y_end)
+        x, y = 1000 * x_axis.at(line.x), down(y_axis.at(line.y))
         if line.low is not None and line.high is not None:
-            low, high = down(line.low, y_end), down(line.high, y_end)
+            low, high = down(y_axis.at(line.low)), down(y_axis.at(line.high))
             marks.append(f'<path class="band {line.colour}" d="{band(x, low, high)}"/>')
         dashed = " dashed" if line.dashed else ""
         marks.append(f'<path class="line {line.colour}{dashed}" d="{path(x, y)}"/>')
@@ -247,10 +247,10 @@ def _reached(series: Sequence[Curve], x_axis: Axis, text: Text, tip: Text) -> st
 def strip(line: Curve, x_axis: Axis, y_end: float) -> str:
     """One curve over the whole width, of little height and without a scale."""
     x = 1000 * x_axis.at(np.concatenate(([x_axis.start], line.x, [x_axis.end])))
-    y = down(np.pad(line.y, 1, mode="edge"), y_end)
+    y = down(np.pad(line.y, 1, mode="edge") / y_end)
     marks = f'<path class="area {line.colour} pale" d="{band(x, np.full(len(x), 1000.0), y)}"/>'
     if line.high is not None:
-        high = down(np.pad(line.high, 1, mode="edge"), y_end)
+        high = down(np.pad(line.high, 1, mode="edge") / y_end)
         marks += f'<path class="band {line.colour}" d="{band(x, y, high)}"/>'
     marks += f'<path class="line {line.colour}" d="{path(x, y)}"/>'
     return _plot(marks, x_axis, None, None, 64)
@@ -349,7 +349,9 @@ def _plot(
     """
     grid = ""
     if y_axis is not None and not places:
-        places = [(1 - level / y_axis.end, text) for level, text in y_axis.ticks]
+        places = [
+            (1 - (level - y_axis.start) / (y_axis.end - y_axis.start), text) for level, text in y_axis.ticks
+        ]
         grid = "".join(f'<path class="grid" d="M0 {1000 * place:.0f}H1000"/>' for place, _ in places)
     left = "".join(f'<span style="top:{100 * place:.2f}%">{escape(text)}</span>' for place, text in places)
     below = "".join(
