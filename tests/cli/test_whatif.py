@@ -70,6 +70,32 @@ def test_work_that_moves_within_the_round_where_no_plan_can_know(tmp_path, capsy
     assert "Take auto: " in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("config", "can_change"),
+    [
+        ({"engine": "torch", "loop": "whole"}, True),
+        ({"engine": "torch", "loop": "local", "model": "mlp", "data": "digits"}, False),  # paceline train
+        ({"engine": "service", "job": "digits"}, False),
+    ],
+)
+def test_loop_that_claims_work_is_advised_only_to_scripts(tmp_path, capsys, config, can_change):
+    pace = np.array([1e-3, 1e-3, 4e-3]) * np.exp(0.5 * np.random.default_rng(3).standard_normal((60, 3)))
+    facts = {"policy": "equal", "workers": 3} | config
+    with runs.Recorder.create(tmp_path / "run", facts) as recorder:
+        for t, each in enumerate(pace):
+            recorder.round(
+                round=t,
+                epoch=0,
+                time=40 * pace[: t + 1].max(1).sum(),
+                seconds=40 * each.max(),
+                batch=120,
+                loads=[40, 40, 40],
+                compute=40 * each,
+            )
+    assert whatif(tmp_path / "run") == 0
+    assert ('Pace(..., loop="round")' in capsys.readouterr().out) == can_change
+
+
 def test_nothing_to_gain(tmp_path, capsys):
     pace = np.full((10, 3), 0.001)
     file = traces.write(tmp_path / "even.csv", traces.Trace(pace, 0 * pace))

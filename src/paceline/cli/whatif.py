@@ -76,9 +76,10 @@ def verdict(answer: WhatIfResult) -> str:
 
 
 def within(answer: WhatIfResult) -> list[str]:
-    """A sentence on ``auto`` where the program's loop does not let it move work within a round, if that would pay."""
+    """A sentence on ``auto`` where a script's loop does not let it move work within a round, if that would pay."""
     auto = [would.seconds for name, would in answer.policies.items() if name.split(":")[0] == "auto"]
-    if not answer.planned or not auto:
+    # Only scripts can change their loop: the service and ``paceline train`` move no work in theirs.
+    if not auto or not answer.planned or not answer.option.startswith("Pace("):
         return []
     able = answer.policies[answer.best].seconds if answer.best else answer.seconds
     if auto[0] >= WORTHWHILE * able:
