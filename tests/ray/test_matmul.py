@@ -331,6 +331,23 @@ def test_following_a_plan_with_other_loads(pool):
             coded.follow(plan(problem_of(rows=200)))
 
 
+def test_followed_plan_that_survives_two_workers_keeps_enough_blocks(pool):
+    made = plan(problem_of())
+    with CodedMatrix(matrix(), made, 0, pool) as coded:
+        coded.follow(stretched(made, survive=2))
+        assert all(coded.layout.enough(left) for left in itertools.combinations(range(5), 3))
+
+
+def test_refused_plan_leaves_the_matrix_with_its_own_master(pool):
+    both = dataclasses.replace(random_problem(2, 5, 300, np.random.default_rng(4)), workers=NAMES)
+    made = plan(both, "exact")
+    renamed = dataclasses.replace(both, masters=both.masters[::-1], rows=np.array([200.0, 300.0]))
+    with CodedMatrix(matrix(), made, both.masters[1], pool) as coded:
+        with pytest.raises(PacelineError, match="200 rows for this matrix of 300"):
+            coded.follow(plan(renamed, "exact"))
+        assert coded.recode() == 0  # the loads of the other master would move blocks
+
+
 @pytest.mark.parametrize(
     ("a", "options", "says"),
     [

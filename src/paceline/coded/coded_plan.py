@@ -418,7 +418,8 @@ def rearrange(old: CodedPlan, problem: Problem, within: float = 0.05) -> Rearran
     """Plan ``problem`` again, moving as few workers as possible while t* stays within a portion of the best.
 
     The programme maximizes the workers kept under the condition that each master's workers are expected to bring L
-    rows by t = (1 + within) t*.
+    rows by t = (1 + within) t*. The new loads are those of Theorem 1, as from ``plan``, also if ``old`` was made by
+    ``stretched``: stretch the new plan as well.
 
     Args:
         old: A dedicated plan; its masters and workers are recognized in ``problem`` by name.

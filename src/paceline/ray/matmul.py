@@ -201,7 +201,7 @@ class CodedMatrix(Closing):
         """
         self._open()
         self._welcome()
-        return self._follow_loads(self._reloaded(self.plan.problem))
+        return self._follow_loads(self._reloaded(self.plan.problem), self.plan.survive)
 
     def replan(self) -> int:
         """Fit the observed delays, divide the rows again and move only blocks that change.
@@ -214,7 +214,7 @@ class CodedMatrix(Closing):
         problem = self.observations.fitted(self.plan.problem, self.master)
         loads = self._reloaded(problem)
         self.plan = replace(self.plan, problem=problem)
-        return self._follow_loads(loads)
+        return self._follow_loads(loads, self.plan.survive)
 
     def follow(self, plan: CodedPlan) -> int:
         """Change to another plan.
@@ -232,13 +232,13 @@ class CodedMatrix(Closing):
         self._welcome()
         if plan.problem.workers != self.names:
             raise PacelineError("the new plan names other workers: expected the same, in the same order")
-        self.master = plan.master(self.plan.problem.masters[self.master])
-        if plan.problem.rows[self.master] != len(self.a):
+        master = plan.master(self.plan.problem.masters[self.master])
+        if plan.problem.rows[master] != len(self.a):
             raise PacelineError(
-                f"the new plan has {plan.problem.rows[self.master]:.0f} rows for this matrix of {len(self.a)}"
+                f"the new plan has {plan.problem.rows[master]:.0f} rows for this matrix of {len(self.a)}"
             )
-        placed = self._follow_loads(plan.loads[self.master])
-        self.plan = plan
+        placed = self._follow_loads(plan.loads[master], plan.survive)
+        self.plan, self.master = plan, master
         return placed
 
     def close(self) -> None:
@@ -404,8 +404,8 @@ class CodedMatrix(Closing):
                 self._settle(n, self.actors[n].place.remote(self.key, owned, blocks))
             self.dead.discard(n)
 
-    def _follow_loads(self, loads: Array) -> int:
-        new, moves = relayout(self.layout, loads, self.plan.survive)
+    def _follow_loads(self, loads: Array, survive: int) -> int:
+        new, moves = relayout(self.layout, loads, survive)
         self._move(new, moves)
         return sum(len(blocks) for blocks in moves.place)
 
