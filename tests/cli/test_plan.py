@@ -176,6 +176,10 @@ def test_bad_files_raise_and_nothing_is_written(tmp_path, text, says):
         (["--rows", "10", "--assign", "best"], "expected one of"),
         (["--rows", "10", "--assign", "probabilistic", "--uncoded"], "uncoded"),
         (["--rows", "10", "--json", "/no/such/folder/plan.json"], "cannot write"),
+        (
+            ["--rows", "10", "--family", "shifted-exponential"],
+            "is for measured times: expected --fit TIMES.csv",
+        ),
         ([], "no rows"),
     ],
 )

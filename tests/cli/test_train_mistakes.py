@@ -43,6 +43,7 @@ def sentence(capsys: pytest.CaptureFixture[str], arguments: list[str], status: i
         (["--policy", "optimum"], "needs the next round"),
         (["--compare", "equal,fastest"], "policy 'fastest' is unknown"),
         (["--compare", ","], "names no policy"),
+        (["--policy", "equal", "--compare", "equal,level"], "expected one of the two; name every policy in"),
         (["--slowdown", "1,1,4"], "--slowdown has 3 entries for 4 workers"),
         (["--slowdown", "1,1,1,quick"], "expected numbers separated by commas"),
         (["--slowdown", "1,1,1,0.5"], "expected numbers of at least 1,"),

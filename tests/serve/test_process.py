@@ -231,6 +231,15 @@ def test_mistakes_at_the_start(tmp_path: Path) -> None:
     assert_refused(refused, "cannot make .*choose another --dir")
 
 
+@pytest.mark.parametrize(
+    "option", [["--policy", "level"], ["--limits", "1:,1:"], ["--grace", 5], ["--at-once"]]
+)
+def test_job_options_without_batch_and_workers_raise(tmp_path: Path, option: list[object]) -> None:
+    refused = paceline("serve", "--dir", tmp_path / "state", "--port", 0, *option)
+    assert_refused(refused, f"{option[0]} is for the job made at the start: expected --batch and --workers")
+    assert not (tmp_path / "state").exists()
+
+
 def test_fuzzed_for_a_moment() -> None:
     pytest.importorskip("schemathesis")
     assert fuzz.main(2) == 0

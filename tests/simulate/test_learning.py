@@ -129,6 +129,7 @@ link = { megabytes = 1.0, mbps = 80.0 }
             ["--every", "8", "--sync", "asp"],
             "--sync asp is for a parameter server, which --every does not use",
         ),
+        (["--outer", "mean"], "--outer mean is for merges: expected --every with it"),
         (["--every", "8", "--outer", "adam"], "outer optimizer 'adam'"),
         (["--every", "8", "--outer", "nesterov:momentum=1"], "a momentum above 0 and below 1"),
     ],
@@ -140,9 +141,20 @@ def test_mistakes_raise_one_error(scenario, options, says, capsys):
     assert told.count("\n") == 1
 
 
-def test_every_without_learning_raises(scenario, capsys):
-    assert run(["simulate", scenario, "--every", "8"]) == 2
-    assert "expected --learn with it" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    "option",
+    [
+        ["--every", "8"], ["--outer", "mean"], ["--loss", "0"], ["--sync", "bsp"], ["--backup", "everyone"],
+        ["--mode", "pull"], ["--rate", "fixed"], ["--lr", "1"], ["--data", "digits"], ["--model", "mlp"],
+    ],
+)  # fmt: skip
+def test_training_option_without_learn_raises(scenario, option, tmp_path, capsys):
+    figures = tmp_path / "figures.json"
+    assert run(["simulate", scenario, *option, "--json", str(figures)]) == 2
+    told = capsys.readouterr().err
+    assert f"{option[0]} is for training: expected --learn with it" in told
+    assert told.count("\n") == 1
+    assert not figures.exists()
 
 
 def test_a_trace_shorter_than_the_run(tmp_path, capsys):

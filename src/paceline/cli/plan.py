@@ -28,8 +28,8 @@ def command(
     fit: Path | None = Option(
         None, metavar="TIMES.csv", help="Fit first: columns master,worker,rows,milliseconds."
     ),
-    family: str = Option(
-        "shifted-exponential", help="What to fit: shifted-exponential, weibull or empirical."
+    family: str | None = Option(
+        None, help="With --fit: shifted-exponential (the default), weibull or empirical."
     ),
     deadline: float | None = Option(
         None, help="Search for loads that are likely to be done by this many ms, instead of the least time."
@@ -44,8 +44,14 @@ def command(
     from paceline.coded.deadline import by_deadline, never_done
     from paceline.files import write_whole
 
+    if family is not None and fit is None:
+        raise PacelineError(
+            f"--family {family} is for measured times: expected --fit TIMES.csv with it; add it, or leave --family "
+            "out"
+        )
     check_json(json)
     if fit is not None and workers is None:
+        family = "shifted-exponential" if family is None else family
         problem, fitted = read_times(fit, _rows(rows), family)
     elif workers is not None and fit is None:
         problem, fitted = read_problem(workers, _rows(rows)), None

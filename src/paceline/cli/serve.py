@@ -79,6 +79,11 @@ def command(
         raise PacelineError("--token, --token-file and --no-token exclude each other; give one")
     if ("batch" in given) != ("workers" in given):
         raise PacelineError("--batch and --workers only make a job together; give both or neither")
+    if "batch" not in given and (unused := [*given, *["at-once"] * at_once]):
+        raise PacelineError(
+            f"--{unused[0]} is for the job made at the start: expected --batch and --workers with it; add them, or "
+            f"leave --{unused[0]} out"
+        )
     if not re.fullmatch(NAME, job):
         raise PacelineError(
             f"--job {job!r}: expected at most 64 letters, digits, dots, dashes and underscores, a letter or digit "

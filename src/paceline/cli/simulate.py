@@ -35,7 +35,7 @@ from paceline.simulate.measures import (
 from paceline.simulate.rounds import Outcome, run
 from paceline.simulate.scenario import Scenario
 from paceline.simulate.toml import of_trace, read
-from paceline.train.config import TrainConfig
+from paceline.train.config import TrainConfig, dashed
 
 if TYPE_CHECKING:
     from paceline.simulate.learning import Learnt
@@ -82,8 +82,10 @@ def command(
         help="Local steps of each worker, merged every 8 (steps), '2 s' or auto; changes the trajectory.",
         rich_help_panel=LEARN,
     ),
-    outer: str = Option(
-        "mean", help="With --every: mean, or nesterov:lr=0.7,momentum=0.9.", rich_help_panel=LEARN
+    outer: str | None = Option(
+        None,
+        help="With --every: mean (the default), or nesterov:lr=0.7,momentum=0.9.",
+        rich_help_panel=LEARN,
     ),
     **given: Any,
 ) -> None:
@@ -94,6 +96,15 @@ def command(
     changed = {"global_batch": global_batch, "rounds": rounds, "realizations": realizations, "seed": seed}
     changed |= {"fractional": fractional, "decision_delay": decision_delay}
     changes = {name: value for name, value in changed.items() if value is not None}
+    training = {"every": every, "outer": outer, "loss": loss} | given
+    if not learn and (unused := next((name for name, value in training.items() if value is not None), None)):
+        raise PacelineError(
+            f"--{dashed(unused)} is for training: expected --learn with it; add it, or leave --{dashed(unused)} out"
+        )
+    if outer is not None and every is None:
+        raise PacelineError(
+            f"--outer {outer} is for merges: expected --every with it; add it, or leave --outer out"
+        )
     if bool(scenarios) == (trace is not None):
         raise PacelineError("name SCENARIO.toml files, or one --trace FILE.csv; expected one of the two")
     described = [replace(read(path), **changes) for path in scenarios or ()]  # type: ignore[arg-type]
@@ -124,11 +135,10 @@ def command(
         config = TrainConfig(**given)
         coordinated = {name: getattr(config, name) for name in COORDINATED}
         by = server_config(what, policy=(policy or ["equal"])[0], **coordinated)
+        outer = "mean" if outer is None else outer
         learnt = train(what, by, config.data, config.model, loss, every, outer)
         write_json(json_, _show_learnt(what, learnt, console, plot))
         return
-    if every is not None:
-        raise PacelineError(f"--every {every} is for training: expected --learn with it")
     by_cost = any(what.samples for what in described)
     if by_cost and not all(what.samples for what in described):
         raise PacelineError("some of these scenarios have [samples] and others have not; simulate them apart")

@@ -59,6 +59,11 @@ def command(
         )
     if resume is not None and (kept := next((name for name in given if name not in CHANGED), None)):
         raise PacelineError(f"--resume continues with the run's own options; leave out --{dashed(kept)}")
+    if compare is not None and "policy" in given:
+        raise PacelineError(
+            f"--policy {given['policy']} and --compare {compare}: expected one of the two; name every policy in "
+            "--compare"
+        )
     for name in ("max_restarts", "dead_after"):
         if name in given and given.setdefault("elastic", True) is False:  # these options imply --elastic
             raise PacelineError(
