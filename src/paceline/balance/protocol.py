@@ -22,7 +22,7 @@ class Policy(Protocol[S]):
         needs_upcoming: Reads ``Round.upcoming``: a simulation's oracle, never a real run.
         needs_machines: Reads ``Cluster.machines``.
         needs_noise: Reads ``Round.gradients``, and may then plan a quorum.
-        settles: Keeps shares with which all workers end together.
+        settles: Keeps shares with which all workers end together. Only the contract tests read it.
     """
 
     cluster: Cluster

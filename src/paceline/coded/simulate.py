@@ -42,7 +42,7 @@ class Completion(NamedTuple):
         """How often one master, or any of them, never finishes.
 
         Args:
-            master: A position or name; None for any of them.
+            master: A position from 0; None for any of them.
 
         Returns:
             A portion of the runs, 0 to 1.
@@ -53,7 +53,7 @@ class Completion(NamedTuple):
         """The mean completion time.
 
         Args:
-            master: A position or name; None for the slowest of them.
+            master: A position from 0; None for the slowest of them.
 
         Returns:
             Milliseconds, with a normal interval of 95 %; infinite if any run never finishes.
@@ -70,7 +70,7 @@ class Completion(NamedTuple):
 
         Args:
             q: A portion between 0 and 1.
-            master: A position or name; None for the slowest of them.
+            master: A position from 0; None for the slowest of them.
 
         Returns:
             Milliseconds, with a distribution-free interval of 95 % (order statistics).
@@ -91,7 +91,7 @@ class Completion(NamedTuple):
 
         Args:
             t: Milliseconds.
-            master: A position or name; None for the slowest of them.
+            master: A position from 0; None for the slowest of them.
 
         Returns:
             A portion of the runs, with the exact (Clopper-Pearson) interval of 95 %.
@@ -105,7 +105,7 @@ class Completion(NamedTuple):
 
         Args:
             points: Portions of the runs, evenly spread.
-            master: A position or name; None for the slowest of them.
+            master: A position from 0; None for the slowest of them.
 
         Returns:
             t in milliseconds and P[done by t], each of shape (points,) or shorter.
