@@ -115,15 +115,12 @@ def check_json(target: str | None) -> None:
 
 def write_json(target: str | None, content: Any, indent: int | None = None) -> None:
     """Write figures to a file, to standard output for "-", or nowhere for None; infinity and NaN become null."""
-    if target is not None:
-        from paceline.runs.record import plain  # it loads numpy
+    if target is None:
+        return
+    from paceline.runs.record import plain  # it loads numpy
 
-        write_text(target, json.dumps(plain(content), indent=indent, allow_nan=False))
-
-
-def write_text(target: str | None, text: str) -> None:
-    """Write figures that are already text; ``target`` as for ``write_json``."""
+    text = json.dumps(plain(content), indent=indent, allow_nan=False) + "\n"
     if target == "-":
-        sys.stdout.write(text + "\n")
-    elif target is not None:
-        write_whole(target, text + "\n")
+        sys.stdout.write(text)
+    else:
+        write_whole(target, text)

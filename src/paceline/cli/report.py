@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from typer import Argument, Option
 
 from paceline import tables
 from paceline.cli.options import Json
-from paceline.cli.output import check_json, write_text
+from paceline.cli.output import check_json, write_json
 from paceline.errors import PacelineError
 from paceline.files import check_place, write_whole
 from paceline.runs import Run, read, report, sinks, summarize, trace
@@ -60,8 +59,7 @@ def command(
     console.print(f"Report: {page}", soft_wrap=True, highlight=False)
     for run, sink in opened:
         console.print(f"Sent to {sinks.send(run, sink)}", soft_wrap=True, highlight=False, markup=False)
-    if json_ is not None:
-        write_text(json_, json.dumps(summaries[0] if len(summaries) == 1 else summaries, indent=2))
+    write_json(json_, summaries[0] if len(summaries) == 1 else summaries, indent=2)
 
 
 def comparison_table(runs: list[Run]) -> Table:
