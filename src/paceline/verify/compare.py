@@ -58,7 +58,6 @@ class Distance(NamedTuple):
 class Difference:
     """What differs between the first run and another one. All lists are in the order of the steps."""
 
-    name: str
     loads: list[int]
     steps: int  # steps that both took
     gradients: list[Distance]  # the worst parameter of each step
@@ -147,7 +146,6 @@ def difference(first: RunLog, other: RunLog) -> Difference:
         states.append(_worst(known, step, own=True))
         apart.append(_between_ranks(theirs, step))
     return Difference(
-        name=other.name,
         loads=other.loads,
         steps=len({step for step, _ in both}),
         gradients=gradients,

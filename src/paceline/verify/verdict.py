@@ -23,11 +23,9 @@ from paceline.verify.compare import (
     unowned,
 )
 
-AGAIN = "again"
 STILL = (
     "cannot tell: all gradients are zero, so nothing can be compared; let the loss depend on the parameters"
 )
-NOT_SAMPLES = "and belongs to no sample, so all ranks drew alike here"
 
 
 @dataclass(frozen=True)
