@@ -46,14 +46,13 @@ def checked(token: str, what: str = "the token", instead: str = "") -> str:
 
 def read(path: Path) -> str | None:
     """The token in a file, None if there is no such file. Raises PacelineError if it can't be used."""
-    try:
-        token = files.read(path, files.SMALL).decode().strip()
-    except FileNotFoundError:
-        return None
-    except UnicodeDecodeError as error:
-        raise PacelineError(f"cannot read the token in {path}: it is not text") from error
-    except OSError as error:
-        raise PacelineError(f"cannot read the token in {path}: {error.strerror or error}") from error
+    with saying(f"cannot read the token in {path}"):
+        try:
+            token = files.read(path, files.SMALL).decode().strip()
+        except FileNotFoundError:
+            return None
+        except UnicodeDecodeError as error:
+            raise PacelineError(f"cannot read the token in {path}: it is not text") from error
     return checked(token, f"the token in {path}", "; write one there, or delete the file")
 
 

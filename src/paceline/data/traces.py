@@ -21,7 +21,7 @@ import numpy as np
 
 from paceline import costs
 from paceline.costs import Array
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, saying
 from paceline.files import open_file, write_whole
 
 __all__ = ["Trace", "read", "write"]
@@ -91,7 +91,10 @@ def _rows(path: Path) -> tuple[list[int], Array]:
     """The number of each line below the header that is not blank, and its four columns, shape (rows, 4)."""
     lines, rows = [], []
     try:
-        with io.TextIOWrapper(open_file(path), encoding="utf-8-sig", newline="") as file:
+        with (
+            saying(f"cannot read the trace {path}", "expected a CSV file"),
+            io.TextIOWrapper(open_file(path), encoding="utf-8-sig", newline="") as file,
+        ):
             reader = csv.reader(file)
             header = [name.strip() for name in next(reader, [])]
             places = _places(path, header)
@@ -103,8 +106,6 @@ def _rows(path: Path) -> tuple[list[int], Array]:
                     rows.append([])
                 if len(fields) != len(header) or not rows[-1]:
                     raise PacelineError(f"{path}, line {lines[-1]}: {_wrong(fields, places, len(header))}")
-    except OSError as error:
-        raise PacelineError(f"cannot read the trace {path}: {error.strerror}; expected a CSV file") from error
     except UnicodeDecodeError as error:
         raise PacelineError(f"{path} is not text; expected a CSV file with {','.join(COLUMNS)}") from error
     except csv.Error as error:

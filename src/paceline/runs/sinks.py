@@ -22,7 +22,7 @@ import numpy as np
 
 from paceline import options
 from paceline.commands import pip
-from paceline.errors import PacelineError, whole
+from paceline.errors import PacelineError, saying, whole
 from paceline.runs.run import Run, waiting_share, waits
 
 __all__ = ["Sink", "create", "scalars", "write"]
@@ -79,7 +79,7 @@ class Sink:
         """Send one round: its number, and the fields that ``scalars`` takes.
 
         Args:
-            round: The round's number, from 1.
+            round: The round's number, from 0.
             fields: Of the round, as ``scalars`` takes them.
         """
         self._log(scalars(**fields), int(round))
@@ -161,12 +161,8 @@ class PrometheusSink(Sink):
             made = getattr(prometheus, kind)
             self._metrics[name] = made(f"paceline_{name}", text, labels, registry=registry, **more)
         whole("metrics port", self.port, 0, 65535)
-        try:
+        with saying(f"cannot serve metrics on {self.host}:{self.port}", "choose another, or 0 for any"):
             self._server, self._thread = prometheus.start_http_server(self.port, self.host, registry)
-        except OSError as error:
-            raise PacelineError(
-                f"cannot serve metrics on {self.host}:{self.port}: {error.strerror}; choose another, or 0 for any"
-            ) from error
         self.port = self._server.server_port
         self.where = f"Prometheus: http://{self.host}:{self.port}/metrics"
 
