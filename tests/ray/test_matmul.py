@@ -298,6 +298,9 @@ def test_replanning_keeps_the_redundancy_that_was_asked_for(pool):
         coded.replan()
         # Theorem 1's own redundancy depends on what was fitted; twice as much is kept in proportion
         assert coded.layout.code.n >= 1.3 * coded.layout.code.k
+        before = coded.layout.owned
+        assert coded.replan() == 0  # nothing more was observed
+        assert coded.layout.owned == before
         assert close_to(coded @ np.ones(20), matrix().sum(1))
 
 

@@ -107,6 +107,7 @@ class CodedMatrix(Closing):
         if self.scale is not None:
             self.a = self.a / self.scale[:, None]
         self.plan, self.messages, self.seed = plan, messages, seed
+        self._stretch = _stretch(plan, self.master)
         self.patience, self.on_loss = patience, on_loss
         found = layout(plan, self.master, blocks)
         self.names = plan.problem.workers
@@ -238,7 +239,7 @@ class CodedMatrix(Closing):
                 f"the new plan has {plan.problem.rows[master]:.0f} rows for this matrix of {len(self.a)}"
             )
         placed = self._follow_loads(plan.loads[master], plan.survive)
-        self.plan, self.master = plan, master
+        self.plan, self.master, self._stretch = plan, master, _stretch(plan, master)
         return placed
 
     def close(self) -> None:
@@ -382,9 +383,7 @@ class CodedMatrix(Closing):
         if not self.plan.coded:
             share = np.where(k[self.master] > 0, self.plan.loads[self.master], 0.0)
             return share * problem.rows[self.master] / share.sum()
-        before = _theorem_1(self.plan.problem, self.plan.probability, self.master)
-        stretch = self.plan.loads[self.master].sum() / before.sum()  # keeps rows beyond those of Theorem 1
-        return np.minimum(stretch * _theorem_1(problem, k, self.master), problem.rows[self.master])
+        return np.minimum(self._stretch * _theorem_1(problem, k, self.master), problem.rows[self.master])
 
     def _stuck(self, answers: list[Any]) -> bool:
         """Whether a worker is silent for a second after its work was cancelled."""
@@ -446,6 +445,13 @@ class CodedMatrix(Closing):
         for n in workers:
             if blocks[n] and n not in self.dead:
                 self.actors[n].drop.remote(self.key, blocks[n])
+
+
+def _stretch(plan: CodedPlan, master: int) -> float:
+    """The rows of a plan for this master as a multiple of those of Theorem 1."""
+    if not plan.coded:
+        return 1.0
+    return float(plan.loads[master].sum() / _theorem_1(plan.problem, plan.probability, master).sum())
 
 
 def _theorem_1(problem: Problem, k: Array, master: int) -> Array:
