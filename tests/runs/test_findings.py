@@ -10,6 +10,7 @@ import pytest
 
 import paceline
 from paceline.runs import Recorder, read, report, trace
+from paceline.runs.events import Costs
 from paceline.runs.findings import compare, findings
 from paceline.runs.summary import ChangePoint, changes, settled, slowness, straggler_share, summarize
 from paceline.runs.words import listing, number, percent, plural, seconds, times
@@ -319,6 +320,16 @@ def test_a_worker_that_was_slow_in_a_part_of_a_short_run_is_not_called_equally_f
     run = ran("run", 16, speeds)
     assert slowness(run)[3] == pytest.approx(4.0)
     assert "equally fast" not in said(run)
+
+
+def test_cost_of_an_event_is_beyond_the_median_of_20_rounds_without_events():
+    costs = Costs()
+    assert costs.of(3.0, ["worker 1 joined"]) == [{"what": "worker 1 joined", "seconds_lost": 0.0}]
+    for length in (9.0, 9.0, *range(1, 21)):  # the newest 20 have the median 10.5
+        assert costs.of(length, []) == []
+    for _ in range(2):  # rounds with events do not count as usual
+        assert [each["seconds_lost"] for each in costs.of(30.0, ["one", "other"])] == [19.5, 19.5]
+    assert costs.of(10.0, ["one"])[0]["seconds_lost"] == 0.0
 
 
 def lossy(folder, many=1):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import statistics
+from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,6 +16,7 @@ from paceline.runs.words import listing, plural, seconds
 MOST = 5  # events described one by one
 NEWEST = 3  # events described on the live page
 NAMED = 8  # most workers listed by number
+RECENT = 20  # rounds, whose median is the usual duration
 JOINED = "joined"
 _SAID = re.compile(r"worker (\d{1,9}) (.+)", re.DOTALL)
 
@@ -30,6 +33,21 @@ class Happened(NamedTuple):
     def joined(self) -> bool:
         """Whether the worker joined; otherwise it was lost or left."""
         return self.what == JOINED
+
+
+class Costs:
+    """Measures what events cost while a run is recorded: the seconds of their round beyond the usual ones."""
+
+    def __init__(self) -> None:
+        self._usual: deque[float] = deque(maxlen=RECENT)  # seconds of rounds without events
+
+    def of(self, seconds: float, happened: Sequence[str]) -> list[dict[str, Any]]:
+        """The events of the next round, as the record holds them. happened: a sentence on each."""
+        usual = statistics.median(self._usual) if self._usual else seconds
+        if not happened:
+            self._usual.append(seconds)
+        late = round(max(seconds - usual, 0.0), 4)
+        return [{"what": words, "seconds_lost": late} for words in happened]
 
 
 def events(run: Run) -> list[Happened]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
-from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
@@ -12,14 +10,13 @@ from paceline.data import datasets
 from paceline.errors import PacelineError, WorkerError
 from paceline.learners import images, models
 from paceline.rounds import RoundResult
-from paceline.runs import Recorder
+from paceline.runs import Recorder, events
 from paceline.runs.run import CONFIG
 from paceline.torch.elastic.member import Mended
 from paceline.torch.elastic.supervisor import Loss
 from paceline.train.checkpoint import CHECKPOINT, of_run
 from paceline.train.config import TrainConfig
 
-RECENT = 20  # rounds, whose median is the usual duration
 NAMED = 8  # workers that were lost last and are named in an error
 Event = dict[str, Any]
 
@@ -40,7 +37,7 @@ class Journal:
         self._prepared: list[tuple[int, Path]] = []  # checkpoints to commit, with their numbers of rounds
         self._newest, self._epoch = -1, -1
         self._members: tuple[int, ...] = ()  # places
-        self._usual: deque[float] = deque(maxlen=RECENT)
+        self._costs = events.Costs()
         self._pending: list[Loss] = []  # losses that the members have not reported yet
         self._events: dict[int, list[str]] = {}  # by round
         self._open: dict[int, dict[int, Event]] = {}  # rounds that are not on record yet, by worker
@@ -198,14 +195,10 @@ class Journal:
         self._newest = result.step
         steps = sorted(step for step in self._events if step <= result.step)
         happened = [words for step in steps for words in self._events.pop(step)]
-        usual = statistics.median(self._usual) if self._usual else result.seconds
-        late = max(result.seconds - usual, 0.0)
-        for words in happened:
-            self._notify({"type": "note", "text": _sentence(words, result, late)})
-        if not happened:
-            self._usual.append(result.seconds)
-        events = [{"what": words, "seconds_lost": round(late, 4)} for words in happened]
-        self._record.append(result, events)
+        costs = self._costs.of(result.seconds, happened)
+        for each in costs:
+            self._notify({"type": "note", "text": _sentence(each["what"], result, each["seconds_lost"])})
+        self._record.append(result, costs)
         self._notify(event)
 
 

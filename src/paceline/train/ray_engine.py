@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import io
-import statistics
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,14 +18,13 @@ from paceline.paramserver.samples import Epochs
 from paceline.ray.server import Server
 from paceline.ray.worker import Gradient, Program
 from paceline.rounds import Vector
-from paceline.runs import Recorder
+from paceline.runs import Recorder, events
 from paceline.train import slowdown
 from paceline.train.checkpoint import Checkpoints
 from paceline.train.checks import server as server_options
 from paceline.train.config import TrainConfig
 
 CHECKPOINT = "server.npz"
-RECENT = 20  # updates, whose median is the usual duration
 # Fields of an update that are recorded under their own names.
 SAME = ("seconds", "batch", "shares", "loss", "quorum", "present", "rate", "staleness", "dropped_samples")
 
@@ -105,7 +102,7 @@ class _Log:
         self._saved = server.updates
         self.dropped: dict[str, int] = {}
         self.dropped_samples = 0
-        self._usual: deque[float] = deque(maxlen=RECENT)
+        self._costs = events.Costs()
         self.rounds = config.rounds(pool.samples)
 
     def __call__(self, update: Update) -> None:
@@ -119,6 +116,8 @@ class _Log:
             self.dropped[what] = self.dropped.get(what, 0) + count
         self.dropped_samples += update.dropped_samples
         compute = np.where((update.loads == 0) & there, 0.0, update.compute)
+        costs = self._costs.of(update.seconds, update.changed)
+        happened: dict[str, Any] = {"events": costs} if costs else {}
         self._recorder.round(
             round=update.step,
             epoch=epoch,
@@ -128,7 +127,7 @@ class _Log:
             dropped=dict(update.dropped),
             **{name: getattr(update, name) for name in SAME},
             **(update.within._asdict() if update.within is not None else {}),
-            **self._events(update),
+            **happened,
         )
         left = self._pool.epochs * self._pool.samples - self._used
         ahead = -(-left // max(update.batch, 1))
@@ -138,20 +137,11 @@ class _Log:
         if update.version - self._saved >= self._config.checkpoint_every:
             self.save()
 
-    def _events(self, update: Update) -> dict[str, Any]:
-        """The workers that were lost, left or joined, and how much longer than usual the update took."""
-        usual = statistics.median(self._usual) if self._usual else update.seconds
-        if not update.changed:
-            self._usual.append(update.seconds)
-            return {}
-        late = round(max(update.seconds - usual, 0.0), 4)
-        return {"events": [{"what": what, "seconds_lost": late} for what in update.changed]}
-
     def save(self) -> None:
         """Write a checkpoint, after all its updates are on record."""
         self._recorder.sync()
         self._saved = self._server.updates
-        state = self._server.state() | {"uses": self._pool.uses}
+        state = self._server.state() | self._pool.state_dict()
         buffer = io.BytesIO()
         np.savez(buffer, **{name: value for name, value in state.items() if value is not None})
         self._kept.save(buffer.getvalue())
@@ -182,7 +172,7 @@ def _go_on(kept: Checkpoints, pool: Epochs) -> dict[str, Any] | None:
             f"{kept.newest} is for a training set of {len(arrays['uses'])} samples, the data has {pool.samples}; "
             "expected the data that the run began with"
         )
-    pool.load_state_dict({"uses": arrays["uses"]})
+    pool.load_state_dict(arrays)
     return {name: arrays.get(name) for name in ("values", "velocity", "version", "buffers")}
 
 
