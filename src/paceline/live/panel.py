@@ -301,7 +301,6 @@ def _workers_now(columns: Columns, last: Straggler | None) -> list[dict[str, Any
         slow = last is not None and last.worker == i and not gone
         marks = ["▲ straggler" if slow else "", _mark(event, columns) if event is not None else ""]
         row: dict[str, Any] = {
-            "id": i,
             "name": columns.label(i),
             "colour": f"c{i % BANDS}",
             "last": slow,

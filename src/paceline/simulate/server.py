@@ -137,7 +137,7 @@ class SimulatedServer:
 
     members: events of workers at given times; by_update: after given numbers of updates.
     absent: workers that are absent at the start.
-    give_up, grace: as for ``Coordinator.deadlines``; with give_up = 0 a frozen worker is given up ``grace``
+    give_up, grace: as for ``Coordinator.due``; with give_up = 0 a frozen worker is given up ``grace``
         seconds after its task started.
     """
 
