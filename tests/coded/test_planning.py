@@ -19,7 +19,8 @@ from paceline.coded import (
     simulate,
     stretched,
 )
-from paceline.coded.coded_plan import ASSIGNMENTS, _fewest_moves, completion
+from paceline.coded.coded_plan import ASSIGNMENTS, completion
+from paceline.coded.rearranged import _fewest_moves
 from support.problems import problem_of
 
 

@@ -33,9 +33,9 @@ def patient() -> None:
 
     def start_with_ports(command: list[str], *given: Any, **named: Any) -> Any:
         # The node's command has its agents' commands. In these is a port that the node is not told.
-        port = next(ports)
-        command = [re.sub(r"--listen-port=\d+", f"--listen-port={port}", part) for part in command]
         if any("--listen-port" in part for part in command):
+            port = next(ports)
+            command = [re.sub(r"--listen-port=\d+", f"--listen-port={port}", part) for part in command]
             command.append(f"--dashboard_agent_listen_port={port}")
         return start(command, *given, **named)
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from paceline.torch.meter import Readings
+from paceline.torch.readings import Readings
 
 
 def test_own_work_does_not_count_as_others(monkeypatch: pytest.MonkeyPatch) -> None:

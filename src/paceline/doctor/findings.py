@@ -94,8 +94,9 @@ def diagnose(run: Run, policies: Sequence[str] = POLICIES) -> Diagnosis:
             sentences.append(f"No diff of your script is printed: the doctor looked for {missing}.")
     if form.compares:
         sentences.append(
-            "The loss compares the samples of a batch with each other, so that its value depends on how the batch is "
-            "divided, by plain DDP as well: see docs/porting.md (Losses that compare samples)."
+            "The loss compares the samples of a batch with each other, or chooses among them, so that its value "
+            "depends on how the batch is divided, by plain DDP as well: see docs/porting.md (Losses that compare "
+            "samples)."
         )
     if not form.sure:
         sentences.append(

@@ -1,10 +1,11 @@
 """Measures this rank's rounds and reports them to the other ranks, without holding up the step.
 
 For each round, in this order: ``start`` before its first micro-batch is loaded, ``running.add_loss`` for each
-micro-batch, ``stop`` when its last gradient is ready. Rounds are reported in intervals: when the round that is
-``due`` ends, one row goes to the other ranks (before the optimizer step), and ``collect`` gives the rows of all ranks
-(after it). If rows travel with the gradients, whose sums may fail, ``row`` takes the place of ``stop``, once for each
-attempt, and ``committed`` follows.
+micro-batch, ``stop`` when its last gradient is ready, ``step_ended``. Rounds are reported in intervals: when the
+round that is ``due`` ends, one row goes to the other ranks, and ``collect`` gives the rows of all ranks, after the
+optimizer step. The row goes before the step, or after it if a further forward pass may add to the loss in between. If
+rows travel with the gradients, whose sums may fail, ``row`` takes the place of ``stop``, once for each attempt, and
+``committed`` follows.
 
 A round's stopwatch starts when its first micro-batch is requested (loading is work too) and stops when the last
 gradient is ready, before this rank waits for those of others. On a GPU (written for, not yet run on one) start and
@@ -19,132 +20,24 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from operator import add, attrgetter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
-import psutil
 import torch
 
 from paceline.errors import PacelineError, WorkerError
 from paceline.rounds import Array
-from paceline.torch import exchange, peers, timing
+from paceline.torch import exchange, peers
 from paceline.torch.exchange import Rows
 from paceline.torch.members import Members
 from paceline.torch.plan import Piece, RoundPlan
+from paceline.torch.readings import Readings
 from paceline.torch.rows import MOST_ROUNDS, SAME, check_counts, check_options, check_same, layout
+from paceline.torch.stopwatch import stopwatch
 
 LATE_SECONDS = 10.0  # until the other ranks must have done what perhaps only this rank has done
 NO_LOSS = math.nan  # the loss of a round before one was reported; compared by identity
 MEASURED = attrgetter("reading", "carry", "loss", "count")
-
-
-class Stopwatch(Protocol):
-    """``start`` returns a mark, ``stop`` makes a reading of it, whose ``seconds`` are known ``lag`` rounds later."""
-
-    lag: int
-
-    def start(self) -> Any: ...
-
-    def stop(self, mark: Any) -> Any: ...
-
-    def seconds(self, reading: Any) -> float: ...
-
-    def close(self) -> None:
-        """No more readings."""
-        ...
-
-
-class CpuStopwatch:
-    """The host's clock without its waits: a computation on the host ends when its call returns."""
-
-    lag = 0
-    seconds = staticmethod(float)
-
-    def __init__(self) -> None:
-        self.close = timing.listen(_nothing, _nothing)  # a listener makes ``now`` leave out waits
-
-    def start(self) -> float:
-        return time.perf_counter() - timing.waited
-
-    def stop(self, mark: float) -> float:
-        return time.perf_counter() - timing.waited - mark
-
-
-class CudaStopwatch:
-    """Events on the current stream. The start event comes after the previous round's work, so the wait for its
-    all-reduce is left out, and so is the time between the two events around each collective; the reading is taken a
-    round later, when the events are complete.
-
-    event: makes a timing event; a test passes its own.
-    """
-
-    lag = 1
-
-    def __init__(self, event: Any = None) -> None:
-        self._event = event or (lambda: torch.cuda.Event(enable_timing=True))
-        self._around: list[Any] = []  # events at both ends of each wait since the newest start
-        self.close = timing.listen(self._wait, self._wait)
-
-    def start(self) -> Any:
-        self._around = []
-        return self._mark()
-
-    def stop(self, mark: Any) -> Any:
-        around, self._around = self._around, []
-        return mark, self._mark(), around
-
-    def seconds(self, reading: Any) -> float:
-        began, ended, around = reading
-        # The host ran a whole round ahead of the device: rare, and then waiting is right.
-        if not ended.query():
-            ended.synchronize()
-        waited = sum(first.elapsed_time(last) for first, last in zip(around[::2], around[1::2], strict=False))
-        return float(began.elapsed_time(ended) - waited) / 1e3
-
-    def _mark(self) -> Any:
-        mark = self._event()
-        mark.record()
-        return mark
-
-    def _wait(self, *_: object) -> None:
-        self._around.append(self._mark())
-
-
-def _nothing(*_: object) -> None: ...
-
-
-class Readings:
-    """The processors and memory that this machine has free for the next round, for forecasts that read them.
-
-    Each reading covers the time since the last one, the first one the time since construction.
-
-    Other processes of the same job, such as its loaders, count as others: what they use is not free.
-    """
-
-    def __init__(self) -> None:
-        self._process = psutil.Process()
-        self._processors = psutil.cpu_count() or 1
-        self._last = time.perf_counter(), self._spent()
-        psutil.cpu_percent(interval=None)
-
-    def take(self) -> tuple[float, float]:
-        """(portion of the processors that other processes left to this one, portion of memory that is free)."""
-        (before, spent), self._last = self._last, (time.perf_counter(), self._spent())
-        busy = psutil.cpu_percent(interval=None) / 100
-        span = (self._last[0] - before) * self._processors
-        mine = (self._last[1] - spent) / span if span > 0 else 0.0
-        others = min(max(busy - mine, 0.0), 1.0)
-        return 1.0 - others, 1.0 - psutil.virtual_memory().percent / 100
-
-    def _spent(self) -> float:
-        """Processor seconds of this process so far."""
-        times = self._process.cpu_times()
-        return float(times.user + times.system)
-
-
-def stopwatch(device: torch.device) -> Stopwatch:
-    """The stopwatch for the device the model is on."""
-    return CudaStopwatch() if device.type == "cuda" else CpuStopwatch()
 
 
 class OpenRound:
@@ -163,7 +56,7 @@ class OpenRound:
     stepping = 0.0  # seconds of its step,
     after = 0.0  # and of all steps after it, which count for the next round
     further = (
-        False  # a loss was added after the gradients were ready, for a further forward pass before the step
+        False  # a loss was added after the gradients were ready: of another forward pass before the step
     )
 
     def __init__(self, step: int, epoch: int, began: float, carry: float, mark: Any) -> None:
@@ -318,15 +211,14 @@ class Meter:
         pieces = self._reports.pieces(piece) if self._pieces and not self.light else None
         running.read(piece.plan, reading, pieces)
         self._unreported.append(running)
-        if running.step >= self.due:
+        due = running.step >= self.due
+        if due:
             if self.reported:
                 self._reports.settle()
             self.reported = True
-            counts = self.counts or running.count == running.count  # they are needed before the step
-            self._waits = self._further is not False and not (counts or self.drops)
-            if not self._waits:
-                self._announce()
-        elif self.counts or running.count == running.count:
+        counts = self.counts or running.count == running.count  # they are needed before the step
+        self._waits = due and self._further is not False and not (counts or self.drops)
+        if (due or counts) and not self._waits:
             self._announce()
 
     def step_ended(self, seconds: float, learning_rate: float) -> None:

@@ -422,9 +422,8 @@ class LearningRateWatch:
     """Warns about a learning rate that is changed at every micro-step of a loop although a round takes several."""
 
     def __init__(self) -> None:
-        self._before: dict[
-            int, tuple[int, list[float]]
-        ] = {}  # of each optimizer: the round, -1 for one that is over
+        # Of each optimizer, by its id: the round, -1 for one that is over, and the rates.
+        self._before: dict[int, tuple[int, list[float]]] = {}
         self._warned = False
 
     def watch(self, optimizers: Iterable[Any], step: int, complete: bool) -> None:

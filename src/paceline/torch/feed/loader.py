@@ -210,7 +210,7 @@ class BalancedLoader:
         for each in (self._others, self._ahead):
             each.close()
 
-    # -- the methods of a Source, for ``Loop`` -----------------------------------------------------
+    # -- the methods of a Source, for ``Loop`` ---------------------------------------------------------------
 
     def open(self) -> None:
         if (now := len(self.dataset)) != self._order.samples:

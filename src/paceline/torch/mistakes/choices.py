@@ -38,10 +38,9 @@ def chooses(
     """
     alike = defaultdict[Any, list[Any]](list)  # nodes that choose in the same way from the same tensor
     for node in nodes:
-        own = isinstance(
-            node, torch.autograd.function.BackwardCFunction
-        )  # the program's, which may not run twice
-        if node.name().startswith(CHOOSES) and not own:
+        # A custom function may not run twice.
+        custom = isinstance(node, torch.autograd.function.BackwardCFunction)
+        if node.name().startswith(CHOOSES) and not custom:
             shape = tuple(hooks_of_torch.output_shapes(node)[0])
             alike[node.name(), node.next_functions[0], shape].append(node)
     try:
