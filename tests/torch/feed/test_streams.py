@@ -423,7 +423,7 @@ def test_rank_without_samples_after_a_resume_runs_fillers() -> None:
     ids=["boxes of each", "two sizes", "array", "fewer labels"],
 )
 def test_batch_that_cannot_be_cut_raises(batch: Any) -> None:
-    with pytest.raises(PacelineError, match="the stream gave a batch that cannot be cut"):
+    with pytest.raises(PacelineError, match="whose first tensor has 4 rows, and another part of it has not"):
         StreamBuffer(None).add(batch)
 
 

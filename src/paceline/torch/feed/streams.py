@@ -53,10 +53,11 @@ class StreamBuffer:
 
     def add(self, item: Any) -> None:
         """Hold one more item of the stream."""
-        if self._collate is None and not has_rows(item, length(item)):
+        if self._collate is None and not has_rows(item, samples := length(item)):
             raise PacelineError(
-                "batches=True: the stream gave a batch that cannot be cut; expected tensors, or tuples, lists or "
-                "dicts of them, each with a row for each sample, and single numbers or texts"
+                f"batches=True: the stream gave a {type(item).__name__} whose first tensor has {samples} rows, and "
+                "another part of it has not; expected tensors, or tuples, lists or dicts of them, each with a row "
+                "for each sample, and single numbers or texts"
             )
         self.held.append(item if self._collate is None else [item])
         self.count += self._size(self.held[-1])
