@@ -78,7 +78,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """What a file of tests has imported and made stays, too, if it is no garbage: a collection's time grows with it."""
+    """What a file of tests leaves stays, if it is no garbage: the time of a collection would grow with it."""
     if nextitem is None or nextitem.path != item.path:
         gc.collect()
         gc.freeze()

@@ -18,9 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.torch import Pace, RoundResult, exchange, meter, open_rounds, piece_reports
 from paceline.torch.callbacks import OnRound, Record
+from paceline.torch.meter import CpuStopwatch, CudaStopwatch
 from paceline.torch.open_rounds import mean_losses
 from paceline.torch.rows import layout
-from paceline.torch.stopwatch import CpuStopwatch, CudaStopwatch
 from support.guarantees import guarantee
 from support.ranks import errors_of, run_ranks
 from support.scripted import Script

@@ -10,7 +10,7 @@ import torch
 
 from paceline.errors import PacelineError, WorkerError, short
 from paceline.torch import peers
-from paceline.torch.batches import all_shapes
+from paceline.torch.batches import PLAIN, all_shapes
 from paceline.torch.checks import Checks
 from paceline.torch.gradients.counts import checked_count
 from paceline.torch.gradients.reducers import Reducer, weigh_in_hook
@@ -25,7 +25,6 @@ from paceline.torch.gradients.weighing import (
 )
 from paceline.torch.hooks_of_torch import at_end_of_pass, call_in_pass, running_pass
 from paceline.torch.meter import Meter
-from paceline.torch.mistakes.missing_rows import RowCheck
 from paceline.torch.plan import Piece
 from paceline.torch.round import COMMIT, DRAWN, STEP, RoundState
 from paceline.torch.terms import Terms
@@ -261,6 +260,37 @@ class Passes:
     def _gradients_ready(self) -> None:
         if (piece := self._round.gradients_ready()) is not None:
             self._meter.stop(piece)
+
+
+class RowCheck:
+    """Finds batches with fewer rows than planned samples, such as those of a collate function that drops samples.
+
+    It reports only certain cases: all tensors of the batch have the same number of rows, and none of
+    their dimensions is the planned number or a multiple of it. A collate function may merge several samples into one
+    row, as long as it does so in every batch.
+    """
+
+    def __init__(self) -> None:
+        self._whole = False  # some batch had a row for each sample
+
+    def missing(self, batch: Any, samples: int) -> int | None:
+        """The number of rows of a batch in which some of the planned samples are missing; else None."""
+        first = batch[0] if batch.__class__ in PLAIN and batch else None  # the tensor of most batches
+        if first.__class__ is torch.Tensor and first.shape[:1] == (samples,):
+            self._whole = True
+            return None
+        shapes = all_shapes(batch)
+        rows = {shape[0] for shape in shapes or ()}
+        if shapes is None or len(rows) != 1:
+            return None
+        found = rows.pop()
+        self._whole = self._whole or found == samples
+        # A list may hold one tensor or more for each sample.
+        apart = isinstance(batch, list | tuple) and len(batch) % samples == 0
+        # In tensors of two or more dimensions time may come first.
+        later = min(map(len, shapes)) > 1 and any(shape[1] % samples == 0 for shape in shapes)
+        merged = found and samples % found == 0 and not self._whole
+        return None if found >= samples or apart or later or merged else found
 
 
 class LastGradient:

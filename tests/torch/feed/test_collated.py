@@ -14,7 +14,7 @@ from torch.utils.data import default_collate
 
 from paceline.errors import PacelineError
 from paceline.torch import Pace
-from paceline.torch.mistakes.missing_rows import RowCheck
+from paceline.torch.passes import RowCheck
 from support.guarantees import guarantee
 from support.ranks import gathered, run_ranks
 from support.small_net import TWO, Samples, difference, fresh, optimizer_of, replayed
