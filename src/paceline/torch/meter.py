@@ -81,7 +81,8 @@ class OpenRound:
             added = loss.detach().double().sum() * factor
         before = self.loss
         self.loss = added if before is NO_LOSS else before + added
-        self.further = self.further or self.reading is not None
+        if self.reading is not None:
+            self.further = True
 
     def back_to(self, loss: torch.Tensor | float, count: float) -> None:
         """The last pass has failed: what it has added is not the round's."""
@@ -290,21 +291,23 @@ class Meter:
         pieces = self._reports.pieces(piece) if self._pieces and not self.light else None
         running.read(piece.plan, reading, pieces)
         self._unreported.append(running)
-        due = running.step >= self.due
-        if due:
+        counts = self.counts or running.count == running.count  # they are needed before the step
+        if running.step >= self.due:
             if self.reported:
                 self._reports.settle()
             self.reported = True
-        counts = self.counts or running.count == running.count  # they are needed before the step
-        self._waits = due and self._further is not False and not (counts or self.drops)
-        if (due or counts) and not self._waits:
+            self._waits = self._further is not False and not (counts or self.drops)
+            if not self._waits:
+                self._announce()
+        elif counts:
             self._announce()
 
     def step_ended(self, seconds: float, learning_rate: float) -> None:
         """The running round is over, after a step of ``seconds``."""
         running = self.running
         running.step_ended(seconds, learning_rate)
-        self._further = running.further or bool(self._further)
+        if running.further or self._further is None:
+            self._further = running.further
         if self._waits:
             self._announce()
 

@@ -275,10 +275,11 @@ class RowCheck:
 
     def missing(self, batch: Any, samples: int) -> int | None:
         """The number of rows of a batch in which some of the planned samples are missing; else None."""
-        first = batch[0] if batch.__class__ in PLAIN and batch else None  # the tensor of most batches
-        if first.__class__ is torch.Tensor and first.shape[:1] == (samples,):
-            self._whole = True
-            return None
+        if batch.__class__ in PLAIN and batch:
+            first = batch[0]  # the tensor of most batches
+            if first.__class__ is torch.Tensor and first.shape[:1] == (samples,):
+                self._whole = True
+                return None
         shapes = all_shapes(batch)
         rows = {shape[0] for shape in shapes or ()}
         if shapes is None or len(rows) != 1:
