@@ -12,15 +12,29 @@ NOTHING, WARN, END = Step
 @pytest.mark.parametrize(
     "looks",  # seconds, whether a worker is present, and the step
     [
-        [(0.0, True, NOTHING), (5.0, False, WARN), (15.0, False, NOTHING), (15.1, False, END)],
+        [
+            (0.0, True, NOTHING),
+            (5.0, False, NOTHING),
+            (6.0, False, WARN),
+            (17.0, False, NOTHING),
+            (17.1, False, END),
+        ],
         # one that comes back: the run continues, and has all its patience again
-        [(0.0, False, WARN), (9.0, True, NOTHING), (20.0, False, WARN), (30.0, False, NOTHING)],
+        [
+            (0.0, False, NOTHING),
+            (1.0, False, WARN),
+            (9.0, True, NOTHING),
+            (20.0, False, NOTHING),
+            (21.0, False, WARN),
+        ],
+        # those that were only late for a moment: no warning
+        [(0.0, False, NOTHING), (0.9, False, NOTHING), (1.0, True, NOTHING), (1.9, False, NOTHING)],
     ],
 )
 def test_workers_that_all_freeze_get_one_warning_and_then_the_end(
     looks: list[tuple[float, bool, Step]],
 ) -> None:
-    absence = Absence(10.0)
+    absence = Absence(12.0)
     for now, present, step in looks:
         assert absence.look(now, present, False) is step
 

@@ -322,7 +322,8 @@ def all_frozen(server, update):
             os.kill(process, signal.SIGSTOP)
 
 
-def test_workers_that_all_freeze_are_named_and_continue_when_they_are_back():
+def test_workers_that_all_freeze_are_named_and_continue_when_they_are_back(monkeypatch):
+    monkeypatch.setattr("paceline.ray.server.START_SECONDS", 60.0)  # it warns after 5 s
     processes = {}
 
     def during(server, update):

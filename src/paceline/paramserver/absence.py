@@ -17,10 +17,13 @@ class Absence:
     """Judges for how long no worker has taken part; times are seconds of the caller's clock.
 
     patience: seconds after which the run ends. A worker that is started in the meantime gets them anew.
+
+    Attributes:
+        warns: Seconds after which it warns. Workers that were only late, as on a busy machine, are back before.
     """
 
     def __init__(self, patience: float) -> None:
-        self._patience = patience
+        self._patience, self.warns = patience, patience / 12
         self._since: float | None = None
         self._warned = False
 
@@ -37,7 +40,7 @@ class Absence:
             self._since = now
         if now - self._since > self._patience:
             return Step.END
-        if starting or self._warned:
+        if starting or self._warned or now - self._since < self.warns:
             return Step.NOTHING
         self._warned = True
         return Step.WARN

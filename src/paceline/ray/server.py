@@ -426,11 +426,11 @@ class Server(Closing):
         names = ", ".join(f"worker {place}" for place in sorted(self._actors))
         if step is Step.WARN:
             _log.warning(
-                "no worker takes part after update %d: %s may be frozen or cut off; the run waits %g s for one of "
-                "them to answer",
+                "no worker takes part after update %d: %s may be frozen or cut off; the run waits %g s more for one "
+                "of them to answer",
                 self.updates,
                 names,
-                START_SECONDS,
+                START_SECONDS - self._absence.warns,
             )
             return
         raise WorkerError(
