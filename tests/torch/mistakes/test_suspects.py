@@ -125,6 +125,11 @@ def sum_of_rows(net: nn.Module, part: Part, _: Any) -> Any:
     return -(net(part[0]) * part[1]).sum(1).sum()
 
 
+def sum_of_means(net: nn.Module, part: Part, _: Any) -> Any:
+    """As many outputs as a rank has samples, each with a mean over them."""
+    return ((net(part[0]) - part[1]).square() + 1).mean(0).mul(2).sum()
+
+
 def sum_by_a_constant(net: nn.Module, part: Part, _: Any) -> Any:
     return (net(part[0]) - part[1]).square().sum(1).sum() / BATCH
 
@@ -207,7 +212,10 @@ WRONG: dict[LossOf, str] = {
     ),
     **dict.fromkeys((sum_of_entropies, sum_of_rows), "the loss is a sum, and counts as a mean over"),
 }
-RIGHT = (scaled, logs, right_center, differentiable, penalised, divided, counted, globally, summed)
+RIGHT = (
+    *(scaled, logs, right_center, differentiable, penalised, divided, counted, globally, summed),
+    sum_of_means,
+)
 
 
 def told(

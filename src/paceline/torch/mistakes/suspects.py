@@ -29,7 +29,7 @@ from paceline.torch.mistakes.averages import Averages
 from paceline.torch.mistakes.collectives import GATHERS, at, tensors_of
 from paceline.torch.mistakes.comparing import Comparisons
 from paceline.torch.mistakes.gradient_limits import GradientLimits
-from paceline.torch.mistakes.loss_ends import End, ends, joins, nodes_of
+from paceline.torch.mistakes.loss_ends import REDUCES, End, ends, joins, nodes_of
 from paceline.torch.plan import Piece
 from paceline.torch.source import divides_by_own
 
@@ -37,6 +37,7 @@ CALLS = 64  # collectives of an epoch that are looked at
 LATER = 2  # losses of each later epoch that are looked at
 GRAPHS = 4  # graphs without a collective that are looked at, in a run
 COMPARES = "compares"  # the name of a loss that compares samples
+ELEMENTWISE = 16  # nodes before a sum that are looked at
 TWICE = 2  # micro-steps in which a number is found, as one may be equal by chance
 
 
@@ -365,8 +366,26 @@ class LossWatch(Check):
 def _sums(end: End, alone: bool, samples: int) -> bool:
     """Whether an end sums over samples. alone: nothing is added to it; else it may be a penalty."""
     if end.kind.startswith("SumBackward"):
-        return alone and samples > 1 and hooks_of_torch.summed_rows(end.node) == samples
+        rows = alone and samples > 1 and hooks_of_torch.summed_rows(end.node) == samples
+        return rows and not _of_outputs(end.node, samples)
     return hooks_of_torch.reduction(end.node) == SUM
+
+
+def _of_outputs(total: Any, samples: int) -> bool:
+    """Whether a sum is over as many outputs as there are samples, each of them a mean or sum over these before."""
+    nodes = [total]
+    for node in nodes:
+        for behind, index in node.next_functions:
+            if behind is None or len(nodes) > ELEMENTWISE:
+                continue
+            given = hooks_of_torch.output_shapes(behind)[index : index + 1]
+            if node is total or given == hooks_of_torch.output_shapes(node):
+                nodes.append(behind)
+                continue
+            rows = node.name().startswith(REDUCES) and given and len(given[0]) > 1 and given[0][0] == samples
+            if rows and 0 in hooks_of_torch.dims(node, len(given[0])):
+                return True
+    return False
 
 
 def _size(node: Any, index: int) -> int:
