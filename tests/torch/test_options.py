@@ -130,3 +130,20 @@ def test_a_loss_that_is_no_tensor_is_named(wrong: Any) -> None:
                     call(wrong)
             pace.backward((MODEL(x) - y).square().mean())
             pace.step(torch.optim.SGD(MODEL.parameters(), lr=0.1))
+
+
+@pytest.mark.parametrize("shape", [(8,), (8, 1), (0,)])
+def test_loss_of_several_numbers_raises(shape: tuple[int, ...]) -> None:
+    data = torch.utils.data.TensorDataset(torch.zeros(8, 2), torch.zeros(8, 1))
+    optimizer = torch.optim.SGD(MODEL.parameters(), lr=0.1)
+    with paceline.torch.Pace(MODEL, 8) as pace:
+        for x, y in pace.loader(data):
+            losses = (MODEL(x) - y).square()
+            for call in (pace.backward, pace.weighted):
+                with pytest.raises(
+                    PacelineError, match=r"the loss has shape .*; expected a single number: loss\.mean"
+                ):
+                    call(losses[: losses.numel() * bool(shape[0])].reshape(shape))
+            pace.backward(losses.mean().reshape(1))
+            pace.step(optimizer)
+        assert pace.rounds == 1

@@ -381,3 +381,8 @@ def check_loss(loss: Any) -> None:
     if not isinstance(loss, torch.Tensor):
         hint = "the entry that holds it" if isinstance(loss, dict) else "what the criterion returned"
         raise PacelineError(f"the loss is {short(loss)}; expected a tensor: pass {hint}")
+    if loss.ndim and loss.numel() != 1:
+        raise PacelineError(
+            f"the loss has shape {tuple(loss.shape)}; expected a single number: loss.mean(), or loss.sum() with "
+            "reduction='sum'"
+        )
