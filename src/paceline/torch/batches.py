@@ -50,25 +50,51 @@ def joinable(batch: Any) -> bool:
 
 
 def joined(parts: Sequence[Any]) -> Any:
-    """The batch that consists of these parts, one after the other."""
+    """The batch that consists of these parts, one after the other. Raises PacelineError if they differ in more than
+    their rows."""
     first = parts[0]
     if len(parts) == 1:
         return first
-    if isinstance(first, torch.Tensor) and first.ndim:
-        return torch.cat(list(parts))
-    if isinstance(first, Mapping):
-        return type(first)({key: joined([part[key] for part in parts]) for key in first})  # type: ignore[call-arg]
-    if not isinstance(first, PLAIN):
-        if any(part != first for part in parts):
-            raise PacelineError(
-                f"batches with {short(first)} and with {short(next(part for part in parts if part != first))} are to "
-                "be joined; expected the same in all batches, or a row for each sample"
-            )
+    kind = _kind(first)
+    for part in parts[1:]:
+        if _kind(part) != kind or (not kind and part != first):
+            raise _unlike(f"with {kind or short(first)} and with {_kind(part) or short(part)}")
+    if not kind:
         return first
+    if isinstance(first, torch.Tensor):
+        try:
+            return torch.cat(list(parts))
+        except RuntimeError as error:
+            for part in parts:
+                if part.shape[1:] != first.shape[1:]:
+                    given = f"with rows of shape {tuple(first.shape[1:])} and {tuple(part.shape[1:])}"
+                    to_do = "pad all to one size or, without batches=True, pad in collate_fn="
+                    raise _unlike(given, f"one shape in all batches: {to_do}") from error
+            raise
+    if isinstance(first, Mapping):
+        for key in {key: None for part in parts for key in part}:
+            if not all(key in part for part in parts):
+                raise _unlike(f"with the key {short(key)} and without it", "the same keys in all batches")
+        return type(first)({key: joined([part[key] for part in parts]) for key in first})  # type: ignore[call-arg]
     if _of_rows(first):
         return type(first)(value for part in parts for value in part)
     fields = [joined(values) for values in zip(*parts, strict=True)]
     return type(first)(*fields) if hasattr(first, "_fields") else type(first)(fields)
+
+
+def _kind(batch: Any) -> str:
+    """In words, what parts of a batch have in common; empty for a number or text for the whole batch."""
+    if isinstance(batch, torch.Tensor):
+        return "a tensor" if batch.ndim else ""
+    if isinstance(batch, Mapping):
+        return "a dict"
+    if isinstance(batch, PLAIN):
+        return "a value for each sample" if _of_rows(batch) else f"a list or tuple of {len(batch)}"
+    return ""
+
+
+def _unlike(given: str, expected: str = "the same in all batches, or a row for each sample") -> PacelineError:
+    return PacelineError(f"batches {given} are to be joined; expected {expected}")
 
 
 def has_rows(batch: Any, samples: int) -> bool:

@@ -412,6 +412,10 @@ def test_rank_without_samples_after_a_resume_runs_fillers() -> None:
     assert second == []
 
 
+def rows(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape)
+
+
 @pytest.mark.parametrize(
     "batch",
     [
@@ -448,4 +452,26 @@ def test_batches_whose_text_differs_are_not_joined() -> None:
     for split in ("train", "other"):
         buffer.add({"x": torch.ones(2), "split": split})
     with pytest.raises(PacelineError, match="batches with 'train' and with 'other' are to be joined"):
+        buffer.take(3)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [
+        ({"x": rows(2)}, {"x": rows(2), "z": rows(2)}, "with the key 'z' and without it"),
+        ({"x": rows(2), "z": rows(2)}, {"x": rows(2)}, "with the key 'z' and without it"),
+        (({"x": rows(2)}, rows(2)), ({}, rows(2)), "with the key 'x' and without it"),
+        ((rows(2), rows(2)), (rows(2),), "with a list or tuple of 2 and with a list or tuple of 1"),
+        ((rows(2), {"x": rows(2)}), (rows(2), rows(2)), "with a dict and with a tensor"),
+        ((rows(2), rows(2)), rows(2), "with a list or tuple of 2 and with a tensor"),
+        (rows(2, 3, 6), rows(2, 4, 6), r"rows of shape \(3, 6\) and \(4, 6\) .*pad"),
+        ((rows(2, 3), rows(2, 5)), (rows(2, 3), rows(2, 7)), r"rows of shape \(5,\) and \(7,\) .*pad"),
+        (rows(2, 3), rows(2), r"rows of shape \(3,\) and \(\) .*pad"),
+    ],
+)
+def test_batches_of_different_structure_are_not_joined(first: Any, second: Any, words: str) -> None:
+    buffer = StreamBuffer(None)
+    buffer.add(first)
+    buffer.add(second)
+    with pytest.raises(PacelineError, match=words):
         buffer.take(3)
