@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -265,33 +266,55 @@ class Passes:
 class RowCheck:
     """Finds batches with fewer rows than planned samples, such as those of a collate function that drops samples.
 
-    It reports only certain cases: all tensors of the batch have the same number of rows, and none of
-    their dimensions is the planned number or a multiple of it. A collate function may merge several samples into one
-    row, as long as it does so in every batch.
+    It reports only certain cases. All tensors of the batch have the same number of rows, and none of
+    their second dimensions is a multiple of the planned number, unless an earlier batch has shown that rows count
+    samples. A collate function may merge several samples into one row, as long as it does so in every batch. Lists
+    count samples if they had as many entries as samples for two different numbers.
     """
 
     def __init__(self) -> None:
         self._whole = False  # some batch had a row for each sample
+        self._listed = set[int]()  # the samples of batches whose lists had an entry for each
+        # By number of samples: itself, if a batch whose first tensor has as many rows was looked at.
+        self._looked = defaultdict[int, tuple[int] | None](lambda: None)
 
     def missing(self, batch: Any, samples: int) -> int | None:
         """The number of rows of a batch in which some of the planned samples are missing; else None."""
         if batch.__class__ in PLAIN and batch:
             first = batch[0]  # the tensor of most batches
-            if first.__class__ is torch.Tensor and first.shape[:1] == (samples,):
-                self._whole = True
-                return None
+            if first.__class__ is torch.Tensor:
+                if first.shape[:1] == self._looked[samples]:
+                    return None
+                if first.shape[:1] == (samples,):
+                    self._looked[samples] = (samples,)
         shapes = all_shapes(batch)
-        rows = {shape[0] for shape in shapes or ()}
-        if shapes is None or len(rows) != 1:
+        if shapes is None:
+            return self._unlisted(batch, samples)
+        rows = {shape[0] for shape in shapes}
+        if len(rows) != 1:
             return None
         found = rows.pop()
-        self._whole = self._whole or found == samples
+        # In tensors of two or more dimensions time may come first.
+        seconds = [shape[1] for shape in shapes if len(shape) > 1]
+        flat = len(seconds) < len(shapes)
+        if found == samples and (flat or (samples not in seconds and any(n % samples for n in seconds))):
+            self._whole = True
         # A list may hold one tensor or more for each sample.
         apart = isinstance(batch, list | tuple) and len(batch) % samples == 0
-        # In tensors of two or more dimensions time may come first.
-        later = min(map(len, shapes)) > 1 and any(shape[1] % samples == 0 for shape in shapes)
-        merged = found and samples % found == 0 and not self._whole
-        return None if found >= samples or apart or later or merged else found
+        later = not (flat or all(n % samples for n in seconds))
+        merged = found and samples % found == 0
+        return None if found >= samples or apart or ((later or merged) and not self._whole) else found
+
+    def _unlisted(self, batch: Any, samples: int) -> int | None:
+        """The length of all lists within a batch in which some of the planned samples are missing; else None."""
+        parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, PLAIN) else ()
+        lengths = {len(part) for part in parts if isinstance(part, PLAIN)}
+        if len(lengths) != 1:
+            return None
+        found = lengths.pop()
+        if found == samples:
+            self._listed.add(samples)
+        return found if found < samples and len(self._listed) > 1 else None
 
 
 class LastGradient:

@@ -80,6 +80,95 @@ def test_batches_of_merged_samples_are_accepted() -> None:
     assert check.missing([rows(8, 3), rows(8)], 16) == 8, "a row stood for one sample before"
 
 
+FEATURES = [rows(8, 16), rows(8, 4)]
+PICTURES = [rows(8, 3, 16, 16), rows(8, 16, 16)]
+
+
+@pytest.mark.parametrize(
+    ("full", "samples", "batch"),
+    [
+        (FEATURES, 8, [rows(7, 16), rows(7, 4)]),
+        (FEATURES, 8, [rows(4, 16), rows(4, 4)]),
+        (dict(zip("xy", FEATURES, strict=True)), 8, {"x": rows(7, 16), "y": rows(7, 4)}),
+        (PICTURES, 8, [rows(7, 3, 16, 16), rows(7, 16, 16)]),
+        ([rows(9, 16)], 9, [rows(7, 16)]),
+        ([rows(16, 16), rows(16)], 16, [rows(7, 16), rows(7, 16)]),
+        (rows(9, 16), 9, rows(7, 16)),
+    ],
+)
+def test_missing_rows_are_recognized_beside_a_multiple_once_a_batch_was_full(
+    full: Any, samples: int, batch: Any
+) -> None:
+    check = RowCheck()
+    assert check.missing(batch, 8) is None, "time may come first"
+    assert check.missing(full, samples) is None
+    assert check.missing(batch, 8) in (4, 7)
+
+
+@pytest.mark.parametrize(
+    ("samples", "first", "later"),
+    [
+        (8, [rows(8, 8, 6)], [rows(7, 8, 6)]),
+        (8, [rows(8, 8, 6), rows(8, 8)], [rows(7, 8, 6), rows(7, 8)]),
+        (8, [rows(8, 16, 6), rows(8, 16)], [rows(7, 16, 6), rows(7, 16)]),  # two rows for each sample
+        (8, [rows(8, 8, 6), rows(8, 5)], [rows(7, 8, 6), rows(7, 5)]),  # and features of each time
+        (8, [rows(8, 8, 6), rows(8)], [rows(7, 8, 6), rows(8)]),
+        (8, {"x": rows(8, 8, 6), "mask": rows(8, 8)}, {"x": rows(7, 8, 6), "mask": rows(7, 7)}),
+        (2, [rows(2, 2, 6), rows(2, 2)], [rows(2, 8, 6), rows(2, 8)]),  # two views of all samples
+    ],
+)
+def test_time_first_batches_with_as_many_times_as_samples_are_accepted(
+    samples: int, first: Any, later: Any
+) -> None:
+    check = RowCheck()
+    assert check.missing(first, samples) is None
+    for _ in range(2):
+        assert check.missing(later, 8) is None
+
+
+def each(*lengths: int) -> tuple[Any, ...]:
+    """A list for each of these lengths: of pictures, and of what has rows of its own."""
+    return tuple(
+        [rows(3, 8, 8), {"boxes": rows(2, 4)}][at % 2 : at % 2 + 1] * n for at, n in enumerate(lengths)
+    )
+
+
+@pytest.mark.parametrize(
+    ("batches", "batch"),
+    [
+        ((each(16, 16), each(9, 9)), each(15, 15)),
+        (((rows(16, 3), *each(16)), (rows(9, 3), *each(9))), (rows(15, 3), *each(15))),
+        (
+            tuple({"images": one, "targets": two, "scale": 2.0} for one, two in (each(16, 16), each(9, 9))),
+            {"images": each(15)[0], "targets": each(15)[0]},
+        ),
+    ],
+)
+def test_lists_shorter_than_the_samples_are_recognized_once_two_lengths_were_full(
+    batches: Any, batch: Any
+) -> None:
+    check = RowCheck()
+    for full, samples in zip(batches, (16, 9), strict=True):
+        assert check.missing(batch, 16) is None
+        assert check.missing(full, samples) is None
+        assert check.missing(full, samples) is None
+    assert check.missing(batch, 16) == 15
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [
+        [([rows(n, 3)] * 2, [rows(n)] * 2) for n in (2, 5, 16)],  # two views of all samples
+        [(rows(n, 3), [rows(n)] * 2) for n in (2, 5, 16)],
+        [(rows(7, n, 3), *each(n, 2)) for n in (2, 5, 7, 9, 16)],
+    ],
+)
+def test_lists_of_a_constant_length_are_accepted(batches: list[Any]) -> None:
+    check = RowCheck()
+    for batch, samples in zip(batches, (2, 5, 16), strict=False):
+        assert check.missing(batch, samples) is None
+
+
 def dropping(samples: list[Any]) -> Any:
     """Leaves out the samples whose first feature is large."""
     return default_collate([sample for sample in samples if sample[0][0] < 1.0] or samples[:1])
