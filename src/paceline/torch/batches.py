@@ -111,6 +111,16 @@ def has_rows(batch: Any, samples: int) -> bool:
     return isinstance(batch, int | float | str | bytes | None)
 
 
+def two_readings(batch: Any, samples: int, within: bool = False) -> bool:
+    """Whether a list or tuple within a batch that ``has_rows`` may as well have an entry for each sample."""
+    if isinstance(batch, Mapping):
+        return any(two_readings(value, samples, True) for value in batch.values())
+    if not isinstance(batch, PLAIN) or _of_rows(batch):
+        return False
+    unclear = within and len(batch) == samples and not hasattr(batch, "_fields")
+    return unclear or any(two_readings(value, samples, True) for value in batch)
+
+
 def tensors(batch: Any) -> Iterator[torch.Tensor]:
     """All tensors of a batch."""
     if isinstance(batch, torch.Tensor):

@@ -475,3 +475,56 @@ def test_batches_of_different_structure_are_not_joined(first: Any, second: Any, 
     buffer.add(second)
     with pytest.raises(PacelineError, match=words):
         buffer.take(3)
+
+
+def of_each(count: int) -> dict[str, Any]:
+    """A batch with a dict for each sample, which happens to have as many boxes as the batch has samples."""
+    return {"x": rows(count, 2), "targets": [{"boxes": rows(count, 4)} for _ in range(count)]}
+
+
+def pair(count: int) -> tuple[Any, ...]:
+    """A batch with two inputs for each sample."""
+    return (rows(count, 2), rows(count, 3)), rows(count)
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [
+        [of_each(4)],
+        [of_each(4), of_each(2), of_each(0), of_each(3)],
+        [pair(2), pair(2)],
+        [(rows(3), [torch.ones(()) for _ in range(3)])],
+        [{"x": rows(1, 2), "targets": ({"box": rows(1, 4)},)}],
+    ],
+)
+def test_list_that_may_hold_samples_or_parts_with_rows_raises(batches: list[Any]) -> None:
+    buffer = StreamBuffer(None)
+    for batch in batches:
+        buffer.add(batch)
+    with pytest.raises(PacelineError, match=r"as many entries as samples, .* stack .* use a dict"):
+        buffer.take(1)
+
+
+@pytest.mark.parametrize("sizes", [(2, 3, 2), (3, 2, 2), (5, 1, 2)])
+def test_pair_within_a_batch_is_cut_by_rows_if_some_batch_has_other_than_two_samples(
+    sizes: tuple[int, ...],
+) -> None:
+    buffer = StreamBuffer(None)
+    for size in sizes:
+        buffer.add(pair(size))
+    for count in (1, sum(sizes) - 1):
+        (left, right), labels = buffer.take(count)
+        assert (len(left), len(right), len(labels)) == (count,) * 3
+    buffer.restart([])
+    buffer.add(pair(2))
+    assert len(buffer.take(1)[1]) == 1
+
+
+@pytest.mark.parametrize(
+    "batch", [[rows(2, 3), rows(2)], {"x": {"a": rows(2), "b": rows(2)}}, (["a", "b"], rows(2)), rows(2)]
+)
+def test_tensors_and_dicts_are_cut_whatever_their_number(batch: Any) -> None:
+    buffer = StreamBuffer(None)
+    buffer.add(batch)
+    buffer.take(1)
+    assert buffer.count == 1

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 from paceline.errors import PacelineError, refuse, switches
 from paceline.rounds import Indices
 from paceline.torch import exchange, peers, timing
-from paceline.torch.batches import has_rows, joined, length, part
+from paceline.torch.batches import has_rows, joined, length, part, two_readings
 from paceline.torch.feed.loader import check_options
 from paceline.torch.feed.pieces import pieces
 from paceline.torch.feed.prefetch import as_it_is, draws
@@ -45,25 +45,36 @@ class StreamBuffer:
         self.cut: Callable[[Any, int, int], Any] = (
             part if collate is None else lambda held, start, end: held[start:end]
         )
+        self._by_rows = (
+            collate is not None
+        )  # a batch has shown that none of its lists has an entry for each sample
         self.restart([])
 
     def restart(self, held: list[Any]) -> None:
         """Hold these lists or batches instead, as after a checkpoint."""
         self.held, self.count = deque(held), sum(map(self._size, held))
+        self._read(held)
 
     def add(self, item: Any) -> None:
         """Hold one more item of the stream."""
-        if self._collate is None and not has_rows(item, samples := length(item)):
-            raise PacelineError(
-                f"batches=True: the stream gave a {type(item).__name__} whose first tensor has {samples} rows, and "
-                "another part of it has not; expected tensors, or tuples, lists or dicts of them, each with a row "
-                "for each sample, and single numbers or texts"
-            )
+        if self._collate is None:
+            if not has_rows(item, samples := length(item)):
+                raise PacelineError(
+                    f"batches=True: the stream gave a {type(item).__name__} whose first tensor has {samples} rows, "
+                    "and another part of it has not; expected tensors, or tuples, lists or dicts of them, each with "
+                    "a row for each sample, and single numbers or texts"
+                )
+            self._read([item])
         self.held.append(item if self._collate is None else [item])
         self.count += self._size(self.held[-1])
 
     def take(self, count: int) -> Any:
         """Take out the first ``count`` samples, as a list or batch; None if ``count`` is 0."""
+        if count and not self._by_rows:
+            raise PacelineError(
+                "batches=True: each batch holds a list or tuple with as many entries as samples, which can be cut in "
+                "two ways. If an entry is a sample, stack them into a tensor; if it has a row for each, use a dict"
+            )
         self.count -= count
         parts = []
         while count:
@@ -83,6 +94,12 @@ class StreamBuffer:
         if taken is not None:
             self.held.appendleft(taken)
             self.count += self._size(taken)
+
+    def _read(self, batches: list[Any]) -> None:
+        """Learn from these batches how lists are meant. An empty one does not tell."""
+        self._by_rows = self._by_rows or any(
+            (samples := length(batch)) and not two_readings(batch, samples) for batch in batches
+        )
 
     def batch(self, taken: Any, start: int = 0, end: int | None = None) -> Any:
         """The loop's batch of what was taken, or of its samples from ``start`` to ``end``."""
