@@ -45,9 +45,8 @@ class StreamBuffer:
         self.cut: Callable[[Any, int, int], Any] = (
             part if collate is None else lambda held, start, end: held[start:end]
         )
-        self._by_rows = (
-            collate is not None
-        )  # a batch has shown that none of its lists has an entry for each sample
+        # A batch has shown that the stream's lists do not have an entry for each sample.
+        self._by_rows = collate is not None
         self.restart([])
 
     def restart(self, held: list[Any]) -> None:
