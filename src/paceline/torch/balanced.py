@@ -279,7 +279,7 @@ class Drawing(Balanced):
             batches: The stream gives batches of any size instead of samples: tensors, or tuples, lists or dicts of
                 them, each with a row for each sample, and single numbers or texts. They are cut and joined along
                 their first dimension; another batch raises an error. So does a list or tuple within every batch
-                that has as many entries as the batch has samples.
+                that has as many entries, all alike, as the batch has samples.
             shared: All ranks are given the same stream, read it whole, and each keeps its slice of every round. Then
                 a faster rank also runs more samples of an epoch; with streams of their own it comes to its end
                 earlier.

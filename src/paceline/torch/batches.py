@@ -117,7 +117,9 @@ def two_readings(batch: Any, samples: int, within: bool = False) -> bool:
         return any(two_readings(value, samples, True) for value in batch.values())
     if not isinstance(batch, PLAIN) or _of_rows(batch):
         return False
-    unclear = within and len(batch) == samples and not hasattr(batch, "_fields")
+    # The entries of samples are alike but for their rows.
+    kinds = {(v.dtype, v.shape[1:]) if isinstance(v, torch.Tensor) else type(v) for v in batch}
+    unclear = within and len(batch) == samples and len(kinds) == 1 and not hasattr(batch, "_fields")
     return unclear or any(two_readings(value, samples, True) for value in batch)
 
 

@@ -484,7 +484,7 @@ def of_each(count: int) -> dict[str, Any]:
 
 def pair(count: int) -> tuple[Any, ...]:
     """A batch with two inputs for each sample."""
-    return (rows(count, 2), rows(count, 3)), rows(count)
+    return (rows(count, 2), rows(count, 2)), rows(count)
 
 
 @pytest.mark.parametrize(
@@ -501,7 +501,7 @@ def test_list_that_may_hold_samples_or_parts_with_rows_raises(batches: list[Any]
     buffer = StreamBuffer(None)
     for batch in batches:
         buffer.add(batch)
-    with pytest.raises(PacelineError, match=r"as many entries as samples, .* stack .* use a dict"):
+    with pytest.raises(PacelineError, match=r"as many entries as samples, all alike, .* stack .* use a dict"):
         buffer.take(1)
 
 
@@ -521,7 +521,11 @@ def test_pair_within_a_batch_is_cut_by_rows_if_some_batch_has_other_than_two_sam
 
 
 @pytest.mark.parametrize(
-    "batch", [[rows(2, 3), rows(2)], {"x": {"a": rows(2), "b": rows(2)}}, (["a", "b"], rows(2)), rows(2)]
+    "batch",
+    [
+        *([rows(2, 3), rows(2)], {"x": {"a": rows(2), "b": rows(2)}}, (["a", "b"], rows(2)), rows(2)),
+        ((rows(2, 3), rows(2, 4)), rows(2)),  # not alike, so not those of two samples
+    ],
 )
 def test_tensors_and_dicts_are_cut_whatever_their_number(batch: Any) -> None:
     buffer = StreamBuffer(None)

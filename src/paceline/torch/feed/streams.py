@@ -71,8 +71,9 @@ class StreamBuffer:
         """Take out the first ``count`` samples, as a list or batch; None if ``count`` is 0."""
         if count and not self._by_rows:
             raise PacelineError(
-                "batches=True: each batch holds a list or tuple with as many entries as samples, which can be cut in "
-                "two ways. If an entry is a sample, stack them into a tensor; if it has a row for each, use a dict"
+                "batches=True: each batch holds a list or tuple with as many entries as samples, all alike, which "
+                "can be cut in two ways. If an entry is a sample, stack them into a tensor; if it has a row for "
+                "each, use a dict"
             )
         self.count -= count
         parts = []
