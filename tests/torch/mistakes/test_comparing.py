@@ -355,6 +355,24 @@ def recurrent(size: int, y: torch.Tensor) -> torch.Tensor:
     return state.tanh().square().sum(1).exp().mean()
 
 
+def packed(classes: int, largest: bool) -> Program:
+    """Samples of several rows each, of one row more in each second one, and as many classes as samples, or twice."""
+
+    def program(size: int, y: torch.Tensor) -> torch.Tensor:
+        lengths = [3 + number % 2 for number in range(size)]
+        lengths[-1] += sum(lengths) % size == 0
+        rows = layers(classes * size)(normal(sum(lengths), FEATURES)).split(lengths)
+        return entropy(torch.stack([one.amax(0) if largest else one.mean(0) for one in rows]), y)
+
+    return program
+
+
+def packed_channels(size: int, y: torch.Tensor) -> torch.Tensor:
+    """Samples of several crops each, as many channels as samples."""
+    out = nn.Conv1d(2, size, 3)(normal(2 * size + 1, 2, 8)).mean(2).split([3] + [2] * (size - 1))
+    return entropy(torch.stack([one.amax(0) for one in out]), y)
+
+
 def graph_of_nodes(size: int, y: torch.Tensor) -> torch.Tensor:
     """Links within graphs that have several nodes each, as many as a multiple of the samples."""
     z = layers()(normal(4 * size, FEATURES))
@@ -429,6 +447,10 @@ PLAIN: dict[str, Callable[[], Program]] = {
     "frozen": lambda: frozen,
     "nodes": lambda: graph_of_nodes,
     "bags": lambda: of_bags(False),
+    "packed rows": lambda: packed(1, False),
+    "packed rows, twice the classes": lambda: packed(2, False),
+    "largest of packed rows": lambda: packed(1, True),
+    "packed channels": lambda: packed_channels,
     "added losses of bags": lambda: of_bags(True),
     "paths": lambda: (
         lambda size, y: F.ctc_loss(

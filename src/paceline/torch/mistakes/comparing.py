@@ -27,10 +27,11 @@ HEAD = 1000  # nodes between a loss and the nearest layers, at most
 DEEP = 20_000  # nodes behind these layers, at most
 ELEMENTS = 1 << 23  # of the layers' outputs, at most: a test holds about six copies of them
 APART = 1e-5  # a second derivative that counts, relative to the largest one
+CHANNELS = "Convolution", "CudnnBatchNorm", "MiopenBatchNorm", "NativeBatchNorm", "NativeGroupNorm"
 # Nodes of layers, whatever their weights are, and nodes of layers if one factor is a weight or needs no gradient.
 LAYERS = (
-    *("CudnnBatchNorm", "MiopenBatchNorm", "NativeBatchNorm", "NativeGroupNorm", "NativeLayerNorm"),
-    *("Convolution", "CudnnRnn", "Embedding", "FusedRmsNorm", "MkldnnLinear", "MkldnnRnn", "MiopenRnn"),
+    *CHANNELS,
+    *("CudnnRnn", "Embedding", "FusedRmsNorm", "MkldnnLinear", "MkldnnRnn", "MiopenRnn", "NativeLayerNorm"),
 )
 PRODUCTS = "Addmm", "Baddbmm", "Bmm", "Linear", "Mm"
 LINEAR = "Addmm", "Mm"  # a linear layer's product; a view gives it the shape of the layer's output
@@ -99,7 +100,7 @@ class Head:
             shape = hooks_of_torch.output_shapes(node)[number]
             if not _of_weights(node, shape):
                 many += 1
-                if node in nearest and (dims := _dims(shape, samples)):
+                if node in nearest and (dims := _dims(node, shape, samples)):
                     self.outputs.append(Output(GradientEdge(node, number), shape, dims))
         # As many outputs as samples may be those of single samples, such as bags, whose rows are something else.
         self.single = many >= samples
@@ -178,12 +179,16 @@ def _others(rows: int, samples: int) -> list[int]:
     return [row for row in range(-(-half // each) * each, rows) if row % samples >= half]
 
 
-def _dims(shape: Sequence[Any], samples: int) -> tuple[int, ...]:
-    """The dimensions of a layer's output that may be the samples', with a row or two for each."""
+def _dims(node: Any, shape: Sequence[Any], samples: int) -> tuple[int, ...]:
+    """The dimensions of a layer's output that may be the samples', with a row or two for each.
+
+    If that is only the second one, the first may have several rows for each.
+    """
     if not all(isinstance(size, int) and size for size in shape):
         return ()
-    dims = tuple(dim for dim, size in enumerate(shape[:2]) if size in (samples, 2 * samples))
-    return () if dims == (1,) and shape[0] % samples == 0 else dims
+    second = len(shape) > 2 and not node.name().startswith(CHANNELS)  # classes and channels are no samples
+    dims = tuple(dim for dim, size in enumerate(shape[: 1 + second]) if size in (samples, 2 * samples))
+    return (0, 1) if dims == (1,) and shape[0] % samples == 0 else dims
 
 
 def _nearest(layers: list[Any]) -> set[Any]:
