@@ -35,7 +35,7 @@ OF_EACH: dict[str, Any] = {
     "focal": lambda y: ((1 - F.log_softmax(y, 1).exp()) ** 2 * -F.log_softmax(y, 1)).mean(),
     "cosine to a target": lambda y: 1 - F.cosine_similarity(y, torch.ones_like(y)).mean(),
     "no second derivative": lambda y: Once.apply(y),
-    "distances whose slope torch cannot derive": lambda y: torch.cdist(y, y.flip(0)).mean(),
+    "distances in each sample": lambda y: torch.cdist(y[..., None], torch.ones(2, 1)).amin(2).mean(),
     "largest of each sample": lambda y: y.max(1).values.mean(),
     "of something else": lambda y: torch.ones(3, requires_grad=True).sum(),
 }
@@ -47,6 +47,7 @@ OF_PAIRS: dict[str, Any] = {
     "contrastive": lambda y: distances(y).mean(),
     "variance": lambda y: -y.var(0).sum(),
     "hardest samples": lambda y: F.cross_entropy(y, LABELS, reduction="none").topk(2).values.mean(),
+    "distances whose slope torch cannot derive": lambda y: torch.cdist(y, y.flip(0)).mean(),
     "covariance": lambda y: (y.T @ y).square().mean(),
 }
 

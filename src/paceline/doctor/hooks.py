@@ -21,6 +21,7 @@ from paceline.doctor.phases import HostClock, Phase, Phases, StreamClock
 from paceline.torch import timing
 from paceline.torch.mistakes.choices import chooses
 from paceline.torch.mistakes.comparing import mixes
+from paceline.torch.mistakes.derivatives import derivable
 from paceline.torch.mistakes.loss_ends import nodes_of
 
 COUNTS = ("samples", "fetches", "backwards", "exchanges", "elements", "squares", "collecting")
@@ -287,10 +288,9 @@ def compares(loss: Any, output: torch.Tensor) -> bool:
         or len(output) < 2
     ):
         return False
-    samples = len(output)
-    return mixes(loss, [output], [0], samples) or chooses(
-        loss, list(nodes_of(loss.grad_fn)), [output], [0], samples
-    )
+    samples, between = len(output), set(nodes_of(loss.grad_fn)) - set(nodes_of(output.grad_fn))
+    with derivable(between):
+        return mixes(loss, [output], [0], samples) or chooses(loss, between, [output], [0], samples)
 
 
 def _parts(given: Any) -> Iterator[torch.Tensor | int]:

@@ -119,6 +119,12 @@ def saved_factors(node: Any) -> Iterator[torch.Tensor]:
             yield factor
 
 
+def distances(node: Any) -> tuple[list[torch.Tensor], float]:
+    """For the node of distances between rows: the tensors of these rows, and the exponent of the norm."""
+    names = ("_saved_x1", "_saved_x2") if hasattr(node, "_saved_x1") else ("_saved_self",)
+    return [getattr(node, name) for name in names], float(getattr(node, "_saved_p", 2.0))
+
+
 def function_of(node: Any) -> type[Any]:
     """The custom autograd function of a node."""
     made: type[Any] = getattr(type(node), "_forward_cls", type(node))

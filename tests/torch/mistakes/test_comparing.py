@@ -97,6 +97,10 @@ def triplets(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return F.relu(far - near + 1e4).mean()
 
 
+def nearest_of_others(apart: torch.Tensor) -> torch.Tensor:
+    return F.relu(apart.amax(1) - (apart + 1e3 * torch.eye(len(apart))).amin(1) + 1e2).mean()
+
+
 def each(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return entropy(out, y, reduction="none")
 
@@ -143,6 +147,21 @@ COMPARES: dict[str, Loss] = {
     "values above a quantile": lambda out, y: F.relu(each(out, y) - each(out, y).quantile(0.5)).mean(),
     "hardest pixels": lambda out, y: out.square().flatten().topk(3).values.mean(),
     "stacked parts": lambda out, y: torch.stack([entropy(out, y), dice(out, y)]).sum(),
+    "distances": lambda out, y: (-torch.cdist(out, out)).exp().mean(),
+    "distances between two halves": lambda out, y: (
+        (-torch.cdist(out, out[1:].detach() + out[:-1])).exp().mean()
+    ),
+    "distances of pairs": lambda out, y: (-F.pdist(out)).exp().mean(),
+    "hardest triplets by distances": lambda out, y: nearest_of_others(
+        torch.cdist(F.normalize(out, dim=1), out)
+    ),
+    "root of a mean, beside distances in each sample": lambda out, y: (
+        out.square().mean().sqrt() + torch.cdist(out[:, :, None], torch.ones(2, 1)).square().mean()
+    ),
+    "root of a mean of distances": lambda out, y: (
+        torch.cdist(out[:, :, None], torch.ones(2, 1)).mean().sqrt()
+    ),
+    "root of a mean, beside margins": lambda out, y: out.square().mean().sqrt() + F.multi_margin_loss(out, y),
 }
 
 ORDINARY: dict[str, Loss] = {
@@ -175,6 +194,13 @@ ORDINARY: dict[str, Loss] = {
     "next to the largest": lambda out, y: F.relu(out.topk(2, -1).values[:, 1] - out[:, 0] + 1).mean(),
     "hardest class of each": lambda out, y: torch.stack([one.max() for one in out]).mean(),
     "cross entropy by hand": entropy_by_hand,
+    "distances in each": lambda out, y: torch.cdist(out[:, :, None], torch.ones(2, 1)).amin(2).amax(1).mean(),
+    "distances within each": lambda out, y: (
+        torch.cdist(out[:, :2, None], out[:, :, None]).amin(2).mean()
+        + torch.cdist(out[:, :2, None], out[:, :, None], p=1).square().mean()
+    ),
+    "distances to what is given": lambda out, y: torch.cdist(out, torch.ones(30, CLASSES)).amin(1).mean(),
+    "margins": lambda out, y: F.multi_margin_loss(out, y),
     "dropout": lambda out, y: entropy(F.dropout(out, 0.5), y),
     "none that needs a gradient": lambda out, y: out.detach().var(),
     "nothing": lambda out, y: out.sum() * 0,
@@ -511,6 +537,23 @@ def test_gradients_hooks_and_random_numbers_stay_as_they_are() -> None:
     assert all(p.grad is None for p in model.parameters())
     loss.backward()
     assert called.count("accumulated") == 4
+
+
+def test_gradients_of_distances_stay_as_they_are() -> None:
+    torch.manual_seed(0)
+    out = layers()(normal(8, FEATURES)).detach().requires_grad_()
+    loss = nearest_of_others(torch.cdist(out * 2, out * 3)) + F.pdist(out * 2).square().sum()
+    (expected,) = torch.autograd.grad(loss, out, retain_graph=True)
+    layer = nn.Linear(CLASSES, CLASSES)
+    with torch.no_grad():
+        layer.weight.copy_(torch.eye(CLASSES))
+        layer.bias.zero_()
+    loss = (lambda z: nearest_of_others(torch.cdist(z * 2, z * 3)) + F.pdist(z * 2).square().sum())(
+        layer(out)
+    )
+    assert Comparisons().found(loss, piece(8))
+    loss.backward()
+    torch.testing.assert_close(out.grad, expected)
 
 
 @pytest.mark.parametrize("kept", [True, False])

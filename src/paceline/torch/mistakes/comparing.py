@@ -19,13 +19,14 @@ from torch.autograd.graph import GradientEdge
 
 from paceline.torch import hooks_of_torch
 from paceline.torch.mistakes.choices import chooses
+from paceline.torch.mistakes.derivatives import derivable, halves
 from paceline.torch.mistakes.loss_ends import ends
 from paceline.torch.plan import Piece
 
 TESTS = 2  # losses that are tested in a run
 HEAD = 1000  # nodes between a loss and the nearest layers, at most
 DEEP = 20_000  # nodes behind these layers, at most
-ELEMENTS = 1 << 23  # of the layers' outputs, at most: a test holds about six copies of them
+ELEMENTS = 1 << 23  # of the layers' outputs, at most: a test holds about a dozen copies of them
 APART = 1e-5  # a second derivative that counts, relative to the largest one
 CHANNELS = "Convolution", "CudnnBatchNorm", "MiopenBatchNorm", "NativeBatchNorm", "NativeGroupNorm"
 # Nodes of layers, whatever their weights are, and nodes of layers if one factor is a weight or needs no gradient.
@@ -112,9 +113,10 @@ class Head:
         edges = [each.edge for each in self.outputs]
         ways = [[each.dims[place] for each in self.outputs] for place in (0, -1)]
         ways = ways[: 1 + (ways[0] != ways[1])]
-        return all(mixes(self._first, edges, dims, self._samples) for dims in ways) or all(
-            chooses(self._first, self.nodes, edges, dims, self._samples) for dims in ways
-        )
+        with derivable(self.nodes):
+            return all(mixes(self._first, edges, dims, self._samples) for dims in ways) or all(
+                chooses(self._first, self.nodes, edges, dims, self._samples) for dims in ways
+            )
 
     def _edges(self) -> list[tuple[Any, int]] | None:
         """The nodes at which the loss ends, each with the number of its output; None for a graph without a test."""
@@ -142,41 +144,30 @@ def mixes(loss: Any, outputs: Sequence[Any], dims: Sequence[int], samples: int) 
     Args:
         loss: A tensor of one number, or its edge in the graph, which is kept.
         outputs: Tensors that the loss is computed from, or edges.
-        dims: Of each output, the dimension of the samples. It has a row for each sample, or several: those of one
-            sample may follow each other or lie ``samples`` apart.
+        dims: Of each output, the dimension of the samples, as for ``halves``.
         samples: Number of samples, at least 2.
     """
     try:
         with hooks_of_torch.without_modes(), torch.autograd.set_detect_anomaly(False), torch.enable_grad():
             slopes = torch.autograd.grad([loss], outputs, create_graph=True, allow_unused=True)
-            parts = [_begin(*each, samples) for each in zip(slopes, dims, strict=True) if each[0] is not None]
-            total = sum(each for each in parts if each.requires_grad)
-            if not isinstance(total, torch.Tensor):
+            parts = [
+                (slope * halves(slope, dim, samples)[0]).sum()
+                for slope, dim in zip(slopes, dims, strict=True)
+                if slope is not None and slope.requires_grad
+            ]
+            if not parts:
                 return False
-            given = torch.autograd.grad([total], outputs, retain_graph=True, allow_unused=True)
+            given = torch.autograd.grad(parts, outputs, retain_graph=True, allow_unused=True)
     except (RuntimeError, NotImplementedError):  # the loss has no second derivative, or no such output
         return False
     largest = apart = 0.0
     for cross, dim in zip(given, dims, strict=True):
         if cross is not None:
             # The derivative of a distance is NaN at a distance of 0.
-            rows = cross.detach().movedim(dim, 0).flatten(1).abs().nan_to_num(posinf=0.0).amax(1)
-            largest = max(largest, float(rows.max()))
-            apart = max(apart, float(rows[_others(len(rows), samples)].max()))
+            sizes = cross.detach().abs().nan_to_num(posinf=0.0)
+            largest = max(largest, float(sizes.max()))
+            apart = max(apart, float((sizes * (halves(sizes, dim, samples)[1] != 0)).max()))
     return apart > APART * largest
-
-
-def _begin(slope: torch.Tensor, dim: int, samples: int) -> torch.Tensor:
-    """A sum of a slope's elements for the first half of the samples, each with another weight."""
-    rows = slope.movedim(dim, 0)[: samples // 2]
-    ramp = torch.linspace(1, 2, rows.numel(), dtype=slope.dtype, device=slope.device)
-    return (rows * ramp.view(rows.shape)).sum()
-
-
-def _others(rows: int, samples: int) -> list[int]:
-    """The rows that belong to none of the samples of the rows that ``_begin`` takes, in either order."""
-    half, each = samples // 2, rows // samples
-    return [row for row in range(-(-half // each) * each, rows) if row % samples >= half]
 
 
 def _dims(node: Any, shape: Sequence[Any], samples: int) -> tuple[int, ...]:
