@@ -48,6 +48,7 @@ OF_PAIRS: dict[str, Any] = {
     "variance": lambda y: -y.var(0).sum(),
     "hardest samples": lambda y: F.cross_entropy(y, LABELS, reduction="none").topk(2).values.mean(),
     "distances whose slope torch cannot derive": lambda y: torch.cdist(y, y.flip(0)).mean(),
+    "bound on a mean": lambda y: F.cross_entropy(y, LABELS).clamp(min=0.1),
     "covariance": lambda y: (y.T @ y).square().mean(),
 }
 

@@ -109,6 +109,18 @@ def hardest(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return each(out, y).topk(len(y) // 2 + 1, -1).values.mean()
 
 
+def hardest_unmasked(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Of elements some of which are left out, so that samples differ in their number."""
+    errors = out.square().flatten()
+    kept = errors[torch.arange(len(errors)) % 5 != 2]
+    return kept.topk(len(kept) // 2).values.mean()
+
+
+def largest_group(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    groups = [torch.arange(len(y)) % 2 == 0, torch.arange(len(y)) % 2 == 1]
+    return torch.stack([(each(out, y) * group).sum() / group.sum() for group in groups]).max()
+
+
 def lovasz(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """As the Lovász extension of the Jaccard loss, whose errors are sorted over all samples."""
     errors = (F.one_hot(y, CLASSES) - out.softmax(1)).abs().unbind(1)
@@ -155,6 +167,7 @@ COMPARES: dict[str, Loss] = {
     "hardest triplets by distances": lambda out, y: nearest_of_others(
         torch.cdist(F.normalize(out, dim=1), out)
     ),
+    "hardest triplets by one-norms": lambda out, y: nearest_of_others(torch.cdist(out, out, p=1)),
     "root of a mean, beside distances in each sample": lambda out, y: (
         out.square().mean().sqrt() + torch.cdist(out[:, :, None], torch.ones(2, 1)).square().mean()
     ),
@@ -162,6 +175,22 @@ COMPARES: dict[str, Loss] = {
         torch.cdist(out[:, :, None], torch.ones(2, 1)).mean().sqrt()
     ),
     "root of a mean, beside margins": lambda out, y: out.square().mean().sqrt() + F.multi_margin_loss(out, y),
+    "flooding": lambda out, y: (entropy(out, y) - 0.5).abs() + 0.5,
+    "flooding above the loss": lambda out, y: (entropy(out, y) - 9).abs() + 9,
+    "free nats": lambda out, y: entropy(out, y) + torch.max(out.square().mean(), torch.tensor(0.01)),
+    "free nats above the divergence": lambda out, y: entropy(out, y) + out.square().mean().clamp(min=99),
+    "free nats of each feature": lambda out, y: out.square().mean(0).clamp(min=0.3).sum(),
+    "absolute mean": lambda out, y: (out.mean(0) - 1).abs().sum(),
+    "margin of means": lambda out, y: F.relu(out[:, 0].mean() - out[:, 1].mean() + 9),
+    "linear part of a Huber loss of means": lambda out, y: F.huber_loss(
+        out.mean(0), torch.full([CLASSES], 9.0)
+    ),
+    "largest group": largest_group,
+    "one order for all samples": lambda out, y: torch.stack([out[:, 0].mean(), out[:, 1].mean()]).min(),
+    "hardest samples, beside none": lambda out, y: hardest(out, y) + F.relu(out[y > CLASSES]).sum(),
+    "smaller mean": lambda out, y: torch.minimum(out[:, 0].mean(), out[:, 1].mean()),
+    "hardest of those that are not left out": hardest_unmasked,
+    "larger of neighbours": lambda out, y: torch.maximum(out, out.flip(0)).mean(),
 }
 
 ORDINARY: dict[str, Loss] = {
@@ -194,6 +223,9 @@ ORDINARY: dict[str, Loss] = {
     "next to the largest": lambda out, y: F.relu(out.topk(2, -1).values[:, 1] - out[:, 0] + 1).mean(),
     "hardest class of each": lambda out, y: torch.stack([one.max() for one in out]).mean(),
     "cross entropy by hand": entropy_by_hand,
+    "rectified cross entropy by hand": lambda out, y: (
+        F.relu((out - out.max()).exp().sum(1).log() + out.max() + 1).mean()
+    ),
     "distances in each": lambda out, y: torch.cdist(out[:, :, None], torch.ones(2, 1)).amin(2).amax(1).mean(),
     "distances within each": lambda out, y: (
         torch.cdist(out[:, :2, None], out[:, :, None]).amin(2).mean()
@@ -201,6 +233,15 @@ ORDINARY: dict[str, Loss] = {
     ),
     "distances to what is given": lambda out, y: torch.cdist(out, torch.ones(30, CLASSES)).amin(1).mean(),
     "margins": lambda out, y: F.multi_margin_loss(out, y),
+    "absolute errors": lambda out, y: (out - 1).abs().mean() + F.l1_loss(out, out.detach() - 1),
+    "Huber": lambda out, y: F.huber_loss(out, F.one_hot(y, CLASSES).float(), delta=0.1),
+    "rectified": lambda out, y: F.relu(out.sum(1) + 1).mean() + F.leaky_relu(out).sum(1).clamp(-1, 1).mean(),
+    "larger of two heads": lambda out, y: torch.maximum(out[:, 0], out[:, 1]).mean(),
+    "smaller loss of two orders": lambda out, y: (
+        torch.stack([out[:, :2].sum(1).square(), out[:, 1:].sum(1).square()]).amin(0).mean()
+    ),
+    "left-out largest of each": lambda out, y: out[y != 0].topk(2, 1).values.mean() + out[y == 0].sum() / len(y),
+    "largest of one": lambda out, y: entropy(out, y).view(1).max(),
     "dropout": lambda out, y: entropy(F.dropout(out, 0.5), y),
     "none that needs a gradient": lambda out, y: out.detach().var(),
     "nothing": lambda out, y: out.sum() * 0,
@@ -292,6 +333,18 @@ def largest_token(time_first: bool, length: int) -> Program:
         x = normal(length, size, 8) if time_first else normal(size, length, 8)
         out = last(inner(x)[0])
         return out.amax(dim).mean() + out.topk(2, dim).values.square().mean()
+
+    return program
+
+
+def hardest_tokens(time_first: bool, length: int) -> Program:
+    """The largest losses of all tokens of all sequences."""
+    inner, last = nn.LSTM(8, 8, batch_first=not time_first), nn.Linear(8, 4)
+
+    def program(size: int, y: torch.Tensor) -> torch.Tensor:
+        x = normal(length, size, 8) if time_first else normal(size, length, 8)
+        losses = last(inner(x)[0]).reshape(-1, 4).square().sum(1)
+        return losses.topk(len(losses) // 3).values.mean()
 
     return program
 
@@ -399,6 +452,18 @@ def packed_channels(size: int, y: torch.Tensor) -> torch.Tensor:
     return entropy(torch.stack([one.amax(0) for one in out]), y)
 
 
+def best_of_views(size: int, y: torch.Tensor) -> torch.Tensor:
+    """The smaller loss of each sample's two views; the second views follow all first ones."""
+    out = layers()(normal(2 * size, FEATURES))
+    return entropy(out, y.repeat(2), reduction="none").view(2, size).amin(0).mean()
+
+
+def best_of_neighbours(size: int, y: torch.Tensor) -> torch.Tensor:
+    """The smaller loss of each sample's two views, which follow each other."""
+    out = layers()(normal(2 * size, FEATURES))
+    return entropy(out, y.repeat_interleave(2), reduction="none").view(size, 2).amin(1).mean()
+
+
 def graph_of_nodes(size: int, y: torch.Tensor) -> torch.Tensor:
     """Links within graphs that have several nodes each, as many as a multiple of the samples."""
     z = layers()(normal(4 * size, FEATURES))
@@ -449,6 +514,15 @@ COMPARING: dict[str, Callable[[], Program]] = {
     "behind a reentrant checkpoint": lambda: checkpointed(True, True),
     "within a checkpoint": lambda: checkpointed(False, whole=True),
     "behind a compiled model": lambda: compiled(dice),
+    "hardest views": lambda: of_two_views(
+        lambda a, b: (a - b).square().sum(1).topk(len(a) // 2).values.mean(), True
+    ),
+    **{
+        f"hardest of {length} tokens, {'time' if first else 'samples'} first": functools.partial(
+            hardest_tokens, first, length
+        )
+        for length, first in itertools.product((7, 8, 11, 18, 20, 24), (False, True))
+    },
 }
 
 PLAIN: dict[str, Callable[[], Program]] = {
@@ -477,6 +551,8 @@ PLAIN: dict[str, Callable[[], Program]] = {
     "packed rows, twice the classes": lambda: packed(2, False),
     "largest of packed rows": lambda: packed(1, True),
     "packed channels": lambda: packed_channels,
+    "best of views": lambda: best_of_views,
+    "best of views that follow each other": lambda: best_of_neighbours,
     "added losses of bags": lambda: of_bags(True),
     "paths": lambda: (
         lambda size, y: F.ctc_loss(
