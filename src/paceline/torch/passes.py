@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -275,18 +274,16 @@ class RowCheck:
     def __init__(self) -> None:
         self._whole = False  # some batch had a row for each sample
         self._listed = set[int]()  # the samples of batches whose lists had an entry for each
-        # By number of samples: itself, if a batch whose first tensor has as many rows was looked at.
-        self._looked = defaultdict[int, tuple[int] | None](lambda: None)
+        self._looked = set[int]()  # numbers of samples for which a batch with as many rows was looked at
 
     def missing(self, batch: Any, samples: int) -> int | None:
         """The number of rows of a batch in which some of the planned samples are missing; else None."""
         if batch.__class__ in PLAIN and batch:
             first = batch[0]  # the tensor of most batches
-            if first.__class__ is torch.Tensor:
-                if first.shape[:1] == self._looked[samples]:
+            if first.__class__ is torch.Tensor and first.shape[:1] == (samples,):
+                if samples in self._looked:
                     return None
-                if first.shape[:1] == (samples,):
-                    self._looked[samples] = (samples,)
+                self._looked.add(samples)
         shapes = all_shapes(batch)
         if shapes is None:
             return self._unlisted(batch, samples)
