@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.torch import Pace, RoundResult, exchange, meter, open_rounds, piece_reports
 from paceline.torch.callbacks import OnRound, Record
+from paceline.torch.gradients.reducers import LOOKS
 from paceline.torch.meter import CpuStopwatch, CudaStopwatch
 from paceline.torch.open_rounds import mean_losses
 from paceline.torch.rows import layout
@@ -275,7 +276,7 @@ def misuse(rank: int, ranks: int, kind: str) -> None:
     if kind == "global batch":
         Pace(ddp, 16 if rank == 0 else 18)
     with Pace(ddp, 16, Wavering(rank) if kind == "other plan" else "equal") as pace:
-        for x, y, _ in pace.loader(Samples(83), seed=rank if kind == "seed" else 5):
+        for x, y, _ in pace.loader(Samples(16 * (LOOKS + 4)), seed=rank if kind == "seed" else 5):
             if kind == "no backward":
                 continue
             with ddp.no_sync() if kind == "no_sync around the forward pass" else nullcontext():
@@ -284,7 +285,9 @@ def misuse(rank: int, ranks: int, kind: str) -> None:
                 loss_of(out, y).backward(retain_graph=True)
             if kind == "another backward pass, zeroed":
                 ddp.zero_grad()
-            pace.backward(loss_of(out, y))
+            ends = kind == "no_sync around a late backward pass" and pace.rounds == LOOKS + 2
+            with ddp.no_sync() if ends else nullcontext():
+                pace.backward(loss_of(out, y))
             if kind == "a step left out" and (rank, pace.rounds) == (1, 2):
                 ddp.zero_grad()
                 continue
@@ -322,6 +325,10 @@ class Wavering:
         ("other plan", "rank 1 decided another plan"),
         ("the module itself", "would not sum over the ranks; expected one of its own forward pass"),
         ("no_sync around the forward pass", "would not sum over the ranks"),
+        (
+            "no_sync around a late backward pass",
+            "the model's no_sync() or require_backward_grad_sync was used",
+        ),
         ("another backward pass", "a loss.backward() without a weight has left gradients in the model"),
         ("another backward pass, zeroed", "would not sum over the ranks"),
         ("a step left out", "rank 1 has left out another number of optimizer steps than the other ranks"),

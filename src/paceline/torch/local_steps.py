@@ -22,7 +22,7 @@ from paceline.torch.meter import Meter
 from paceline.torch.plan import Piece, Source
 from paceline.torch.progress import Progress
 from paceline.torch.round import RoundState
-from paceline.torch.steps import OptimizerWatch, RoundEnd, forget_unscaled, learning_rate
+from paceline.torch.steps import OptimizerWatch, RoundEnd, check_there, forget_unscaled, learning_rate
 
 
 def _refuse_wrapped(model: torch.nn.Module, *_: Any) -> None:
@@ -152,7 +152,7 @@ class LocalSteps:
         source, progress = self._source, self._progress
         if not self._behind or source is None:
             return True
-        if source.number is None:
+        if source.number is None and source.more is not None:
             return not source.more()
         done = progress.samples_done + self._round.running.batch
         return source.samples is not None and done >= source.samples
@@ -163,7 +163,7 @@ class LocalSteps:
         self._round.once(optimizers)
         with self._merges.steps([*optimizers, *([] if scaler is None else [scaler])]):
             if counts:
-                self._gradients.check_there(piece, optimizers)
+                check_there(self._gradients, piece, optimizers)
                 stepped = self.watch.take_some(optimizers, scaler)
             else:
                 for one in optimizers:

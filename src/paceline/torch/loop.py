@@ -254,7 +254,7 @@ class Loop:
                 else:
                     self.host.micro_step_begins(round.running)
                     yield self.host.place(batch)
-                if own and piece.last and not source.more():
+                if own and piece.last and source.more is not None and not source.more():
                     round.goes_on()  # the loop steps the optimizer after its last micro-step
                     self._own_end = True
                     return
@@ -272,8 +272,11 @@ class Loop:
 
     def planned(self, source: Source) -> Iterator[tuple[Any, Piece]]:
         """The micro-steps of one iteration over ``source`` if all ranks stay: each one's batch and piece."""
-        while source.more():
+        progress, samples, more = self.progress, source.samples, source.more
+        while samples is None or progress.samples_done < samples:
             if self.round.piece is None:
+                if more is not None and not more():
+                    return
                 self.round_begins()
             planned = source.planned()
             if planned[1].claims:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -126,8 +126,9 @@ class Source(Protocol):
         """The iteration is over, or was left."""
         ...
 
-    def more(self) -> bool:
-        """Whether another round follows."""
+    @property
+    def more(self) -> Callable[[], bool] | None:
+        """Called between two rounds: whether another follows. None if ``samples`` are known."""
         ...
 
     def planned(self) -> tuple[Any, Piece]:

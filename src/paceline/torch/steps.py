@@ -18,13 +18,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from paceline.errors import PacelineError, short
 from paceline.torch import timing
 from paceline.torch.checks import Checks
-from paceline.torch.gradients.weighing import Weighing, held
+from paceline.torch.gradients.weighing import GRAD, THERE, Weighing, held
 from paceline.torch.host import Host
 from paceline.torch.members import Members
 from paceline.torch.meter import Meter
 from paceline.torch.mistakes.outside import Outside
 from paceline.torch.mistakes.zeroed import SharedParameters
-from paceline.torch.plan import Source
+from paceline.torch.plan import Piece, Source
 from paceline.torch.progress import Progress
 from paceline.torch.round import COMPLETE, RoundState
 
@@ -311,7 +311,7 @@ class RoundSteps:
             return True
         if self._checks.looks:
             self._checks.steps(piece)
-        self._gradients.check_there(piece, optimizers)
+        check_there(self._gradients, piece, optimizers)
         # The checks before a step have been made above, and a plain host needs no notice of it.
         seconds = self.watch.take(optimizers, scaler, heard=self._host.__class__ is not Host)
         if round.piece is None:  # the host has reported the step
@@ -388,6 +388,16 @@ class RoundSteps:
         if self._progress.running or round.piece is not None:
             round.took([optimizer])
         self._host.step_ended(seconds)
+
+
+def check_there(gradients: Weighing, piece: Piece, optimizers: Iterable[Any]) -> None:
+    """Raises PacelineError if all gradients of an optimizer's parameters were removed since the backward pass."""
+    for one in optimizers:
+        for group in getattr(one, "param_groups", ()):
+            if any(map(THERE, map(GRAD, group["params"]))):  # usually found at the first
+                break
+        else:
+            gradients.check_removed(piece, one)
 
 
 def digest(optimizers: Iterable[Any]) -> float:

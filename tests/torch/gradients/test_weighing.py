@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import repeat
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,6 +27,7 @@ from paceline.torch.gradients.weighing import (
     held,
 )
 from paceline.torch.plan import Piece, RoundPlan
+from paceline.torch.steps import check_there
 
 CPU = torch.device("cpu")
 
@@ -132,20 +135,20 @@ def test_gradients_zeroed_before_the_step_raise_for_the_optimizer_that_had_some(
     stash.bring_back(0)
     set_grads(parameters, [1.0, 2.0], None)
     stash.ready()
-    stash.check_there(piece(3), [first, second])
+    check_there(stash, piece(3), [first, second])
     set_grads(parameters, None, [1.0])
-    stash.check_there(piece(3), [second])
+    check_there(stash, piece(3), [second])
     with pytest.raises(PacelineError, match="round 3: the gradients were zeroed between"):
-        stash.check_there(piece(3), [second, first])
+        check_there(stash, piece(3), [second, first])
     set_grads(parameters, None, None)
-    stash.check_there(piece(3), [second])  # it had none
-    stash.check_there(piece(3), [])
+    check_there(stash, piece(3), [second])  # it had none
+    check_there(stash, piece(3), [])
     with pytest.raises(PacelineError, match="round 3: the gradients were zeroed between"):
-        stash.check_there(piece(3), [first])
+        check_there(stash, piece(3), [first])
     both = torch.optim.SGD([{"params": [parameters[0]]}, {"params": [parameters[1]]}], 0.1)
     assert list(held(both)) == parameters
     set_grads(parameters, None, [1.0])
-    stash.check_there(piece(3), [both])
+    check_there(stash, piece(3), [both])
     assert list(held(SimpleNamespace())) == []  # type: ignore[arg-type]
 
 
@@ -203,6 +206,7 @@ class Averaging(Reducer):
     """As DistributedDataParallel: the last pass of a round averages over the ranks."""
 
     averages = sums = True
+    reduces = partial(next, repeat(None))
 
     def __init__(self) -> None:
         self.looks: list[bool] = []

@@ -148,7 +148,7 @@ class BalancedLoader:
         check_options(options, terms.batch, loop.ranks)
         switches(shuffle=shuffle, drop_last=drop_last, padded=costs[1])
         whole("seed", seed, 0, 2**63 - 1)
-        self.dataset, self.number, self.order = dataset, number, (seed, shuffle)
+        self.dataset, self.number, self.order, self.more = dataset, number, (seed, shuffle), None
         self._loop, self._order = loop, Order(len(dataset), seed, shuffle)
         facts = {"samples": len(dataset), "seed": seed, "shuffle": shuffle, "drop_last": drop_last}
         factor = options.get("prefetch_factor")
@@ -239,9 +239,6 @@ class BalancedLoader:
         # The DataLoader's processes end here. If this were left to the garbage collector, it would wait seconds for
         # each of them, since the queue through which it ends them is collected first.
         self._source = iter(())
-
-    def more(self) -> bool:
-        return self._loop.progress.samples_done < self.samples
 
     def planned(self) -> tuple[Any, Piece]:
         batch, piece = next(self._source), self._queue.popleft()

@@ -48,7 +48,7 @@ class BalancedSampler:
         switches(shuffle=shuffle, drop_last=drop_last)
         whole("seed", seed, 0, 2**63 - 1)
         whole("ahead", ahead, 0)
-        self.dataset, self.number, self.order = dataset, number, (seed, shuffle)
+        self.dataset, self.number, self.order, self.more = dataset, number, (seed, shuffle), None
         self._loop, self._order, self._ahead = loop, Order(len(dataset), seed, shuffle), ahead
         facts = {"samples": len(dataset), "seed": seed, "shuffle": shuffle, "drop_last": drop_last}
         loop.drawn_ahead(max(peers.agree(facts, ahead)))
@@ -140,9 +140,6 @@ class BalancedSampler:
 
     def end(self) -> None:
         self._length = None
-
-    def more(self) -> bool:
-        return self._loop.progress.samples_done < self.samples
 
     def planned(self) -> tuple[None, Piece]:
         if not self._pieces:

@@ -275,10 +275,7 @@ class StreamLoader:
         self._taken, self._loads = None, None
 
     def more(self) -> bool:
-        if self._loop.in_round:
-            return True
-        if self._loads is None:
-            self._loads = self._plan()
+        self._loads = self._plan()
         return self._loads is not None
 
     def planned(self) -> tuple[Any, Piece]:

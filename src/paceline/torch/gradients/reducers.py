@@ -8,6 +8,8 @@ after its last gradient; in FSDP2 in each layer. ``elastic.member.Summing`` is a
 # No `from __future__ import annotations` here: DDP inspects the hook's annotations as types.
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from itertools import repeat
 from typing import Any, Literal
 from weakref import WeakSet
 
@@ -42,6 +44,9 @@ class Reducer:
     lockstep = False  # all ranks must take the same number of micro-steps in a round
     waits: Waits = "never"
     ddp: Any = None  # the DistributedDataParallel to be released before the process group ends
+    # Whether the coming backward pass reduces the gradients, so that ``check_sync`` may be left out if that is right;
+    # None if it may not. A function in C, since it is called for each pass.
+    reduces: Callable[[], bool | None] = bool
 
     def no_sync(self) -> AbstractContextManager[Any]:
         """A context in which backward passes leave the gradients on this rank."""
@@ -125,6 +130,7 @@ class Replicated(Reducer):
         self.ddp = ddp
         deferred.add(ddp)
         self._hooks = hooks_of_torch.comm_hooks(ddp)  # the user's
+        self.reduces = partial(next, repeat(None))  # while ``check_sync`` looks at forward passes, too
         self._prepared, self._looks = _Prepared(), LOOKS
         trained = [p for p in ddp.parameters() if p.requires_grad]
         self._kept = list[Any]()  # handles of hooks that stay until the end
@@ -157,6 +163,7 @@ class Replicated(Reducer):
             self._looks -= 1
             if not self._looks:
                 self._forget()  # the hooks cost time, and this mistake is usually made from the beginning
+                self.reduces = partial(getattr, self.ddp, "require_backward_grad_sync")
 
     def prepared(self) -> None:
         self._prepared.by_framework()

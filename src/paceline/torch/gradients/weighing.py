@@ -26,14 +26,14 @@ from paceline.torch.plan import Piece
 MEAN, SUM, GLOBAL = KINDS = "mean", "sum", "global"  # what a loss is over its samples
 # Options that weigh or correct the model's gradients after they have been computed, and no others.
 COUNT, DROP, DETERMINISTIC, HOOK = "count=", "drop=", "deterministic=True", "weigh='hook'"
-_GRAD, _THERE = attrgetter("grad"), partial(is_not, None)  # in C: they run once a round for each parameter
+GRAD, THERE = attrgetter("grad"), partial(is_not, None)  # in C: they run once a round for each parameter
 
 
 class GradientStash:
     """Keeps the gradients of one model over the pieces of a round, and checks them from round to round.
 
     For each piece: ``bring_back`` before its backward pass, then ``put``, or ``ready`` after a round's last one. For
-    each round: ``check_there`` before its step, ``used`` after it; ``drop`` if it is left unfinished.
+    each round: ``check_removed`` before its step, ``used`` after it; ``drop`` if it is left unfinished.
     """
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
@@ -52,7 +52,7 @@ class GradientStash:
         Raises PacelineError if the model has a gradient that is not of this round.
         """
         self._begun = True
-        if any(map(_THERE, map(_GRAD, self.parameters))):
+        if any(map(THERE, map(GRAD, self.parameters))):
             self._check_found(step, fresh)
         self._passed, self._used = False, None
         if (kept := self._kept) is None or apart:
@@ -81,25 +81,18 @@ class GradientStash:
 
     def ready(self) -> None:
         """The round's gradients are complete."""
-        self._had = list(map(_THERE, map(_GRAD, self.parameters)))
+        self._had = list(map(THERE, map(GRAD, self.parameters)))
 
-    def check_there(self, piece: Piece, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-        """Raises PacelineError if all gradients of an optimizer's parameters were removed since ``ready``."""
-        if self._had == list(map(_THERE, map(_GRAD, self.parameters))):
-            return
-        for optimizer in optimizers:
-            for group in getattr(optimizer, "param_groups", ()):
-                if any(map(_THERE, map(_GRAD, group["params"]))):
-                    break
-            else:
-                had = {id(p) for p, there in zip(self.parameters, self._had, strict=False) if there}
-                if not any(id(p) in had for p in held(optimizer)):
-                    continue
-                raise PacelineError(
-                    f"round {piece.step}: the gradients were zeroed between pace.backward(loss) and the optimizer's "
-                    "step; call zero_grad() before the backward pass, or leave it out, since pace.step(optimizer) "
-                    "zeroes"
-                )
+    def check_removed(self, piece: Piece, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer without any gradient is about to step. Raises PacelineError if its parameters had some when
+        the gradients were ``ready``."""
+        had = {id(p) for p, there in zip(self.parameters, self._had, strict=False) if there}
+        if any(id(p) in had for p in held(optimizer)):
+            raise PacelineError(
+                f"round {piece.step}: the gradients were zeroed between pace.backward(loss) and the optimizer's "
+                "step; call zero_grad() before the backward pass, or leave it out, since pace.step(optimizer) "
+                "zeroes"
+            )
 
     def accept(self) -> None:
         """The gradients that are in the model now are the program's own, which zeroes each when it likes."""
@@ -113,7 +106,7 @@ class GradientStash:
     def used(self) -> None:
         """The round's step was taken, or left out on purpose."""
         self._begun, self._used = False, None
-        if any(map(_THERE, map(_GRAD, self.parameters))):  # else no gradient can be counted again
+        if any(map(THERE, map(GRAD, self.parameters))):  # else no gradient can be counted again
             self._used = [_which(p.grad) for p in self.parameters]
 
     def drop(self) -> None:
@@ -229,7 +222,8 @@ class Weighing(GradientStash):
         if first:
             self.bring_back(piece.plan.step, apart=self.apart and not sums, fresh=piece.first)
             self._count_in(piece, count)
-        self._reducer.check_sync(sums)
+        if self._reducer.reduces() is not sums:
+            self._reducer.check_sync(sums)
         return self._averaged * part / (piece.plan.batch * self._counts.per_sample)
 
     def _count_in(self, piece: Piece, count: float | None) -> None:
