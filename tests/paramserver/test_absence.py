@@ -29,6 +29,9 @@ NOTHING, WARN, END = Step
         ],
         # those that were only late for a moment: no warning
         [(0.0, False, NOTHING), (0.9, False, NOTHING), (1.0, True, NOTHING), (1.9, False, NOTHING)],
+        # the server itself stood still, with workers that answer once they are looked at, and with others
+        [(0.0, False, NOTHING), (60.0, False, WARN), (60.1, True, NOTHING)],
+        [(0.0, False, NOTHING), (60.0, False, WARN), (60.1, False, END)],
     ],
 )
 def test_workers_that_all_freeze_get_one_warning_and_then_the_end(

@@ -16,7 +16,8 @@ class Step(Enum):
 class Absence:
     """Judges for how long no worker has taken part; times are seconds of the caller's clock.
 
-    patience: seconds after which the run ends. A worker that is started in the meantime gets them anew.
+    patience: seconds after which the run ends, but not before it has warned. A worker that is started in the meantime
+    gets them anew.
 
     Attributes:
         warns: Seconds after which it warns. Workers that were only late, as on a busy machine, are back before.
@@ -38,9 +39,11 @@ class Absence:
             return Step.NOTHING
         if self._since is None:
             self._since = now
-        if now - self._since > self._patience:
+        absent = now - self._since
+        # Never at the first look: if this process itself stood still, workers may answer a moment later.
+        if absent > self._patience and (self._warned or starting):
             return Step.END
-        if starting or self._warned or now - self._since < self.warns:
+        if starting or self._warned or absent < self.warns:
             return Step.NOTHING
         self._warned = True
         return Step.WARN
