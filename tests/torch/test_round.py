@@ -362,7 +362,7 @@ def test_loop_that_goes_on_after_nothing_ran_or_nothing_divided_raises() -> None
         (True, True, RAN, False, "is not divided by the count"),
         (True, False, RAN, True, "was called within round 7"),
         (True, True, DRAWN, False, "after a backward pass that is not Paceline's"),
-        (True, True, WEIGHED, False, "after a backward pass that is not Paceline's"),
+        (True, True, WEIGHED, False, r"after pace.weighted\(loss\).backward\(\) alone"),
         (True, False, DRAWN, True, "after a backward pass that is not Paceline's"),
         (True, False, WEIGHED, True, "was called within round 7"),
         (False, True, DRAWN, True, "was called within round 7"),

@@ -19,6 +19,7 @@ from paceline.attach.places import place
 from paceline.doctor import watches
 from paceline.doctor.phases import HostClock, Phase, Phases, StreamClock
 from paceline.torch import timing
+from paceline.torch.hooks_of_torch import GradientsOfPass
 from paceline.torch.mistakes.choices import chooses
 from paceline.torch.mistakes.comparing import mixes
 from paceline.torch.mistakes.derivatives import derivable
@@ -82,7 +83,7 @@ class Hooks:
             self._collections,
             model.register_forward_pre_hook(self._on_forward, with_kwargs=True),
             model.register_forward_hook(self._on_forwarded),
-            torch.autograd.graph.register_multi_grad_hook(parameters, self._on_gradients),
+            GradientsOfPass(parameters, self._on_gradients),
             watches.Watch(DistributedDataParallel, "forward", self._on_another),
             watches.Watch(_BaseDataLoaderIter, "_next_index", self._on_draw, self._on_drawn),
             *watches.fetches(self._on_fetch, self._on_fetched),
@@ -189,7 +190,7 @@ class Hooks:
         if self.phases.now is Phase.BACKWARD:
             self.phases.enter(Phase.PREPARE)
 
-    def _on_gradients(self, _: object) -> None:
+    def _on_gradients(self) -> None:
         if not self._forward:
             return
         self._counts["backwards"] += 1
@@ -204,14 +205,14 @@ class Hooks:
     def _on_another(self, module: Any) -> None:
         """Count the all-reduce of another DistributedDataParallel module of the script as ``REDUCE``."""
 
-        def gradients(_: object) -> None:
+        def gradients() -> None:
             before = self.phases.now
             self.phases.enter(Phase.REDUCE)
             _after_ddp(lambda: self.phases.enter(before))
 
         if module is not self._model and module not in self._seconds:
             parameters = [p for p in module.parameters() if p.requires_grad]
-            self._handles.append(torch.autograd.graph.register_multi_grad_hook(parameters, gradients))
+            self._handles.append(GradientsOfPass(parameters, gradients))
             self._seconds.add(module)
 
     def _on_reduced(self) -> None:

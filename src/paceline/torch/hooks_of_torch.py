@@ -34,6 +34,44 @@ at_end_of_pass: Callable[[Callable[[], None]], None] = (
 """Queue a function to be called at the end of the running backward pass, in the order of the queue."""
 
 
+class GradientsOfPass:
+    """Calls ``notify`` once in each backward pass that adds to the gradients of some of these parameters: before the
+    first one is added, or, with ``last``, when the last one has come.
+
+    It does nothing in ``torch.autograd.grad``, as in the inner loop of MAML, which adds to no gradient, and in which
+    ``torch.autograd.graph.register_multi_grad_hook`` raises RuntimeError.
+    """
+
+    def __init__(
+        self, parameters: Iterable[torch.Tensor], notify: Callable[[], object], last: bool = True
+    ) -> None:
+        parameters = list(parameters)
+        self._notify, self._last = notify, last
+        self._nodes = [torch.autograd.graph.get_gradient_edge(p).node for p in parameters]
+        self._left: dict[int, int] = {}  # the gradients that are still to come in each running pass
+        self._handles = [p.register_hook(self._came) for p in parameters]
+
+    def remove(self) -> None:
+        """Remove all hooks."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _came(self, _: torch.Tensor) -> None:
+        this = running_pass()
+        first = (left := self._left.get(this)) is None
+        if left is None:
+            try:
+                left = sum(map(torch._C._will_engine_execute_node, self._nodes))
+            except RuntimeError:  # it is torch.autograd.grad with some of the parameters
+                return
+        if left > 1:
+            self._left[this] = left - 1
+        else:
+            self._left.pop(this, None)
+        if first if not self._last else left == 1:
+            self._notify()
+
+
 def call_in_pass(loss: torch.Tensor, first: Any, key: int, notify: Callable[..., None]) -> None:
     """Call ``notify`` when a backward pass begins at ``loss``, whose graph node is ``first``.
 
@@ -47,10 +85,11 @@ def call_in_pass(loss: torch.Tensor, first: Any, key: int, notify: Callable[...,
 
 
 def has_hooks(tensor: torch.Tensor) -> bool:
-    """Whether the program has registered hooks on a tensor. Those of ``torch.autograd.graph`` only notice a pass, and
-    DDP's are hooks of nodes."""
+    """Whether the program has registered hooks on a tensor. Ours and those of ``torch.autograd.graph`` only notice a
+    pass, and DDP's are hooks of nodes."""
     hooks: Any = tensor._backward_hooks or {}
-    return any(getattr(hook, "__module__", None) != torch.autograd.graph.__name__ for hook in hooks.values())
+    notice = __name__, torch.autograd.graph.__name__
+    return any(getattr(hook, "__module__", None) not in notice for hook in hooks.values())
 
 
 def watched(nodes: Collection[Any]) -> bool:

@@ -23,7 +23,7 @@ from paceline.torch.gradients.weighing import (
     HookWeighing,
     Weighing,
 )
-from paceline.torch.hooks_of_torch import at_end_of_pass, call_in_pass, running_pass
+from paceline.torch.hooks_of_torch import GradientsOfPass, at_end_of_pass, call_in_pass, running_pass
 from paceline.torch.meter import Meter
 from paceline.torch.plan import Piece
 from paceline.torch.round import COMMIT, DRAWN, STEP, RoundState
@@ -75,8 +75,8 @@ class Passes:
             self._hooks.append(self._last)
         if self._hook is not None:
             reducer.register_comm_hook(partial(self._share, self._hook), weigh_in_hook)
-            hook = torch.autograd.graph.register_multi_grad_hook
-            self._hooks.append(hook(trained, partial(self._backward_begins, self._hook), mode="any"))
+            begins = partial(self._backward_begins, self._hook)
+            self._hooks.append(GradientsOfPass(trained, begins, last=False))
 
     def begin(self, piece: Piece, batch: Any) -> None:
         """Begin a micro-step: its batch is about to go to the loop."""
@@ -218,8 +218,7 @@ class Passes:
     def _weight_behind(self, reduction: str, count: float | None) -> float:
         """The weight of another model's loss, on the batch of a round that is over."""
         gradients = self.gradients
-        if (piece := self._round.over) is None:
-            self._round.refuse("weight outside")
+        piece = self._round.behind()
         wrong = (
             "count= is summed over the ranks for the model of this Pace alone"
             if count is not None
@@ -242,7 +241,7 @@ class Passes:
     def _share(self, gradients: HookWeighing) -> float:
         return self._behind if (piece := self._round.piece) is None else gradients.share(piece)
 
-    def _backward_begins(self, gradients: HookWeighing, _: object) -> None:
+    def _backward_begins(self, gradients: HookWeighing) -> None:
         """The only notice of a backward pass under the hook."""
         if not self._round.began():
             return
@@ -347,7 +346,7 @@ class LastGradient:
             trained = [
                 p for p in self._parameters if p.requires_grad
             ]  # now: the program may have frozen some
-            self._hooks = torch.autograd.graph.register_multi_grad_hook(trained, self._gradients)
+            self._hooks = GradientsOfPass(trained, self._gradients)
 
     def remove(self) -> None:
         """Let go of the model."""
@@ -367,7 +366,7 @@ class LastGradient:
         self._pass = None
         self._notify()
 
-    def _gradients(self, _: object) -> None:
+    def _gradients(self) -> None:
         if self._pass is not None:
             within = running_pass() == self._pass
             self._within, self._apart = self._within or within, self._apart or not within

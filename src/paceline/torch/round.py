@@ -57,10 +57,12 @@ REFUSED = {
     "is not divided by the count of all ranks; call pace.backward(loss, count=...) in its place",
     "foreign backward": "round {step}: optimizer.step() was called after a backward pass that is not Paceline's, "
     "whose gradient is not weighted; call pace.backward(loss) in its place",
+    "weighed first": "round {step}: optimizer.step() was called after pace.weighted(loss).backward() alone; expected "
+    "pace.backward(loss) and pace.step(optimizer) first, once a round, and pace.weighted for the passes after them",
     "step within": "optimizer.step() was called within round {step}, before all its gradients were there; expected "
     "pace.step(optimizer), which steps when the round is complete",
     "stepped twice": "an optimizer was stepped twice for one round; expected once: leave optimizer.step() out where "
-    "pace.step(optimizer) is called",
+    "pace.step(optimizer) is called; a second step takes the gradients of a further pace.weighted(loss).backward()",
     "own step twice": "pace.step() was called twice for one batch, or outside of the loop; with LocalSGD "
     "expected one call after each pace.backward(loss), with all optimizers in a list: pace.step([first, second])",
     "own step early": "interval {step}: pace.step() was called before pace.backward(loss); expected it after",
@@ -103,7 +105,7 @@ class RoundState:
 
     __slots__ = (
         *("phase", "piece", "whole", "over", "rows", "ran", "ready", "taken", "asked"),
-        *("_count", "_known", "_own", "_pass_name"),
+        *("_count", "_known", "_own", "_pass_name", "_since"),
     )
 
     def __init__(self, own: str | None = None, pass_name: str = "pace.backward(loss)") -> None:
@@ -118,6 +120,7 @@ class RoundState:
         self.taken: list[Any] = []
         self.asked = False  # the loop knows whether its samples count
         self._known = 0
+        self._since = 0  # optimizers that had stepped before the newest pass after the round's step
         self._count: float | None = None  # that of the pass's first loss
 
     # -- questions -------------------------------------------------------------------------------------------
@@ -195,13 +198,18 @@ class RoundState:
         piece = self.over if self.piece is None else there
         return self.refuse("loss_now") if piece is None else piece
 
+    @property
+    def further(self) -> bool:
+        """Whether another backward pass came after the round's step."""
+        return self._since > 0
+
     # -- events ----------------------------------------------------------------------------------------------
 
     def drawn(self, piece: Piece, rows: int | None = None, asked: bool = False) -> None:
         """A micro-step begins: its batch goes to the loop. rows: see the attributes. asked: an empty batch adds
         nothing, so the loop need not ask whether it counts."""
         if piece.first:
-            self.taken, self.ready, self.ran = [], False, piece.samples
+            self.taken, self._since, self.ready, self.ran = [], 0, False, piece.samples
         else:
             self.ran += piece.samples
         self.phase, self._known, self.rows, self.asked = DRAWN, 0, rows, asked
@@ -327,17 +335,25 @@ class RoundState:
         if self.phase == RAN and piece.last and self.ready:
             self.refuse("undivided")
         if piece.last and self.phase <= WEIGHED and (self.ready or (self.phase == DRAWN and foreign())):
-            self.refuse("foreign backward")
+            self.refuse("weighed first" if self.phase == WEIGHED else "foreign backward")
         self.refuse("step within")
 
     def once(self, optimizers: Sequence[Any]) -> None:
-        """These optimizers are about to step for the newest round."""
-        if any(one in self.taken for one in optimizers) or len({*map(id, optimizers)}) < len(optimizers):
+        """These optimizers are about to step for the newest round: each once for each backward pass."""
+        taken = self.taken[self._since :]
+        if any(one in taken for one in optimizers) or len({*map(id, optimizers)}) < len(optimizers):
             self.refuse("stepped twice")
 
     def took(self, optimizers: list[Any]) -> None:
         """These optimizers have stepped for the newest round."""
         self.taken += optimizers
+
+    def behind(self) -> Piece:
+        """A loss is weighed after the round's step, for a further backward pass. Returns the piece that is over."""
+        if (piece := self.over) is None:
+            self.refuse("weight outside")
+        self._since = len(self.taken)
+        return piece
 
     def stepped(self, by: Sequence[Any] = ()) -> Piece:
         """The round's step has ended, or was left out on purpose. by: optimizers that have stepped, besides those
@@ -354,7 +370,7 @@ class RoundState:
             self.refuse("own step early")
         if self.phase != DUE:
             self.refuse("own step twice")
-        self.phase, self.taken = RAN, []
+        self.phase, self.taken, self._since = RAN, [], 0
         return self.running
 
     def left(self) -> Piece | None:
@@ -365,7 +381,7 @@ class RoundState:
 
     def forget(self) -> None:
         """The loop was left: the optimizers that it stepped may step again."""
-        self.taken = []
+        self.taken, self._since = [], 0
 
     def checkpoint(self) -> None:
         """The state of the run is asked for."""

@@ -329,7 +329,8 @@ class RoundSteps:
             raise PacelineError(
                 "with a GradScaler, several optimizers are stepped together: pace.step([first, second], scaler)"
             )
-        self._shared.check(self._progress.rounds - 1, taken, optimizers)
+        self._gradients.check_summed(self._progress.rounds - 1)
+        self._shared.check(self._progress.rounds - 1, taken, optimizers, self._round.further)
         seconds = self.watch.take(optimizers, scaler, heard=self._host.__class__ is not Host)
         return self._took_later(optimizers, seconds)
 
@@ -376,8 +377,10 @@ class RoundSteps:
             self._checks.steps(round.running)
         if self._progress.running or round.piece is not None:
             round.once([optimizer])
-            if round.piece is None and round.taken and self._host.__class__ is Host:  # pace.step() has zeroed
-                self._shared.check(self._progress.rounds - 1, round.taken, [optimizer])
+            if round.piece is None:
+                self._gradients.check_summed(self._progress.rounds - 1)
+                if round.taken and self._host.__class__ is Host:  # pace.step() has zeroed
+                    self._shared.check(self._progress.rounds - 1, round.taken, [optimizer], round.further)
 
     def _step_ended(self, optimizer: torch.optim.Optimizer) -> None:
         round = self._round

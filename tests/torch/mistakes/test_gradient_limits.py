@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.torch import Pace
+from paceline.torch.mistakes.gradient_limits import clamped
 from support.guarantees import guarantee
 from support.ranks import run_ranks
 from support.scripted import Script
@@ -76,3 +77,10 @@ def test_linear_hook_is_exact_and_does_not_warn(name: str) -> None:
 @pytest.mark.parametrize(("policy", "weigh"), [(EVEN, "loss"), (UNEVEN, "hook")])
 def test_hook_that_sees_what_it_sees_under_ddp_does_not_warn(policy: Any, weigh: str) -> None:
     assert [said for said, _ in run_ranks(2, trained, "clamp", policy, weigh)] == [[], []]
+
+
+def test_gradient_that_is_not_finite_is_no_clamp_and_no_error() -> None:
+    before = torch.tensor([1.0, 2.0, 3.0])
+    assert not clamped(before, torch.tensor([1.0, float("nan"), 0.5]))
+    assert not clamped(before, torch.full((3,), float("nan")))
+    assert clamped(before, torch.tensor([0.5, 0.5, 0.5]))

@@ -56,6 +56,10 @@ class Reducer:
         """Raises PacelineError unless the coming backward pass reduces the gradients exactly if it is the round's
         ``last``."""
 
+    def sums_next(self) -> bool | None:
+        """Whether the coming backward pass sums the gradients that it leaves in the model; None if unknown."""
+        return True
+
     def prepared(self) -> None:
         """A framework has made the coming backward pass sum its gradients, within the model's forward pass."""
 
@@ -132,10 +136,9 @@ class Replicated(Reducer):
         self._hooks = hooks_of_torch.comm_hooks(ddp)  # the user's
         self.reduces = partial(next, repeat(None))  # while ``check_sync`` looks at forward passes, too
         self._prepared, self._looks = _Prepared(), LOOKS
-        trained = [p for p in ddp.parameters() if p.requires_grad]
         self._kept = list[Any]()  # handles of hooks that stay until the end
-        self._handles = [ddp.module.register_forward_hook(self._prepared.through)]
-        self._handles += [p.register_post_accumulate_grad_hook(self._prepared.used) for p in trained]
+        self._handles = list[Any]()
+        self._follow()
 
     @property
     def waits(self) -> Waits:  # type: ignore[override]
@@ -165,6 +168,12 @@ class Replicated(Reducer):
                 self._forget()  # the hooks cost time, and this mistake is usually made from the beginning
                 self.reduces = partial(getattr, self.ddp, "require_backward_grad_sync")
 
+    def sums_next(self) -> bool | None:
+        if not self._handles:  # from now on: most programs have no further passes
+            self._follow()
+            return None
+        return self._prepared.now and self.ddp.require_backward_grad_sync
+
     def prepared(self) -> None:
         self._prepared.by_framework()
 
@@ -188,9 +197,16 @@ class Replicated(Reducer):
             )
         self.ddp.register_comm_hook(state, hook)
 
+    def _follow(self) -> None:
+        """Notice which forward passes prepare a sum."""
+        trained = [p for p in self.ddp.parameters() if p.requires_grad]
+        self._handles = [self.ddp.module.register_forward_hook(self._prepared.through)]
+        self._handles += [p.register_post_accumulate_grad_hook(self._prepared.used) for p in trained]
+
     def _forget(self) -> None:
         for handle in self._handles:
             handle.remove()
+        self._handles = []
 
     def close(self) -> None:
         self._forget()

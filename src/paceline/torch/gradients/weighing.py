@@ -43,6 +43,9 @@ class GradientStash:
         self._had: list[bool] = []  # which parameters had gradients when the newest round was complete
         self._used: list[tuple[int, int] | None] | None = None  # identity and version after the last step
         self._passed = False  # another model's backward pass may have left gradients here since
+        self._unsummed = (
+            False  # a further pass of this round leaves gradients here that are this rank's alone
+        )
         self._looks = LOOKS  # at gradients that are there before a round's first pass, and may all be zero
 
     def bring_back(self, step: int, scale: float = 1.0, apart: bool = False, fresh: bool = False) -> None:
@@ -54,7 +57,7 @@ class GradientStash:
         self._begun = True
         if any(map(THERE, map(GRAD, self.parameters))):
             self._check_found(step, fresh)
-        self._passed, self._used = False, None
+        self._passed, self._used, self._unsummed = False, None, False
         if (kept := self._kept) is None or apart:
             return
         self._kept = None
@@ -94,18 +97,29 @@ class GradientStash:
                 "zeroes"
             )
 
+    def check_summed(self, step: int) -> None:
+        """An optimizer is about to step after the step of round ``step``. Raises PacelineError if it would use
+        gradients of this rank alone."""
+        if self._unsummed and any(map(THERE, map(GRAD, self.parameters))):
+            raise PacelineError(
+                f"round {step}: an optimizer would step with gradients of a pace.weighted(loss) that DDP did not sum "
+                "over the ranks; expected a forward pass of its own by ddp(x), not model(x), with weigh='loss'; or "
+                "zero_grad() before, if these gradients are of no use"
+            )
+
     def accept(self) -> None:
         """The gradients that are in the model now are the program's own, which zeroes each when it likes."""
         self._used, self._looks = None, 0
 
-    def removed(self, parameters: Iterable[torch.nn.Parameter]) -> bool:
-        """Whether one of these had a gradient when the newest round was complete, and has none or zeros now."""
+    def removed(self, parameters: Iterable[torch.nn.Parameter]) -> Iterator[bool]:
+        """For each of these that had a gradient when the newest round was complete, whether it has none or zeros
+        now."""
         had = {id(p) for p, there in zip(self.parameters, self._had, strict=False) if there}
-        return any(id(p) in had and (p.grad is None or not bool(p.grad.any())) for p in parameters)
+        return (p.grad is None or not bool(p.grad.any()) for p in parameters if id(p) in had)
 
     def used(self) -> None:
         """The round's step was taken, or left out on purpose."""
-        self._begun, self._used = False, None
+        self._begun, self._used, self._unsummed = False, None, False
         if any(map(THERE, map(GRAD, self.parameters))):  # else no gradient can be counted again
             self._used = [_which(p.grad) for p in self.parameters]
 
@@ -238,7 +252,12 @@ class Weighing(GradientStash):
     def weight_behind(self, piece: Piece, part: float) -> float:
         """The weight of another model's loss, over ``part`` samples of a round that is over."""
         self._passed = True  # its backward pass may run through this model
+        there = any(map(THERE, map(GRAD, self.parameters)))
+        self._unsummed = (self._unsummed and there) or self._sums_next() is False
         return self._averaged * part / piece.plan.batch
+
+    def _sums_next(self) -> bool | None:
+        return self._reducer.sums_next()
 
     def whole(self, piece: Piece) -> float:
         """The ``part`` of a loss that is already one over the samples of all ranks: with it, the round's gradient is
@@ -311,6 +330,9 @@ class HookWeighing(Weighing):
         if count == 0:  # the hook applies the weight of a mean
             return 0.0
         return 1.0 / max(piece.samples if count is None else count, 1) if reduction == SUM else 1.0
+
+    def _sums_next(self) -> bool | None:
+        return False  # the hook multiplies what does not belong to a round by zero
 
     @property
     def counted(self) -> bool:

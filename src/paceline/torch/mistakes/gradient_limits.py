@@ -88,7 +88,7 @@ def clamped(before: torch.Tensor, after: torch.Tensor) -> bool:
         return False
     top = after[changed].abs().max()
     given = before[changed & (after.abs() == top)].abs()
-    return bool(given.max() > APART * given.min())
+    return given.numel() > 0 and bool(given.max() > APART * given.min())
 
 
 def _same_norm(first: tuple[float, float] | None, second: tuple[float, float]) -> bool:

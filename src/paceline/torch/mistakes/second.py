@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import PacelineError
 from paceline.torch.gradients.reducers import deferred
+from paceline.torch.hooks_of_torch import GradientsOfPass
 from paceline.torch.mistakes import Check
 
 
@@ -33,7 +33,7 @@ class SecondModels(Check):
     def iteration(self, step: int) -> None:
         if self._found is None:  # looking for them takes as long as a garbage collection
             self._found = [
-                torch.autograd.graph.register_multi_grad_hook(trained, partial(self._begins, ddp), mode="any")
+                GradientsOfPass(trained, partial(self._begins, ddp), last=False)
                 for ddp in _living(DistributedDataParallel)
                 if ddp not in deferred and (trained := [p for p in ddp.parameters() if p.requires_grad])
             ]
@@ -43,7 +43,7 @@ class SecondModels(Check):
             hook.remove()
         self._found = []
 
-    def _begins(self, ddp: DistributedDataParallel, _: torch.Tensor) -> None:
+    def _begins(self, ddp: DistributedDataParallel) -> None:
         step = self._running()
         if step is not None and ddp.require_backward_grad_sync and ddp not in deferred:
             raise PacelineError(

@@ -17,9 +17,11 @@ class SharedParameters:
         self._gradients = gradients
         self._apart: list[Any] = []  # optimizers that share no parameter, in the order of their steps
 
-    def check(self, step: int, taken: Sequence[Any], optimizers: Sequence[Any]) -> None:
+    def check(
+        self, step: int, taken: Sequence[Any], optimizers: Sequence[Any], further: bool = False
+    ) -> None:
         """Raises PacelineError if ``optimizers`` need gradients that were zeroed after the steps of ``taken``, in
-        round ``step``."""
+        round ``step``. further: another backward pass came after those steps, and may leave some gradients zero."""
         all_of_them = [*taken, *optimizers]
         if len(all_of_them) <= len(self._apart) and all(map(is_, all_of_them, self._apart)):
             return
@@ -27,7 +29,7 @@ class SharedParameters:
         shared = [p for one in optimizers for p in held(one) if id(p) in before]
         if not shared:
             self._apart = all_of_them
-        elif self._gradients.removed(shared):
+        elif (all if further else any)(self._gradients.removed(shared)):
             raise PacelineError(
                 f"round {step}: an optimizer shares parameters with one that was stepped before, whose gradients "
                 "pace.step() has zeroed; expected both in one call: pace.step([first, second])"
