@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -9,7 +11,7 @@ from typing import Any
 import torch
 
 from paceline.errors import PacelineError, WorkerError, short
-from paceline.torch import peers
+from paceline.torch import peers, timing
 from paceline.torch.batches import PLAIN, all_shapes
 from paceline.torch.checks import Checks
 from paceline.torch.gradients.counts import checked_count
@@ -65,7 +67,7 @@ class Passes:
         self._behind = 0.0
         # On a device a pass ends long before its gradients are there, and hooks show which stream computes them.
         self._ends_with_gradient = device.type == "cpu" and reducer.waits == "behind"
-        self._rows, self._hooks = RowCheck(), list[Any]()
+        self._rows, self._hooks, self._warned = RowCheck(), list[Any](), False
         # The round's loss and count before the running pass, and this one's own count, if it may be taken back.
         self._recorded: tuple[torch.Tensor | float, float, float | None] | None = None
         trained = [p for p in gradients.parameters if p.requires_grad]
@@ -157,7 +159,7 @@ class Passes:
         if reduction == MEAN:
             part = many
         elif reduction == SUM:
-            part = float(many > 0)
+            part = float(piece.samples > 0)
         elif reduction == GLOBAL:
             self._check_global(piece, count)
             part = gradients.whole(piece)
@@ -172,9 +174,23 @@ class Passes:
             running.add_count(count)
         if loss is not None:
             running.add_loss(loss, part)
+            if not part and piece.samples:
+                self._uncounted(float(loss.detach()), piece)
         if not (piece.last or round.more):
             self._halfway(round.entire)
         return gradients.weigh(piece, part, count, first, reduction)
+
+    def _uncounted(self, loss: float, piece: Piece) -> None:
+        """Warns once of a mean over nothing that is not zero, such as one over at least 1, whose loss is lost."""
+        if loss and math.isfinite(loss) and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"round {piece.step}: a loss of {loss:g} came with count=0, so that it counts for nothing, and the "
+                "gradient is not that of the whole batch; pass the sum with reduction='sum' and the same count=, "
+                "which divides it by the count of all ranks",
+                RuntimeWarning,
+                stacklevel=timing.level(),
+            )
 
     def _check_global(self, piece: Piece, count: float | None) -> None:
         """Raises PacelineError if this micro-step cannot have computed a loss over the samples of all ranks."""

@@ -12,7 +12,15 @@ from paceline.torch.plan import Piece
 
 def divides_by_own(frame: Any, line: int, piece: Piece) -> bool:
     """Whether the tensor that is summed in this line is later divided, in the same function, by the length of
-    something that has this rank's samples."""
+    something that has this rank's samples; or anything is, there or in the function that has called it, by such a
+    length times the number of ranks."""
+    around = frame.f_back
+    if _divides(frame, line, piece, summed=True):
+        return True
+    return around is not None and _divides(around, around.f_lineno, piece, summed=False)
+
+
+def _divides(frame: Any, line: int, piece: Piece, summed: bool) -> bool:
     source = "".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals))
     try:
         tree = ast.parse(source)
@@ -22,12 +30,21 @@ def divides_by_own(frame: Any, line: int, piece: Piece) -> bool:
     scope = max((one for one in scopes if _holds(one, line)), key=lambda one: getattr(one, "lineno", 0))
     calls = [one for one in ast.walk(scope) if isinstance(one, ast.Call) and _holds(one, line) and one.args]
     names = {one.args[0].id for one in calls if isinstance(one.args[0], ast.Name)}
+    given = {
+        one.targets[0].id: one.value
+        for one in ast.walk(scope)
+        if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name)
+    }
     for node in ast.walk(scope):
         target, by = _division(node)
-        parts = [] if target is None else ast.walk(target)
-        divides = any(isinstance(one, ast.Name) and one.id in names for one in parts) and by.lineno >= line
-        if divides and any(_own(length, frame, piece) for length in _lengths(by)):
-            return True
+        if target is None or by.lineno < line:
+            continue
+        its = summed and any(isinstance(one, ast.Name) and one.id in names for one in ast.walk(target))
+        behind = [given[one.id] for one in ast.walk(by) if isinstance(one, ast.Name) and one.id in given]
+        for part in [by, *behind]:  # the divisor itself, or what its variables are
+            concerns = (its and part is by) or _times_ranks(part, frame, len(piece.plan.loads))
+            if concerns and any(_own(name, dim, frame, piece) for name, dim in _lengths(part)):
+                return True
     return False
 
 
@@ -47,31 +64,50 @@ def _holds(node: Any, line: int) -> bool:
     return isinstance(node, ast.Module) or node.lineno <= line <= (node.end_lineno or node.lineno)
 
 
-def _lengths(by: ast.AST) -> Iterator[str]:
-    """The names whose length or first dimension is a part of this expression."""
+def _lengths(by: ast.AST) -> Iterator[tuple[str, int]]:
+    """The names of which the length, or another dimension, is a part of this expression; and which dimension."""
     for node in ast.walk(by):
-        if (
-            isinstance(node, ast.Call)
-            and node.args
-            and isinstance(node.func, ast.Name)
-            and node.func.id == "len"
-        ):
-            value: Any = node.args[0]
+        at: Any = None
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "len":
+            value: Any = node.args[0] if node.args else None
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "size":
-            value = node.func.value
+            value, at = node.func.value, node.args[0] if node.args else None
         elif isinstance(node, ast.Subscript) and isinstance(node.value, ast.Attribute):
-            value = node.value.value if node.value.attr == "shape" else None
+            value, at = (node.value.value if node.value.attr == "shape" else None), node.slice
         else:
             continue
         if isinstance(value, ast.Name):
-            yield value.id
+            yield value.id, at.value if isinstance(at, ast.Constant) and isinstance(at.value, int) else 0
 
 
-def _own(name: str, frame: Any, piece: Piece) -> bool:
-    """Whether the variable has a row for each of this rank's samples, or several."""
-    value = frame.f_locals.get(name, frame.f_globals.get(name))
+def _times_ranks(by: ast.AST, frame: Any, ranks: int) -> bool:
+    """Whether an expression multiplies by the number of ranks."""
+    return any(
+        isinstance(node, ast.BinOp)
+        and isinstance(node.op, ast.Mult)
+        and any(_is_ranks(one, frame, ranks) for one in (node.left, node.right))
+        for node in ast.walk(by)
+    )
+
+
+def _is_ranks(node: ast.AST, frame: Any, ranks: int) -> bool:
+    calls = [one.func for one in ast.walk(node) if isinstance(one, ast.Call)]
+    if any("get_world_size" in (getattr(one, "attr", ""), getattr(one, "id", "")) for one in calls):
+        return True
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        return getattr(_value(node.value.id, frame), node.attr, None) == ranks > 1
+    return isinstance(node, ast.Name) and "world" in node.id and _value(node.id, frame) == ranks
+
+
+def _value(name: str, frame: Any) -> Any:
+    return frame.f_locals.get(name, frame.f_globals.get(name))
+
+
+def _own(name: str, dim: int, frame: Any, piece: Piece) -> bool:
+    """Whether the variable has this rank's samples, or several times as many, in this dimension."""
+    value = _value(name, frame)
     try:
-        rows = len(value)
-    except TypeError:
+        rows = value.shape[dim] if dim else len(value)
+    except (TypeError, AttributeError, IndexError):
         return False
     return bool(rows) and bool(piece.samples) and rows % piece.samples == 0 and rows % piece.plan.batch != 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import time
+import warnings
 from functools import partial
 from typing import Any
 
@@ -329,3 +330,54 @@ def test_invalid_counts_raise() -> None:
         pace.close()
     run(Pace(model, 10, "equal"), 0, 0)
     assert all(torch.isfinite(p).all() for p in model.parameters())
+
+
+def positives(rank: int, ranks: int, how: str, **options: Any) -> tuple[float, int]:
+    """A detector's loss: that of all anchors, divided by the positive ones, of which a micro-batch may have none. The
+    difference from one process, and the warnings."""
+    net, alone, data = fresh(torch.float64), fresh(torch.float64), Samples(6 * BATCH)
+    marks = (torch.rand(len(data), 3, generator=torch.Generator().manual_seed(2)) < 0.08).double()
+    entropies = partial(nn.functional.binary_cross_entropy_with_logits, reduction="sum")
+    ours, its = (torch.optim.SGD(one.parameters(), lr=0.1) for one in (net, alone))
+    for chosen in torch.from_numpy(Order(len(data), 5).epoch(0)).split(BATCH):
+        (entropies(alone(data.x[chosen]), marks[chosen]) / marks[chosen].sum()).backward()
+        its.step()
+        its.zero_grad()
+    ddp = DistributedDataParallel(net)
+
+    def loss_of(x: torch.Tensor, _: torch.Tensor, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        total, count = entropies(ddp(x), marks[index]), marks[index].sum()
+        return total if how == "sum" else total / count.clamp(min=1), count
+
+    with (
+        warnings.catch_warnings(record=True) as caught,
+        Pace(ddp, BATCH, UNEVEN, limits=LOOSE, **options) as pace,
+    ):
+        warnings.simplefilter("always")
+        for part in pace.loader(data, seed=5):
+            if options.get("loop") == "round":
+                pace.round(part, loss_of, how)
+            else:
+                loss, count = loss_of(*part)
+                pace.backward(loss, how, count=count)
+            pace.step(ours)
+    said = sum("came with count=0, so that it counts for nothing" in str(one.message) for one in caught)
+    return difference(net.parameters(), alone.parameters()), said
+
+
+@guarantee(
+    "A sum with `count=` counts also where nothing is counted; a mean over nothing that is not zero warns once."
+)
+def test_loss_of_a_micro_batch_without_anything_counted() -> None:
+    ways: dict[str, dict[str, Any]] = {
+        "whole": {},
+        "round": {"loop": "round", "micro_batch": 2},
+        "hook": {"weigh": "hook"},
+    }
+    found = run_cases(3, positives, {name: {"how": "sum", **options} for name, options in ways.items()})
+    for name, each in found.items():
+        for far, said in each:
+            assert (far < 1e-12, said) == (True, 0), name
+    (wrong,) = run_cases(3, positives, {"mean": {"how": "mean", **ways["round"]}}).values()
+    assert [said for _, said in wrong] == [1, 1, 1]
+    assert min(far for far, _ in wrong) > 1e-3

@@ -117,6 +117,24 @@ def own_center_of_a_shape(net: nn.Module, part: Part, kept: dict[str, Any]) -> A
     return loss
 
 
+def summed_by_a_helper(value: torch.Tensor) -> None:
+    dist.all_reduce(value)
+
+
+def by_sinkhorn(net: nn.Module, part: Part, _: Any) -> Any:
+    """SwAV's assignment to prototypes, in which the number of samples cancels out only if all ranks have as many."""
+    out = net(part[0])
+    with torch.no_grad():
+        q = out.exp().t()
+        batch = q.shape[1] * dist.get_world_size()
+        rows = q.sum(1, keepdim=True)
+        summed_by_a_helper(rows)
+        q /= rows
+        q /= q.sum(0, keepdim=True)
+        q /= batch
+    return -(q.t() * out.log_softmax(1)).sum(1).mean()
+
+
 def sum_of_entropies(net: nn.Module, part: Part, _: Any) -> Any:
     return nn.functional.cross_entropy(net(part[0]), part[1].argmax(1), reduction="sum")
 
@@ -183,6 +201,15 @@ def divided(net: nn.Module, part: Part, _: Any) -> Any:
     return (net(part[0]) - part[1]).square().sum(1).sum() / len(part[0])
 
 
+def divided_entropies(net: nn.Module, part: Part, _: Any) -> Any:
+    return sum_of_entropies(net, part, _) / len(part[0])
+
+
+def by_one(net: nn.Module, part: Part, _: Any) -> Any:
+    """A sum that the program divides by the number of its accumulated steps, which is 1."""
+    return sum_of_entropies(net, part, _) / 1
+
+
 def counted(net: nn.Module, part: Part, _: Any) -> Any:
     return boxed(net(part[0]), *part[1:]) / part[2].sum(), {"count": part[2].sum()}
 
@@ -207,13 +234,14 @@ WRONG: dict[LossOf, str] = {
     ),
     in_place: "sums a tensor of the loss over the ranks",
     **dict.fromkeys(
-        (own_center, own_center_of_a_shape),
+        (own_center, own_center_of_a_shape, by_sinkhorn),
         "is divided by this rank's own number of samples times the ranks",
     ),
-    **dict.fromkeys((sum_of_entropies, sum_of_rows), "the loss is a sum, and counts as a mean over"),
+    **dict.fromkeys((sum_of_entropies, sum_of_rows, by_one), "the loss is a sum, and counts as a mean over"),
 }
 RIGHT = (
     *(scaled, logs, right_center, differentiable, penalised, divided, counted, globally, summed),
+    divided_entropies,
     sum_of_means,
 )
 
@@ -292,6 +320,13 @@ def test_right_loss_of_changing_loads_does_not_warn() -> None:
 def test_right_loss_does_not_warn() -> None:
     for loss_of, warned in each_told(RIGHT):
         assert warned == [], loss_of
+
+
+def test_sum_over_a_single_sample_divided_by_one_does_not_warn() -> None:
+    for loads in (((BATCH - 2, 1, 1),), ((BATCH - 5, 3, 2),)):
+        options = {"policy": Script(loads), "loop": "pieces", "micro_batch": 2}
+        for loss_of, warned in each_told([divided_entropies, divided], limits=[(1, None)] * 3, **options):
+            assert warned == [], (loss_of, loads)
 
 
 def test_wrong_loss_of_equal_loads_does_not_warn() -> None:

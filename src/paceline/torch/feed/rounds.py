@@ -58,19 +58,21 @@ def run_round(
     last: torch.Tensor | None = None
     count = 0.0
 
-    def one(part: Any) -> tuple[torch.Tensor, float]:
-        """Run the forward and backward pass of a part; returns its loss, and the count that it is a mean over."""
+    def one(part: Any) -> tuple[torch.Tensor, float, bool]:
+        """Run the forward and backward pass of a part; returns its loss, the count that it is a mean over, and
+        whether it counts."""
         samples = loop.round.running.samples
         returned = function(*part) if isinstance(part, list | tuple) else function(part)
         loss, own = returned if isinstance(returned, tuple) else (returned, None)
         own = None if own is None else checked_count(own)
         backward(loss, reduction, scaler, own)
-        return loss.detach(), samples if own is None else own * (samples > 0)
+        many = samples if own is None else own * (samples > 0)
+        return loss.detach(), many, samples > 0 if reduction == "sum" else many > 0
 
     memory = loop.memory
     for part in pieces:
-        for last, many in [one(part)] if memory is None else memory.run(part, one):
-            if many:
+        for last, many, counts in [one(part)] if memory is None else memory.run(part, one):
+            if counts:
                 counted = last * many if reduction == "mean" else last
                 total = counted if total is None else total + counted
                 count += many

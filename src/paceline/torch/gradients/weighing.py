@@ -325,11 +325,14 @@ class HookWeighing(Weighing):
             self._count = count
             self._count_in(piece, count)
         self._reducer.check_sync(piece.last and self.sums)
+        if not part:
+            return 0.0
         if reduction == GLOBAL:
             self._count = part
-        if count == 0:  # the hook applies the weight of a mean
-            return 0.0
-        return 1.0 / max(piece.samples if count is None else count, 1) if reduction == SUM else 1.0
+        elif reduction == SUM:  # the hook applies the weight of a mean
+            self._count = max(piece.samples if count is None else count, 1)
+            return 1.0 / self._count
+        return 1.0
 
     def _sums_next(self) -> bool | None:
         return False  # the hook multiplies what does not belong to a round by zero

@@ -78,6 +78,9 @@ class LossWatch(Check):
         self._limits: GradientLimits | None = None
         self._left = 0  # losses still to be looked at
         self._running, self._ranks, self._by_hook = running, ranks, by_hook
+        self._divisors: dict[
+            int, set[float]
+        ] = {}  # by the place of a loss's end, the numbers that divided it
         self._graphs = GRAPHS  # graphs without a collective that are still to be looked at
         self._calls_left = 0
         self._first = True  # the next epoch is the first
@@ -176,11 +179,16 @@ class LossWatch(Check):
                 + self._words().count.format("mask.sum()", "weight[y].sum()"),
             )
         for end in parts:
+            divisors = self._divisors.setdefault(end.place, set())
+            if not math.isnan(end.divisor):
+                divisors.add(end.divisor)
+            # A divisor of 1 may be the number of samples or of positives, which is another one in other batches.
+            undivided = end.scale is None and (not divisors or (piece.samples > 1 and divisors == {1.0}))
             if end.scale is not None and "mean" not in self._said:
                 self._grows(end, end.scale, piece)
             if end.kind.startswith("NllLoss") and hooks_of_torch.reduction(end.node) == MEAN:
                 self._weighted(end, parts, piece)
-            elif end.scale is None and _sums(end, alone and end.alone, piece.samples):
+            elif undivided and _sums(end, alone and end.alone, piece.samples):
                 self._sums.append(piece.samples)
                 # Losses in one tensor may be as many as the samples by chance, but not for two numbers of samples.
                 if len(set(self._sums) if joins(end.node) else self._sums) == TWICE:
