@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -437,9 +438,9 @@ def joined(
 ) -> float | str:
     """The loss has parameters outside of Pace's model: the largest difference from one process, or the message.
 
-    how: their gradients are summed by a second ``DDP``, by the ``loop`` itself, or not at all in one process,
-    ``alone``. counted: class weights are counted; normalised: the loop divides by those of all ranks. apart: they
-    have an optimizer of their own, which is stepped ``before`` or ``after`` pace.step.
+    how: their gradients are summed by a second ``DDP``, by the ``loop`` itself, or not at all: in one process,
+    ``alone``, or by mistake, in ``none``. counted: class weights are counted; normalised: the loop divides by those
+    of all ranks. apart: they have an optimizer of their own, which is stepped ``before`` or ``after`` pace.step.
     """
 
     def parts() -> tuple[nn.Module, nn.Module, list[torch.optim.Optimizer]]:
@@ -504,6 +505,34 @@ def test_parameters_outside_of_the_model_train_as_in_one_process() -> None:
     }
     for name, found in run_cases(2, joined, cases).items():
         assert all(isinstance(far, float) and far < 1e-12 for far in found), f"{name}: {found}"
+
+
+def warned(rank: int, ranks: int, **how: Any) -> list[str]:
+    """What ``joined`` warns of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        joined(rank, ranks, **how)
+    return [str(one.message) for one in caught if issubclass(one.category, RuntimeWarning)]
+
+
+@guarantee(
+    "Parameters of the loss that no DDP and no sum of the loop reaches cause one warning on each rank."
+)
+def test_parameters_outside_of_the_model_that_nothing_sums_are_warned_of_once() -> None:
+    cases: dict[str, dict[str, Any]] = {
+        "one optimizer": {"how": "none"},
+        "own optimizer": {"how": "none", "apart": "after"},
+        "own optimizer, stepped before": {"how": "none", "apart": "before"},
+    }
+    for name, found in run_cases(2, warned, cases).items():
+        for (words,) in found:
+            assert "parameters of the loss outside of the model differ between ranks" in words, name
+    right: dict[str, dict[str, Any]] = {
+        "second DDP": {},
+        "the loop's own sum": {"how": "loop"},
+        "own optimizer": {"apart": "after"},
+    }
+    assert run_cases(2, warned, right) == {name: [[], []] for name in right}
 
 
 @OUTSIDE

@@ -86,6 +86,8 @@ class Loop:
                 digest=lambda: terms.balancer.digest,
                 rate=nothing if alone else lambda: self.steps.watch.rate(),
                 options=nothing if alone else self._options,
+                outside=lambda: self.steps.watch.others(),
+                differ=lambda step: self.steps.watch.outside.differ(step),
                 left_out=lambda: self._round_end.left_out,
                 described=lambda: self.steps.watch.described(),
                 memory=(lambda: self.memory.report()) if terms.memory else None,

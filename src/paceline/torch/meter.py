@@ -32,7 +32,7 @@ from paceline.torch.exchange import Rows
 from paceline.torch.members import Members
 from paceline.torch.plan import Piece, RoundPlan
 from paceline.torch.readings import Readings
-from paceline.torch.rows import MOST_ROUNDS, SAME, check_counts, check_options, check_same, layout
+from paceline.torch.rows import MOST_ROUNDS, SAME, check_counts, check_options, check_same, differ, layout
 
 LATE_SECONDS = 10.0  # until the other ranks must have done what perhaps only this rank has done
 NO_LOSS = math.nan  # the loss of a round before one was reported; compared by identity
@@ -203,6 +203,8 @@ class Reports(NamedTuple):
     digest: Callable[[], int] = int  # of the plan in force
     rate: Callable[[], float] = lambda: math.nan  # the optimizer's learning rate
     options: Callable[[], float] = lambda: math.nan  # of the optimizers, as one number
+    outside: Callable[[], float] = float  # of parameters of the loss outside of the model, as one number
+    differ: Callable[[int], object] = int  # called with the round if the ranks' such numbers differ
     left_out: Callable[[], int] = int  # rounds whose optimizer step was left out on purpose
     described: Callable[[], str] = str  # the options of this rank's optimizer, for an error
     memory: Callable[[], tuple[float, float]] | None = None  # ``fits`` and ``ran_out``
@@ -400,6 +402,8 @@ class Meter:
         if same.count(same[0]) != len(same):
             check_same(self.due, rows)
             check_options(self.due, rows["options"].tolist(), self._reports.described)
+            if differ(rows["outside"].tolist()):
+                self._reports.differ(self.due)
         self.counts = self.counts or not np.isnan(rows["count"][:, :rounds]).all()
         return interval, rows
 
@@ -461,6 +465,7 @@ class Meter:
             *(first, rounds, reports.digest(), epoch, reports.left_out() if self.intervals else 0),
             self._deciding,
             *(sum(carries) / rounds if known else unknown, reports.rate(), reports.options()),
+            reports.outside(),
             NO_LOSS not in losses if known else unknown,
             *((unknown, 0.0) if reports.memory is None else reports.memory()),
             *(self._readings.take() if self._readings and known and whole else (unknown, unknown)),

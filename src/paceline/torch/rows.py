@@ -16,7 +16,8 @@ from paceline.torch.liveness.stall import named
 MOST_ROUNDS = 64  # of an interval
 OPTIONS_DIFFER = 1e-4  # numbers made from many options, each of which may be rounded
 RATES_DIFFER = 1e-6  # different processors may round a schedule's cosine differently
-SAME = ["rounds", "first", "digest", "epoch", "left", "rate", "options"]  # on all ranks
+OUTSIDE_DIFFER = 1e-7  # squares of parameters that each rank trains by itself
+SAME = ["rounds", "first", "digest", "epoch", "left", "rate", "options", "outside"]  # on all ranks
 
 
 def fields(rounds: int) -> list[Any]:
@@ -31,6 +32,7 @@ def fields(rounds: int) -> list[Any]:
         ("overhead", "f8"),  # mean seconds of the optimizer step before each round, measured apart
         ("rate", "f8"),  # learning rate of the rank's optimizer; NaN before the first step
         ("options", "f8"),  # a number made from all options of its optimizers; NaN before the first step
+        ("outside", "f8"),  # a number made from parameters of the loss outside of the model; 0 for none
         ("has_loss", "f8"),  # 1 if the rank reported its losses, else 0
         ("fits", "f8"),  # samples that fit into the rank's memory; NaN if unknown
         ("ran_out", "f8"),  # passes so far that ran out of memory
@@ -95,6 +97,11 @@ def check_options(step: int, values: list[float], described: Callable[[], str]) 
             f"{known[-1][1]}; expected the same weight decay, momentum and others in each group on every rank "
             f"(here {described()})"
         )
+
+
+def differ(values: list[float]) -> bool:
+    """Whether the numbers of the ranks' parameters outside of the model differ by more than rounding."""
+    return max(values) - min(values) > OUTSIDE_DIFFER * abs(max(values))
 
 
 def check_rates(step: int, rates: list[float]) -> None:

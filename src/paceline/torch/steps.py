@@ -45,7 +45,11 @@ class OptimizerWatch:
     model: has the parameters; those that require gradients now are summed over the ranks, and no others. whole:
     nothing else is summed, not even the parameters of another DistributedDataParallel module. alone: nothing is
     summed, since there is one rank, so that parameters may begin to require gradients later. outside, option: find
-    gradients outside of the model that are wrong with the option, "" if none are."""
+    gradients outside of the model that are wrong with the option, "" if none are; by default none is looked for.
+
+    Attributes:
+        outside: See above.
+    """
 
     def __init__(
         self,
@@ -66,7 +70,7 @@ class OptimizerWatch:
         # The number of parameters of each optimizer when it was checked that all of them are summed.
         self._sizes: dict[weakref.ref[Any], int] = {}
         self._others: set[weakref.ref[Any]] = set()  # those with parameters outside of the model
-        self._outside, self._option = outside, option
+        self.outside, self._option = outside or Outside((), bool), option
         # A weak reference to the optimizer that was last found to concern the model, and its number of parameters.
         self._known: Any = int
         self._size = -1
@@ -161,6 +165,10 @@ class OptimizerWatch:
         """A number made from all options of the model's optimizers: see ``digest``; NaN before a step."""
         return digest(found for ref in self._of_model if (found := ref()) is not None)
 
+    def others(self) -> float:
+        """A number made from parameters of the loss outside of the model, to be compared between ranks; 0 if none."""
+        return self.outside.number() if self._others else 0.0
+
     def described(self) -> str:
         """The options of the first group of the optimizer that was stepped last, for an error message."""
         groups = getattr(self._known(), "param_groups", None)
@@ -172,8 +180,7 @@ class OptimizerWatch:
         """Notice no more steps."""
         for hook in self._hooks:
             hook.remove()
-        if self._outside is not None:
-            self._outside.close()
+        self.outside.close()
 
     def _check_summed(self, optimizer: torch.optim.Optimizer) -> None:
         """Raises PacelineError if the optimizer would move parameters that were not trained when Pace was made, or
@@ -200,15 +207,18 @@ class OptimizerWatch:
 
     def _check_outside(self, optimizer: torch.optim.Optimizer) -> None:
         """Raises PacelineError if the optimizer would move parameters outside of the model by gradients that the
-        running options have left wrong."""
-        outside = self._outside
-        if outside is None or not (option := self._option()):
+        running options have left wrong. Others are noted, for a comparison between ranks."""
+        outside = self.outside
+        if not ((option := self._option()) or outside.looks):
             return
         own = {id(p) for p in self._model.parameters()}
         moved = [p for p in held(optimizer) if p.grad is not None and id(p) not in own]
         # An optimizer of its own may move another model, by the gradients of another loss.
-        wrong = next(iter(moved), None) if self._holds(optimizer) else outside.look(moved)
-        if wrong is not None:
+        holds = self._holds(optimizer)
+        wrong = next(iter(moved), None) if holds and option else outside.look(moved)
+        if wrong is not None and not option:
+            outside.moved([wrong])
+        elif wrong is not None:
             raise PacelineError(
                 f"optimizer.step() would move a parameter of shape {tuple(wrong.shape)} outside of the model, and "
                 f"{option} weights the model's gradients alone; expected one module with all parameters of the "

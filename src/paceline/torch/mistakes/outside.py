@@ -1,16 +1,21 @@
 """Gradients of parameters outside of the model that come from a round's own loss.
 
 Some options weigh or correct the gradients of the model after they have been computed, and reach no other parameter:
-``Weighing.alone``. A second model with a backward pass of its own is not concerned, such as the generator of a GAN.
+``Weighing.alone``. And perhaps nothing sums these gradients over the ranks: then each rank trains parameters of its
+own, as under plain DDP. A second model with a backward pass of its own is not concerned, such as the generator of a
+GAN.
 """
 
 from __future__ import annotations
 
+import warnings
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
+from paceline.torch import timing
 from paceline.torch.gradients.reducers import LOOKS
 from paceline.torch.hooks_of_torch import running_pass
 
@@ -31,6 +36,39 @@ class Outside:
             int, int
         ] = {}  # by identity, the number of the pass that last gave a parameter a gradient
         self._hooks: list[Any] = []
+        self._moved: dict[int, weakref.ref[torch.nn.Parameter]] = {}  # by identity, those to be compared
+        self._reports = LOOKS  # in which ranks compare them, from the first one on
+
+    @property
+    def looks(self) -> bool:
+        """Whether further steps are looked at."""
+        return self._left > 0
+
+    def moved(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """These are about to move by gradients of a round's loss."""
+        if self._reports:
+            self._moved.update({id(p): weakref.ref(p) for p in parameters if type(p) is torch.nn.Parameter})
+
+    def number(self) -> float:
+        """A number made from the values of those that have ``moved``, to be compared between ranks; 0 if none."""
+        if not (self._moved and self._reports):
+            return 0.0
+        self._reports -= 1
+        there = [p for ref in self._moved.values() if (p := ref()) is not None]
+        return sum(float(p.detach().double().square().sum()) for p in there)
+
+    def differ(self, step: int) -> None:
+        """The ranks' numbers differ before round ``step``: warns, once."""
+        if not self._reports:
+            return
+        self._reports, self._moved = 0, {}
+        warnings.warn(
+            f"round {step}: parameters of the loss outside of the model differ between ranks: nothing sums their "
+            "gradients, so that each rank trains its own; expected one module with all parameters of the loss, "
+            "wrapped once and given to Pace, or a DistributedDataParallel of their own",
+            RuntimeWarning,
+            stacklevel=timing.level(),
+        )
 
     def look(self, parameters: Iterable[torch.nn.Parameter]) -> torch.nn.Parameter | None:
         """One of the ``parameters`` whose gradient came in the newest pass of a round's loss. Those that are given
