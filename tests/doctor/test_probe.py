@@ -82,11 +82,12 @@ def train(
     micro: int = 1,
     synchronised: bool = False,
     loader: bool = True,
+    attack: int = 0,
 ) -> tuple[list[float], bool]:
     """Ranks that sleep so long in each phase of a step; the parameters, and whether they are watched to the end.
 
     micro: backward passes in a step. synchronised: each of them exchanges gradients. loader: batches come from a
-    DataLoader.
+    DataLoader. attack: further passes before the step's own, through the same samples, whose gradients are zeroed.
     """
     torch.manual_seed(0)
     pause = {name: pauses[rank].get(name, 0.0) / micro for name in PHASES}
@@ -102,6 +103,10 @@ def train(
         for part in range(micro):
             x = next(batches)
             time.sleep(pause["PREPARE"])
+            for _ in range(attack):
+                ddp(x).square().mean().backward()
+            if attack:
+                optimizer.zero_grad()
             alone = part < micro - 1 and not synchronised
             with ddp.no_sync() if alone else contextlib.nullcontext():
                 loss = ddp(x).square().mean()
@@ -169,6 +174,13 @@ def test_accumulated_micro_batches_are_one_step(tmp_path: Path, synchronised: bo
     counts = run.extras["counts"][-1]
     assert np.array(run.extras["parts"][-1])[:, 2].tolist() == counts["backwards"]
     assert counts == {"fetches": [4, 4], "backwards": [4, 4], "exchanges": [4, 4] if synchronised else [1, 1]}
+
+
+def test_passes_whose_gradients_are_zeroed_are_no_accumulation(tmp_path: Path) -> None:
+    run_ranks(2, train, str(tmp_path / "run"), 6, 6, [{}] * 2, 1, False, True, 3)
+    run = runs.read(tmp_path / "run")
+    assert run.loads.tolist() == [[8, 8]] * 4
+    assert run.extras["counts"][-1] == {"fetches": [1, 1], "backwards": [1, 1], "exchanges": [1, 1]}
 
 
 def test_the_line_that_sleeps_is_found(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from paceline.torch.mistakes.comparing import mixes
 from paceline.torch.mistakes.derivatives import derivable
 from paceline.torch.mistakes.loss_ends import nodes_of
 
+PASSES = "backwards", "exchanges"
 COUNTS = ("samples", "fetches", "backwards", "exchanges", "elements", "squares", "collecting")
 """Counts of an optimizer step on this rank. samples: those of the batch objects that the forward passes are given, or
 else the rows of their tensors; ``drawn_by_step`` has those that the DataLoader drew. fetches, backwards, exchanges:
@@ -51,7 +52,7 @@ class Hooks:
     def __init__(self, model: DistributedDataParallel, stepped: Callable[[], None]) -> None:
         parameters = [p for p in model.parameters() if p.requires_grad]
         device = parameters[0].device if parameters else torch.device("cpu")
-        self._model, self._stepped = model, stepped
+        self._model, self._stepped, self._parameters = model, stepped, parameters
         self._ours = {id(p) for p in parameters}
         self._clock = StreamClock() if device.type == "cuda" else HostClock()
         self.phases = Phases(self._clock)
@@ -163,9 +164,18 @@ class Hooks:
         self._forward = True
         samples, certain, rows, elements = counted((arguments, named))
         self._certain &= certain
-        self._counts.update(samples=samples, elements=elements, squares=elements**2 // max(rows, 1))
+        passed = {"samples": samples, "elements": elements, "squares": elements**2 // max(rows, 1)}
+        if self._counts["backwards"] and self._zeroed():
+            # Passes whose gradients the script has zeroed, as of an attack on the inputs, are no part of the step.
+            for name in (*PASSES, *passed):
+                self._counts[name] = 0
+        self._counts.update(passed)
         self._feeding = self._newest
         self.note("fetch", self._newest.place)
+
+    def _zeroed(self) -> bool:
+        """Whether the gradients of the step's passes so far are gone."""
+        return not any(p.grad is not None and bool(p.grad.any()) for p in self._parameters)
 
     def _on_forwarded(self, _: Any, __: Any, output: Any) -> None:
         if self.phases.now is Phase.FORWARD:
