@@ -79,6 +79,7 @@ def paced(rank: int, ranks: int, how: str, through: str = "ddp", weigh: str = "l
     model, first, second = models(how == "adapted")
     ddp = DistributedDataParallel(model)
     again = ddp if through == "ddp" else model
+    rate = torch.ones((), requires_grad=True)
     with Pace(ddp, BATCH, TWO, limits=[(0, None)] * 2, weigh=weigh) as pace:
         try:
             for x, y, _ in pace.loader(Samples(BATCH * ROUNDS), seed=5):
@@ -89,6 +90,12 @@ def paced(rank: int, ranks: int, how: str, through: str = "ddp", weigh: str = "l
                 loss.backward() if weigh == "hook" else pace.backward(loss)
                 pace.step(first)
                 if how == "adapted":
+                    continue
+                if how == "one between":  # it leaves nothing in this model
+                    pace.weighted(LOSS(ddp(x.flip(1)), y)).backward()
+                    pace.weighted((rate * torch.ones(3)).sum()).backward()
+                    second.step()
+                    first.zero_grad()
                     continue
                 pace.weighted(penalty(again, x) if how == "penalty" else LOSS(again(x.flip(1)), y)).backward()
                 if how == "penalty":
@@ -117,6 +124,7 @@ def test_further_passes_train_the_model_of_one_process_or_raise() -> None:
         "adapted, by the hook": {"how": "adapted", "weigh": "hook"},
         "penalty": {"how": "penalty"},
         "second": {"how": "second"},
+        "one between": {"how": "one between"},
         "module": {"how": "second", "through": "module"},
         "penalty of the module": {"how": "penalty", "through": "module"},
         "hook": {"how": "second", "weigh": "hook"},
@@ -124,7 +132,7 @@ def test_further_passes_train_the_model_of_one_process_or_raise() -> None:
         "again": {"how": "stepped again without a pass"},
     }
     found = run_cases(2, paced, cases)
-    for name in ("adapted", "adapted, by the hook", "penalty", "second"):
+    for name in ("adapted", "adapted, by the hook", "penalty", "second", "one between"):
         assert max(found[name]) < 1e-12, name
     for name in ("module", "penalty of the module", "hook"):
         for words in found[name]:

@@ -404,9 +404,12 @@ def test_hook_weighs_sums_counts_and_losses_over_all_ranks() -> None:
     weighing.gathered(each)
     assert weighing.weigh(each, 5.0, 5.0, True, SUM) == 1 / 5
     weighing.drop()
-    assert weighing.weigh(each, 0.0, 0.0, True, SUM) == 0.0  # nothing counts
+    assert weighing.weigh(each, 0.0, 0.0, True, MEAN) == 0.0  # a mean over nothing
+    assert weighing.weigh(each, 1.0, 0.0, True, SUM) == 1.0  # a sum counts all the same
+    weighing.gather(each)
+    assert weighing.share(each) == 1 / 12
     empty = piece(0, last=False)
-    assert HookWeighing(two(), CPU, Averaging()).weigh(empty, 0.0, None, True, SUM) == 1.0
+    assert HookWeighing(two(), CPU, Averaging()).weigh(empty, 0.0, None, True, SUM) == 0.0
 
 
 def test_hook_keeps_the_weight_of_earlier_pieces_for_a_piece_without_samples() -> None:

@@ -43,9 +43,8 @@ class GradientStash:
         self._had: list[bool] = []  # which parameters had gradients when the newest round was complete
         self._used: list[tuple[int, int] | None] | None = None  # identity and version after the last step
         self._passed = False  # another model's backward pass may have left gradients here since
-        self._unsummed = (
-            False  # a further pass of this round leaves gradients here that are this rank's alone
-        )
+        # Identity and version of each gradient before a further pass whose gradients are this rank's alone, if any.
+        self._unsummed: list[tuple[int, int] | None] | None = None
         self._looks = LOOKS  # at gradients that are there before a round's first pass, and may all be zero
 
     def bring_back(self, step: int, scale: float = 1.0, apart: bool = False, fresh: bool = False) -> None:
@@ -57,7 +56,7 @@ class GradientStash:
         self._begun = True
         if any(map(THERE, map(GRAD, self.parameters))):
             self._check_found(step, fresh)
-        self._passed, self._used, self._unsummed = False, None, False
+        self._passed, self._used, self._unsummed = False, None, None
         if (kept := self._kept) is None or apart:
             return
         self._kept = None
@@ -100,7 +99,8 @@ class GradientStash:
     def check_summed(self, step: int) -> None:
         """An optimizer is about to step after the step of round ``step``. Raises PacelineError if it would use
         gradients of this rank alone."""
-        if self._unsummed and any(map(THERE, map(GRAD, self.parameters))):
+        before = zip(self.parameters, self._unsummed or (), strict=False)
+        if any(p.grad is not None and _which(p.grad) != each for p, each in before):
             raise PacelineError(
                 f"round {step}: an optimizer would step with gradients of a pace.weighted(loss) that DDP did not sum "
                 "over the ranks; expected a forward pass of its own by ddp(x), not model(x), with weigh='loss'; or "
@@ -119,7 +119,7 @@ class GradientStash:
 
     def used(self) -> None:
         """The round's step was taken, or left out on purpose."""
-        self._begun, self._used, self._unsummed = False, None, False
+        self._begun, self._used, self._unsummed = False, None, None
         if any(map(THERE, map(GRAD, self.parameters))):  # else no gradient can be counted again
             self._used = [_which(p.grad) for p in self.parameters]
 
@@ -253,7 +253,9 @@ class Weighing(GradientStash):
         """The weight of another model's loss, over ``part`` samples of a round that is over."""
         self._passed = True  # its backward pass may run through this model
         there = any(map(THERE, map(GRAD, self.parameters)))
-        self._unsummed = (self._unsummed and there) or self._sums_next() is False
+        alone = self._sums_next() is False
+        if not there or (alone and self._unsummed is None):
+            self._unsummed = [_which(p.grad) for p in self.parameters] if alone else None
         return self._averaged * part / piece.plan.batch
 
     def _sums_next(self) -> bool | None:
