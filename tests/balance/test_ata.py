@@ -20,18 +20,17 @@ def best_by_brute_force(bounds: np.ndarray, batch: int) -> float:
 
 
 def play(
-    text: str, means: np.ndarray, batch: int, rounds: int, seed: int, scale: float = np.inf
+    text: str, means: np.ndarray, batch: int, rounds: int, runs: int = 1, scale: float = np.inf
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Whole loads of each round, (rounds, n), and regrets. Each sample takes an exponential time of its own, of which
-    a part of this scale at most is not certain."""
-    rng, scales = np.random.default_rng(seed), np.minimum(means, scale)
-    policy = policies.create(text, Cluster(len(means), batch))
+    """Whole loads of each round, (rounds, runs, n), and regrets, (rounds, runs). Each sample takes an exponential
+    time of its own, of which a part of this scale at most is not certain."""
+    rng, scales = np.random.default_rng(0), np.minimum(means, scale)
+    policy = policies.create(text, Cluster(len(means), batch, realizations=(runs,)))
     plan, state = policy.init()
-    loads = np.empty((rounds, len(means)))
+    loads = np.empty((rounds, runs, len(means)))
     for k in range(rounds):
         loads[k] = whole_samples(plan, batch)
-        drawn = [rng.exponential(each, int(a)).sum() for each, a in zip(scales, loads[k], strict=True)]
-        seconds = loads[k] * (means - scales) + np.array(drawn)
+        seconds = loads[k] * (means - scales) + rng.gamma(loads[k], scales)  # a sum of exponential times
         plan, state = policy.step(state, Round(loads[k] / batch, seconds, batch))
     best = whole_samples(Linear(means, np.zeros(len(means))), batch)
     return loads, (loads * means).max(-1) - (best * means).max()
@@ -88,7 +87,7 @@ def test_the_bound_is_seldom_above_the_mean(seed, mean):
 @pytest.mark.parametrize(("text", "scale"), [("ata:eta=1", np.inf), ("ata:alpha=0.1", 0.1)])
 def test_regret_grows_as_the_logarithm_of_the_rounds(text, scale):
     means = np.array([0.2, 0.35, 0.5, 0.9])
-    regret = np.mean([np.cumsum(play(text, means, 12, 4000, seed, scale)[1]) for seed in range(4)], axis=0)
+    regret = np.cumsum(play(text, means, 12, 4000, 4, scale)[1].mean(-1))
     early, middle, late = regret[249], regret[999], regret[3999]
     assert late > 0
     assert late - middle < 1.5 * (middle - early) + 1e-9  # four times as many rounds: the same again
@@ -96,7 +95,7 @@ def test_regret_grows_as_the_logarithm_of_the_rounds(text, scale):
 
 
 def test_a_slow_worker_is_tried_ever_less_often():
-    loads, _ = play("ata:eta=1", np.array([0.1, 0.1, 1.5]), 8, 3000, 0)
+    loads = play("ata:eta=1", np.array([0.1, 0.1, 1.5]), 8, 3000)[0][:, 0]
     tried = loads[:, 2] > 0
     assert tried[:300].sum() > tried[-1500:].sum() >= 0
     assert loads[-1000:, :2].mean() == pytest.approx(4, abs=0.02)
