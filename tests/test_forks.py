@@ -52,6 +52,7 @@ def test_forked_program_is_like_one_that_an_interpreter_starts(how: str, tmp_pat
         assert {name: run(code, how, tmp_path) for name, code in PROGRAMS.items()} == expected
 
 
+@pytest.mark.nightly  # the tests of hosts/ have the server load more
 def test_server_that_loads_more_ends_the_one_before() -> None:
     with forks.warm("colorsys"):
         code = "import sys; print('colorsys' in sys.modules)"

@@ -19,7 +19,7 @@ from urllib.parse import urlparse
 import pytest
 
 import paceline
-from support import browsers
+from support import browsers, forks
 from support.blocks import ROOT
 from support.guarantees import guarantee
 
@@ -40,10 +40,11 @@ MKDOCS = (
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built site; links and anchors that lead nowhere end the build (unless it is --quiet: then nothing does)."""
     place = tmp_path_factory.mktemp("site")
-    done = subprocess.run(
-        [sys.executable, "-c", MKDOCS, "build", "--strict", "--site-dir", str(place)],
-        cwd=ROOT, capture_output=True, text=True, timeout=500, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
-    )  # fmt: skip
+    with forks.warm():  # the hooks load the package's commands, and those PyTorch
+        done = subprocess.run(
+            [sys.executable, "-c", MKDOCS, "build", "--strict", "--site-dir", str(place)],
+            cwd=ROOT, capture_output=True, text=True, timeout=500, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+        )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "WARNING" not in done.stderr, done.stderr
     return place

@@ -48,11 +48,12 @@ def test_text_lengths() -> None:
 @pytest.mark.parametrize(
     ("name", "needs"),
     [
-        ("lightning_trainer", "lightning"),
+        # hosts/test_lightning.py and hosts/test_transformers.py train in the same way.
+        pytest.param("lightning_trainer", "lightning", marks=pytest.mark.nightly),
         ("fabric_loop", "lightning"),
         ("fsdp2", "torch"),
         ("accelerate_loop", "accelerate"),
-        ("hf_trainer", "transformers"),
+        pytest.param("hf_trainer", "transformers", marks=pytest.mark.nightly),
     ],
 )
 def test_hosts(name: str, needs: str) -> None:
@@ -103,6 +104,7 @@ def with_forked_workers(name: str) -> subprocess.CompletedProcess[str]:
     return python(program, place=TESTS)
 
 
+@pytest.mark.nightly  # docs/server.md trains such a program in the same way
 @pytest.mark.ray
 @pytest.mark.xdist_group("ray-products")
 def test_ray_server(forks_of_ray: Any) -> None:

@@ -36,7 +36,14 @@ def test_the_first_rounds_are_ema(busy: Series) -> None:
     assert np.any(narx[200:] != ema[200:])
 
 
-@pytest.mark.parametrize("name", ["narx", "narx:inputs=8", "narx:pooled=false", "narx:inputs=8,pooled=false"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "narx",
+        "narx:inputs=8,pooled=false",
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("narx:inputs=8", "narx:pooled=false")),
+    ],
+)
 def test_narx_learns_what_the_reading_is_worth(name: str, busy: Series) -> None:
     found = rate(
         walk(forecast.create(name + ("," if ":" in name else ":") + "warmup=400"), *busy[:3]), busy.speed

@@ -136,7 +136,8 @@ class Run:
 STAGES = ("before", "computing", "sending", "waiting")
 RULES = [
     ("bsp", "push-wait", "everyone"),
-    ("bsp", "push-interrupt", "static:4"),
+    # test_server.py kills a worker in this mode, and paramserver/test_coordinator.py has any order of its faults.
+    pytest.param("bsp", "push-interrupt", "static:4", marks=pytest.mark.nightly),
     ("bsp", "pull", "static:4"),
     pytest.param("ssp:1", "push-wait", "everyone", marks=pytest.mark.nightly),
     ("lsp:2:2", "push-wait", "everyone"),

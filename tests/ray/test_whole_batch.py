@@ -66,7 +66,10 @@ happens = st.tuples(
 )
 
 
-@pytest.mark.parametrize("policy", ["factoring", "factoring:scheme=guided", "auto"])
+GUIDED = pytest.param("factoring:scheme=guided", marks=pytest.mark.nightly)  # other portions of the same pool
+
+
+@pytest.mark.parametrize("policy", ["factoring", GUIDED, "auto"])
 @given(events=st.lists(happens, max_size=60))
 def test_workers_come_and_go_at_any_stage_of_a_round(policy, events):
     engine = Engine(policy)

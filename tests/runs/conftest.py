@@ -5,14 +5,15 @@ import pytest
 
 from paceline.runs import Recorder, read
 
+CONFIG = {"policy": "level", "workers": 4, "global_batch": 64, "data": "digits", "model": "mlp", "seed": 0}
+
 
 @pytest.fixture
 def config():
-    return {"policy": "level", "workers": 4, "global_batch": 64, "data": "digits", "model": "mlp", "seed": 0}
+    return dict(CONFIG)
 
 
-@pytest.fixture
-def write(config, tmp_path):
+def writing(config, place):
     """Writes a bulk-synchronous run without noise: a round takes as long as its slowest worker.
 
     loads, per_sample: shape (T, n), or what is the same in all rounds or for all workers; NaN in per_sample where a
@@ -20,7 +21,7 @@ def write(config, tmp_path):
     """
 
     def write(name, loads, per_sample, rounds=40, finish=None, epoch=10, losses=True, **changes):
-        folder, shape = tmp_path / name, np.broadcast_shapes(np.shape(loads), np.shape(per_sample), (1, 1))
+        folder, shape = place / name, np.broadcast_shapes(np.shape(loads), np.shape(per_sample), (1, 1))
         shape = (rounds, shape[1]) if shape[0] == 1 else shape
         loads, per_sample = np.broadcast_to(loads, shape), np.broadcast_to(per_sample, shape)
         compute = loads * per_sample
@@ -43,6 +44,18 @@ def write(config, tmp_path):
         return folder
 
     return write
+
+
+@pytest.fixture
+def write(config, tmp_path):
+    return writing(config, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def ran_once(tmp_path_factory):
+    """Like ``ran``, for what all tests of a module share."""
+    write = writing(CONFIG, tmp_path_factory.mktemp("runs"))
+    return lambda *given, **changes: read(write(*given, **changes))
 
 
 @pytest.fixture

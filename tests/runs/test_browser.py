@@ -32,13 +32,14 @@ def chromium():
         yield browser
 
 
-@pytest.fixture
-def pages(ran, tmp_path):
+@pytest.fixture(scope="module")
+def pages(ran_once, tmp_path_factory):
     """A report and a comparison, with waiting, and with rounds of fewer samples."""
-    level = np.tile([24, 24, 24, 6], (30, 1))
+    tmp_path = tmp_path_factory.mktemp("pages")
+    level = np.tile([24, 24, 24, 6], (12, 1))
     level[5::6] = 12, 12, 12, 3
-    runs = [ran("equal", 16, SLOW, rounds=30, policy="equal"), ran("level", level, SLOW)]
-    many = ran("many", 16, np.tile(SLOW, (30, 5)))
+    runs = [ran_once("equal", 16, SLOW, rounds=12, policy="equal"), ran_once("level", level, SLOW)]
+    many = ran_once("many", 16, np.tile(SLOW, (12, 5)))
     texts = {
         "report": report.render(runs[1]),
         "comparison": report.render_comparison(runs),

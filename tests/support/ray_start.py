@@ -17,6 +17,8 @@ def patient() -> None:
 
     Ray gives a node 30 s to start; by the clock that it reads here it has 300. And a node ends if its agents have not
     told it their ports within 15 s; it does not wait for ports that were chosen before.
+
+    Its monitor, which would start further nodes, and that of its logs have nothing to do here, and do not start.
     """
     from ray._private import node, services
     from ray._private.parameter import RayParams
@@ -27,6 +29,7 @@ def patient() -> None:
 
     def init_with_ports(self: Any, *given: Any, **named: Any) -> None:
         init(self, *given, **named)
+        self.no_monitor, self.include_log_monitor = True, False
         for agent in AGENTS:
             if getattr(self, f"{agent}_port") is None:
                 setattr(self, f"{agent}_port", next(ports))

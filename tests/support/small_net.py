@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 import torch
@@ -58,6 +59,7 @@ def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 
+@cache
 def reference(
     count: int, batch: int, steps: int, dtype: torch.dtype, sometimes: bool = False
 ) -> list[torch.Tensor]:

@@ -7,7 +7,7 @@ import random
 import re
 import time
 from contextlib import nullcontext
-from functools import partial
+from functools import cache, partial
 from itertools import chain, pairwise
 from typing import Any
 
@@ -103,6 +103,7 @@ def filled(samples: list[dict[str, Any]]) -> tuple[torch.Tensor, torch.Tensor, t
     return words, labels, torch.tensor([sample["index"] for sample in samples])
 
 
+@cache
 def one_process(epochs: int, by_sentence: bool = False) -> list[torch.Tensor]:
     """The parameters of one process that takes each whole batch itself."""
     net, data = model(), Texts()

@@ -6,7 +6,7 @@ import math
 import random
 import time
 import warnings
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -97,6 +97,7 @@ class Sentences(torch.utils.data.Dataset):  # type: ignore[type-arg]
         return self.words[index], self.labels[index]
 
 
+@cache
 def one_process(
     clip: bool, rare: int = 0, by_sentence: bool = False
 ) -> tuple[list[torch.Tensor], list[float]]:

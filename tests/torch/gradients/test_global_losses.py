@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -64,6 +64,7 @@ def statistic(form: str, out: torch.Tensor, y: torch.Tensor, boxes: torch.Tensor
     return of_moments(out.mean(0), out.square().mean(0))
 
 
+@cache
 def one_process(form: str, count: int) -> tuple[list[torch.Tensor], list[float]]:
     """The parameters, and the losses of the rounds, of one process that takes the whole batches of two epochs."""
     net, data, center = model(), Pictures(), torch.zeros(OUT, dtype=torch.float64)
