@@ -52,7 +52,7 @@ def test_the_stand_in_for_spark_has_the_percentiles_it_was_made_from(tmp_path: P
 @with_data("mnist")
 def test_a_slowdown_of_half_of_the_workers_is_noticed(tmp_path: Path) -> None:
     """DBW, Fig. 9."""
-    result, _ = ran("dbw", "fig9", tmp_path)  # 40 virtual seconds
+    result, _ = ran("dbw", "fig9", tmp_path)  # 28 virtual seconds
     assert "dbw:memory=0.9 16 -> 8" in result["ours"]
 
 

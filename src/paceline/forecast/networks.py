@@ -7,6 +7,7 @@ the initial ones of a model. Inputs have shape (models, samples, features); outp
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,9 +17,12 @@ from paceline.rounds import Array
 
 def _split(parameters: Array, *shapes: tuple[int, ...]) -> list[Array]:
     """The rows of (models, P) cut into arrays of shape (models, *shape)."""
-    sizes = [int(np.prod(shape)) for shape in shapes]
-    cuts = np.split(parameters, np.cumsum(sizes)[:-1], axis=-1)
-    return [cut.reshape(-1, *shape) for cut, shape in zip(cuts, shapes, strict=True)]
+    parts, start = [], 0
+    for shape in shapes:  # np.split takes as long as the network itself
+        end = start + math.prod(shape)
+        parts.append(parameters[..., start:end].reshape(-1, *shape))
+        start = end
+    return parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +105,7 @@ class RecurrentNetwork:
         for k in range(self.features):
             total = inputs[..., k, None] * enter[:, None] + h @ repeat.swapaxes(1, 2) + bias[:, None]
             if self.lstm:
-                i, f, g, o = np.split(total, 4, axis=-1)
+                i, f, g, o = _quarters(total)
                 i, f, g, o = _sigmoid(i), _sigmoid(f), np.tanh(g), _sigmoid(o)
                 cell = f * cell + i * g
                 h = o * np.tanh(cell)
@@ -125,7 +129,7 @@ class RecurrentNetwork:
         for k in range(self.features, 0, -1):
             (_, cell, gates), (before, cell_before, _) = steps[k], steps[k - 1]
             if self.lstm:
-                i, f, g, o = np.split(gates, 4, axis=-1)
+                i, f, g, o = _quarters(gates)
                 bent = np.tanh(cell)
                 d_cell = d_cell + d_h * o * (1 - bent**2)
                 parts = [d_cell * g * i * (1 - i), d_cell * cell_before * f * (1 - f)]
@@ -144,6 +148,11 @@ class RecurrentNetwork:
 
 
 Network = Perceptron | RecurrentNetwork
+
+
+def _quarters(gates: Array) -> list[Array]:
+    size = gates.shape[-1] // 4
+    return [gates[..., k * size : (k + 1) * size] for k in range(4)]
 
 
 def _sigmoid(x: Array) -> Array:

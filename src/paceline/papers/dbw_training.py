@@ -246,7 +246,7 @@ def knee_rates(batch: int, ks: Sequence[int], runs: int, steps: int = 100) -> di
 def fig8(quick: bool) -> Found:
     """Batch sizes 16, 128 and 500 under the knee rule, Spark-like round trips (DBW, Fig. 8)."""
     ks = (1, 8, 16) if quick else (1, 4, 6, 8, 12, 16)
-    target, most = (1.0, 60) if quick else (0.2, CAP)
+    target, most = (1.0, 20) if quick else (0.2, CAP)
     found: dict[str, dict[str, float]] = {}
     rows: list[dict[str, Any]] = []
     parts = []
@@ -279,7 +279,7 @@ def fig8(quick: bool) -> Found:
 
 def fig9(quick: bool) -> Found:
     """Half of the workers become five times slower at 160 s (DBW, Fig. 9)."""
-    at, seconds = (20.0, 40.0) if quick else (160.0, 300.0)
+    at, seconds = (12.0, 28.0) if quick else (160.0, 300.0)
     change = [SpeedChange(at, tuple(range(WORKERS // 2)), 5.0)]
     setting: dict[str, Any] = {"target": None, "seconds": seconds, "changes": change, "model": network(quick)}
     remembering = ("dbw:memory=0.9", "dbw:worth=noise,memory=0.9")  # forget old times within about 10 updates
