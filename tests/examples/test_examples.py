@@ -88,7 +88,7 @@ def test_jax_service() -> None:
 
 def test_offloading() -> None:
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / "offloading.py"), "--rounds", "25"],
+        [sys.executable, str(EXAMPLES / "offloading.py"), "--rounds", "12"],
         capture_output=True, text=True, timeout=400,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -20,6 +20,7 @@ def shown(monkeypatch, capfd, name, *arguments):
     return capfd.readouterr().out.splitlines()
 
 
+@pytest.mark.nightly  # the next test solves with such products, and test_matmul.py compares them with numpy's
 def test_regression_on_coded_products_is_numpy_s_within_1e_8(cluster, monkeypatch, capfd):
     lines = shown(monkeypatch, capfd, "coded_regression.py", "--steps", "40")
     told = [re.fullmatch(r"(\w+): ([\d.]+) % right after 40 steps, (\S+) from numpy", line) for line in lines]

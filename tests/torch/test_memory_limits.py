@@ -168,8 +168,16 @@ class Cgroup:
 
 @pytest.mark.processes
 @WITHIN_MEMORY
-@pytest.mark.parametrize("kind", ["addresses", "cgroup"])
-@pytest.mark.parametrize(("loop", "batch"), [("round", 180), ("whole", 80)])
+@pytest.mark.parametrize(
+    ("loop", "batch", "kind"),
+    [
+        ("round", 180, "addresses"),
+        ("whole", 80, "cgroup"),
+        # Each loop and each kind is above.
+        pytest.param("round", 180, "cgroup", marks=pytest.mark.nightly),
+        pytest.param("whole", 80, "addresses", marks=pytest.mark.nightly),
+    ],
+)
 def test_ranks_of_different_memory_train_the_model_of_one_process(loop: str, batch: int, kind: str) -> None:
     """Two ranks with 140 and 70 MB for about 1 MB a sample, as addresses that are granted or in memory cgroups that
     kill; no numbers given. Where a round is taken in passes, both have the same load, whatever the machine does

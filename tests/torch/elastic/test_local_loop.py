@@ -52,6 +52,7 @@ def test_run_without_faults_has_parameters_of_a_replay(tmp_path: Path) -> None:
     assert len(told.of("end")) == 3
 
 
+@pytest.mark.nightly  # test_member.py has such moments, and the next test has each instant by its name
 def test_run_with_faults_at_random_moments_has_parameters_of_a_replay(tmp_path: Path) -> None:
     told = survived(
         tmp_path, faults(tmp_path, ["kill", "kill", "leave", "freeze"], times(12), 0.05, seed=1), dead=1.0

@@ -21,6 +21,7 @@ from paceline.torch import Pace, RoundResult
 from paceline.torch.callbacks import OnRound
 from paceline.torch.progress import Progress
 from support.guarantees import guarantee
+from support.often import some
 from support.ranks import run_cases, run_ranks
 from support.scripted import Script
 from support.small_net import CLASSES, UNEVEN, Samples, fresh, optimizer_of
@@ -54,6 +55,11 @@ CLAIMED: dict[str, dict[str, Any]] = {
     "self-scheduling": {"policy": "factoring:scheme=self,piece=4"},
 }
 CASES |= {f"claimed, {name}": PULLED | case for name, case in CLAIMED.items()}
+CASES = some(
+    CASES,
+    *("prefetching by 4", "equal micro-steps, batch norm", "claimed, prefetching by 4"),
+    *("claimed, batch norm, micro-batches", "claimed, batch norm, prefetching by 2"),
+)
 
 
 def indices_used(

@@ -19,6 +19,7 @@ from paceline.torch.callbacks import Callback
 from paceline.torch.feed.pieces import Order
 from paceline.torch.liveness.shutdown import end_with_parent
 from support.guarantees import guarantee
+from support.often import some
 from support.ranks import run_cases, run_ranks
 from support.scripted import Script
 from support.small_net import Samples, difference, fresh, optimizer_of, reference
@@ -37,6 +38,7 @@ CASES: dict[str, dict[str, Any]] = {
     "resumed, two workers": {"workers": 2, "ahead": 4, "resumed": 4},
     "resumed between epochs, two workers": {"workers": 2, "ahead": 4, "resumed": 6},
 }
+CASES = some(CASES, "hook, two workers", "own steps, two workers", "resumed, two workers")
 LOSS = torch.nn.CrossEntropyLoss()
 
 TWO = Script(((5, 2), (1, 6), (3, 3), (1, 9), (7, 0), (0, 1)))
