@@ -81,17 +81,6 @@ def play(
     expected, reported = np.where(present, piece_plan.speeds, 0.0), ~present
     known = expected.sum(-1) > 0
     claimed, took_claims = np.zeros(shape), np.zeros(shape)
-    # A claim changes one worker of each realization: numpy finds it faster by one index in flat arrays than by two.
-    free, done, pieces, expected, reported = (
-        np.ascontiguousarray(each) for each in (free, done, pieces, expected, reported)
-    )
-    free_flat, done_flat, pieces_flat, expected_flat, reported_flat, claimed_flat, took_flat = (
-        each.reshape(-1) for each in (free, done, pieces, expected, reported, claimed, took_claims)
-    )
-    slope_flat, overhead_flat, cost_flat, knees_flat, kept_flat = (
-        each.ravel() for each in (slope, overhead, cost, knees, kept)
-    )
-    rows, every = np.arange(shape[0]), np.arange(shape[0]) * shape[1]
 
     def claim(pool: Array, batch: Array, measuring: bool) -> None:
         left, number = pool.copy(), 0
@@ -102,50 +91,38 @@ def play(
                     f"a round of {loads.sum(-1).max():,} samples would have more than {number - 1:,} pieces; choose "
                     "larger pieces, or a policy that plans whole rounds"
                 )
-            worker = free.argmin(-1)
-            at = every + worker
-            free_at, done_at, cost_at, pieces_at = (
-                free_flat[at],
-                done_flat[at],
-                cost_flat[at],
-                pieces_flat[at],
-            )
-            speed = expected_flat[at]
-            if measuring:
-                busy = free_at - overhead_flat[at] - pieces_at * cost_at
-                measured = (done_at > 0) & (busy > 0) & (left > 0) & known
-                speed = np.where(measured, done_at / np.where(measured, busy, 1.0), speed)
-                expected_flat[at] = speed
-                reported_flat[at] |= measured
+            at = np.arange(shape[0]), np.argmin(free, axis=-1)
+            busy = free[at] - overhead[at] - pieces[at] * cost[at]
+            measured = (done[at] > 0) & (busy > 0) & (left > 0) & known & measuring
+            expected[at] = np.where(measured, done[at] / np.where(measured, busy, 1.0), expected[at])
+            reported[at] |= measured
             samples = rule.claim(
                 piece_plan,
-                (rows, worker),
-                reported=reported.all(-1),
+                at,
+                reported=np.asarray(reported.all(-1)),
                 left=left,
                 batch=batch,
-                held=done_at + kept_flat[at],
-                speed=speed,
+                held=done[at] + kept[at],
+                speed=expected[at],
                 together=expected.sum(-1),
                 workers=shape[-1],
                 most=most,
                 unit=unit,
             )
-            some = samples > 0
-            ran = seconds(samples, slope_flat[at], cost_at, knees_flat[at])
-            claimed_flat[at] += samples
-            took_flat[at] += ran - np.where(some, cost_at, 0.0)
-            free_flat[at] = free_at + np.where(some, CLAIM_SECONDS + ran, 0.0)
-            done_flat[at] = done_at + samples
-            pieces_flat[at] = pieces_at + some
+            ran = seconds(samples, slope[at], cost[at], knees[at])
+            claimed[at] += samples
+            took_claims[at] += ran - np.where(samples > 0, cost[at], 0.0)
+            free[at] += np.where(samples > 0, CLAIM_SECONDS + ran, 0.0)
+            done[at] += samples
+            pieces[at] += samples > 0
             left -= samples
 
     claim(pool, loads.sum(-1) - orphaned, True)
     last = seconds(kept, slope, cost, knees)
-    free += last
-    done += kept
-    pieces += kept > 0
+    free = free + last
+    done, pieces = done + kept, pieces + (kept > 0)
     idle = np.where(present & (orphaned > 0)[:, None], np.maximum(missed - free, 0.0), 0.0)
-    free += idle
+    free = free + idle
     # The worker's time now includes a wait, so its speed is no longer measured from it.
     claim(orphaned, loads.sum(-1), False)
     expected_seconds = pace * claimed
