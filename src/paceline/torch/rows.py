@@ -16,7 +16,7 @@ from paceline.torch.liveness.stall import named
 MOST_ROUNDS = 64  # of an interval
 OPTIONS_DIFFER = 1e-4  # numbers made from many options, each of which may be rounded
 RATES_DIFFER = 1e-6  # different processors may round a schedule's cosine differently
-OUTSIDE_DIFFER = 1e-7  # squares of parameters that each rank trains by itself
+OUTSIDE_DIFFER = 1e-5  # squares of parameters that each rank trains by itself: processors round differently
 SAME = ["rounds", "first", "digest", "epoch", "left", "rate", "options", "outside"]  # on all ranks
 
 
