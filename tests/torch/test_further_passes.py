@@ -50,7 +50,7 @@ def models(adapted: bool) -> Models:
 
 
 def penalty(model: Callable[..., torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-    """R1: the squared gradient by the inputs, a mean over the samples. It gives no gradient to the last bias."""
+    """R1: the squared gradient by the inputs, a mean over the samples. The gradient of the last bias is zero."""
     x = x.clone().requires_grad_()
     out = model(x)
     (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
@@ -69,7 +69,7 @@ def alone(how: str) -> nn.Module:
         if how == "adapted":
             continue
         (penalty(model, x) if how == "penalty" else LOSS(model(x.flip(1)), y)).backward()
-        (first if how == "penalty" else second).step()
+        second.step()
         first.zero_grad()
     return model
 
@@ -97,11 +97,15 @@ def paced(rank: int, ranks: int, how: str, through: str = "ddp", weigh: str = "l
                     second.step()
                     first.zero_grad()
                     continue
-                pace.weighted(penalty(again, x) if how == "penalty" else LOSS(again(x.flip(1)), y)).backward()
-                if how == "penalty":
-                    pace.step(first) if pace.rounds % 2 else first.step()
-                else:
+                if how in ("zeroed", "rubbish"):  # a pass through the module, whose gradients are of no use
+                    pace.weighted(LOSS(model(x), y)).backward()
+                    first.zero_grad(set_to_none=how == "rubbish")
+                    pace.weighted(LOSS(ddp(x.flip(1)), y)).backward()
                     second.step()
+                    first.zero_grad()
+                    continue
+                pace.weighted(penalty(again, x) if how == "penalty" else LOSS(again(x.flip(1)), y)).backward()
+                (first if how == "same optimizer" else second).step()
                 first.zero_grad()
                 if how == "stepped again without a pass":
                     second.step()
@@ -111,8 +115,8 @@ def paced(rank: int, ranks: int, how: str, through: str = "ddp", weigh: str = "l
 
 
 @guarantee(
-    "An inner loop by `torch.autograd.grad` (MAML), and a second pass and step of the same optimizer (StyleGAN2's "
-    "penalty), train the model of one process."
+    "An inner loop by `torch.autograd.grad` (MAML), and a second pass with the step of another optimizer, train the "
+    "model of one process."
 )
 @guarantee(
     "A second pass whose gradients are not summed over the ranks raises before an optimizer uses them, on each rank."
@@ -130,9 +134,12 @@ def test_further_passes_train_the_model_of_one_process_or_raise() -> None:
         "hook": {"how": "second", "weigh": "hook"},
         "weighted first": {"how": "weighted first"},
         "again": {"how": "stepped again without a pass"},
+        "same optimizer": {"how": "same optimizer"},
+        "zeroed": {"how": "zeroed", "through": "module"},
+        "rubbish": {"how": "rubbish", "through": "module"},
     }
     found = run_cases(2, paced, cases)
-    for name in ("adapted", "adapted, by the hook", "penalty", "second", "one between"):
+    for name in ("adapted", "adapted, by the hook", "penalty", "second", "one between", "zeroed", "rubbish"):
         assert max(found[name]) < 1e-12, name
     for name in ("module", "penalty of the module", "hook"):
         for words in found[name]:
@@ -142,7 +149,7 @@ def test_further_passes_train_the_model_of_one_process_or_raise() -> None:
             )
     for words in found["weighted first"]:
         assert "round 0: optimizer.step() was called after pace.weighted(loss).backward() alone" in words
-    for words in found["again"]:
+    for words in [*found["again"], *found["same optimizer"]]:
         assert "an optimizer was stepped twice for one round" in words
 
 

@@ -185,9 +185,9 @@ class Passes:
         if loss and math.isfinite(loss) and not self._warned:
             self._warned = True
             warnings.warn(
-                f"round {piece.step}: a loss of {loss:g} came with count=0, so that it counts for nothing, and the "
-                "gradient is not that of the whole batch; pass the sum with reduction='sum' and the same count=, "
-                "which divides it by the count of all ranks",
+                f"round {piece.step}: a loss of {loss:g} came with count=0, so that it counts for nothing. If it is "
+                "that of samples, as of a detector's negatives, pass the sum with reduction='sum' and the same "
+                "count=, which divides it by the count of all ranks; a penalty of no sample is right as it is",
                 RuntimeWarning,
                 stacklevel=timing.level(),
             )

@@ -62,7 +62,7 @@ REFUSED = {
     "step within": "optimizer.step() was called within round {step}, before all its gradients were there; expected "
     "pace.step(optimizer), which steps when the round is complete",
     "stepped twice": "an optimizer was stepped twice for one round; expected once: leave optimizer.step() out where "
-    "pace.step(optimizer) is called; a second step takes the gradients of a further pace.weighted(loss).backward()",
+    "pace.step(optimizer) is called, and add a second loss of the same optimizer to the first",
     "own step twice": "pace.step() was called twice for one batch, or outside of the loop; with LocalSGD "
     "expected one call after each pace.backward(loss), with all optimizers in a list: pace.step([first, second])",
     "own step early": "interval {step}: pace.step() was called before pace.backward(loss); expected it after",
@@ -101,11 +101,12 @@ class RoundState:
         ran: Samples that count, of the round's micro-steps so far.
         ready: The last gradient of the round is there.
         taken: The optimizers that were stepped for the newest round.
+        further: A loss was weighed after the step of the newest round, for another backward pass.
     """
 
     __slots__ = (
         *("phase", "piece", "whole", "over", "rows", "ran", "ready", "taken", "asked"),
-        *("_count", "_known", "_own", "_pass_name", "_since"),
+        *("_count", "_known", "_own", "_pass_name", "further"),
     )
 
     def __init__(self, own: str | None = None, pass_name: str = "pace.backward(loss)") -> None:
@@ -120,7 +121,7 @@ class RoundState:
         self.taken: list[Any] = []
         self.asked = False  # the loop knows whether its samples count
         self._known = 0
-        self._since = 0  # optimizers that had stepped before the newest pass after the round's step
+        self.further = False
         self._count: float | None = None  # that of the pass's first loss
 
     # -- questions -------------------------------------------------------------------------------------------
@@ -198,18 +199,13 @@ class RoundState:
         piece = self.over if self.piece is None else there
         return self.refuse("loss_now") if piece is None else piece
 
-    @property
-    def further(self) -> bool:
-        """Whether another backward pass came after the round's step."""
-        return self._since > 0
-
     # -- events ----------------------------------------------------------------------------------------------
 
     def drawn(self, piece: Piece, rows: int | None = None, asked: bool = False) -> None:
         """A micro-step begins: its batch goes to the loop. rows: see the attributes. asked: an empty batch adds
         nothing, so the loop need not ask whether it counts."""
         if piece.first:
-            self.taken, self._since, self.ready, self.ran = [], 0, False, piece.samples
+            self.taken, self.further, self.ready, self.ran = [], False, False, piece.samples
         else:
             self.ran += piece.samples
         self.phase, self._known, self.rows, self.asked = DRAWN, 0, rows, asked
@@ -339,9 +335,8 @@ class RoundState:
         self.refuse("step within")
 
     def once(self, optimizers: Sequence[Any]) -> None:
-        """These optimizers are about to step for the newest round: each once for each backward pass."""
-        taken = self.taken[self._since :]
-        if any(one in taken for one in optimizers) or len({*map(id, optimizers)}) < len(optimizers):
+        """These optimizers are about to step for the newest round."""
+        if any(one in self.taken for one in optimizers) or len({*map(id, optimizers)}) < len(optimizers):
             self.refuse("stepped twice")
 
     def took(self, optimizers: list[Any]) -> None:
@@ -352,7 +347,7 @@ class RoundState:
         """A loss is weighed after the round's step, for a further backward pass. Returns the piece that is over."""
         if (piece := self.over) is None:
             self.refuse("weight outside")
-        self._since = len(self.taken)
+        self.further = True
         return piece
 
     def stepped(self, by: Sequence[Any] = ()) -> Piece:
@@ -370,7 +365,7 @@ class RoundState:
             self.refuse("own step early")
         if self.phase != DUE:
             self.refuse("own step twice")
-        self.phase, self.taken, self._since = RAN, [], 0
+        self.phase, self.taken = RAN, []
         return self.running
 
     def left(self) -> Piece | None:
@@ -381,7 +376,7 @@ class RoundState:
 
     def forget(self) -> None:
         """The loop was left: the optimizers that it stepped may step again."""
-        self.taken, self._since = [], 0
+        self.taken = []
 
     def checkpoint(self) -> None:
         """The state of the run is asked for."""

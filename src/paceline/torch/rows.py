@@ -100,8 +100,9 @@ def check_options(step: int, values: list[float], described: Callable[[], str]) 
 
 
 def differ(values: list[float]) -> bool:
-    """Whether the numbers of the ranks' parameters outside of the model differ by more than rounding."""
-    return max(values) - min(values) > OUTSIDE_DIFFER * abs(max(values))
+    """Whether the numbers of the ranks' parameters outside of the model differ by more than rounding; no if one is 0,
+    on a rank whose samples have not used these parameters yet."""
+    return min(values) > 0 and max(values) - min(values) > OUTSIDE_DIFFER * abs(max(values))
 
 
 def check_rates(step: int, rates: list[float]) -> None:

@@ -12,8 +12,8 @@ from paceline.torch.plan import Piece
 
 def divides_by_own(frame: Any, line: int, piece: Piece) -> bool:
     """Whether the tensor that is summed in this line is later divided, in the same function, by the length of
-    something that has this rank's samples; or anything is, there or in the function that has called it, by such a
-    length times the number of ranks."""
+    something that has this rank's samples; or what was divided by that sum is, there or in the function that has
+    called it, by such a length times the number of ranks."""
     around = frame.f_back
     if _divides(frame, line, piece, summed=True):
         return True
@@ -35,17 +35,29 @@ def _divides(frame: Any, line: int, piece: Piece, summed: bool) -> bool:
         for one in ast.walk(scope)
         if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name)
     }
-    for node in ast.walk(scope):
-        target, by = _division(node)
-        if target is None or by.lineno < line:
+    divisions = [
+        (target, by) for node in ast.walk(scope) for target, by in [_division(node)] if target is not None
+    ]
+    related = names | {
+        target.id for target, by in divisions if isinstance(target, ast.Name) and names & _names(by)
+    }
+    for target, by in divisions:
+        if by.lineno < line:
             continue
-        its = summed and any(isinstance(one, ast.Name) and one.id in names for one in ast.walk(target))
-        behind = [given[one.id] for one in ast.walk(by) if isinstance(one, ast.Name) and one.id in given]
+        its, concerned = summed and names & _names(target), related & _names(target)
+        behind = [given[name] for name in _names(by) if name in given]
         for part in [by, *behind]:  # the divisor itself, or what its variables are
-            concerns = (its and part is by) or _times_ranks(part, frame, len(piece.plan.loads))
+            concerns = (its and part is by) or (
+                concerned and _times_ranks(part, frame, len(piece.plan.loads))
+            )
             if concerns and any(_own(name, dim, frame, piece) for name, dim in _lengths(part)):
                 return True
     return False
+
+
+def _names(expression: ast.AST) -> set[str]:
+    """The variables of an expression."""
+    return {node.id for node in ast.walk(expression) if isinstance(node, ast.Name)}
 
 
 def _division(node: ast.AST) -> tuple[ast.AST | None, Any]:
@@ -95,7 +107,7 @@ def _is_ranks(node: ast.AST, frame: Any, ranks: int) -> bool:
     if any("get_world_size" in (getattr(one, "attr", ""), getattr(one, "id", "")) for one in calls):
         return True
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-        return getattr(_value(node.value.id, frame), node.attr, None) == ranks > 1
+        return "world" in node.attr and getattr(_value(node.value.id, frame), node.attr, None) == ranks
     return isinstance(node, ast.Name) and "world" in node.id and _value(node.id, frame) == ranks
 
 

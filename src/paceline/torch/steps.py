@@ -212,12 +212,13 @@ class OptimizerWatch:
         if not ((option := self._option()) or outside.looks):
             return
         own = {id(p) for p in self._model.parameters()}
-        moved = [p for p in held(optimizer) if p.grad is not None and id(p) not in own]
+        theirs = [p for p in held(optimizer) if id(p) not in own]
+        moved = [p for p in theirs if p.grad is not None]
         # An optimizer of its own may move another model, by the gradients of another loss.
         holds = self._holds(optimizer)
         wrong = next(iter(moved), None) if holds and option else outside.look(moved)
         if wrong is not None and not option:
-            outside.moved([wrong])
+            outside.moved(theirs)
         elif wrong is not None:
             raise PacelineError(
                 f"optimizer.step() would move a parameter of shape {tuple(wrong.shape)} outside of the model, and "
@@ -339,7 +340,7 @@ class RoundSteps:
             raise PacelineError(
                 "with a GradScaler, several optimizers are stepped together: pace.step([first, second], scaler)"
             )
-        self._gradients.check_summed(self._progress.rounds - 1)
+        self._gradients.check_summed(self._progress.rounds - 1, optimizers)
         self._shared.check(self._progress.rounds - 1, taken, optimizers, self._round.further)
         seconds = self.watch.take(optimizers, scaler, heard=self._host.__class__ is not Host)
         return self._took_later(optimizers, seconds)
@@ -388,7 +389,7 @@ class RoundSteps:
         if self._progress.running or round.piece is not None:
             round.once([optimizer])
             if round.piece is None:
-                self._gradients.check_summed(self._progress.rounds - 1)
+                self._gradients.check_summed(self._progress.rounds - 1, [optimizer])
                 if round.taken and self._host.__class__ is Host:  # pace.step() has zeroed
                     self._shared.check(self._progress.rounds - 1, round.taken, [optimizer], round.further)
 

@@ -96,26 +96,32 @@ class GradientStash:
                 "zeroes"
             )
 
-    def check_summed(self, step: int) -> None:
-        """An optimizer is about to step after the step of round ``step``. Raises PacelineError if it would use
+    def check_summed(self, step: int, optimizers: Iterable[Any]) -> None:
+        """Optimizers are about to step after the step of round ``step``. Raises PacelineError if they would use
         gradients of this rank alone."""
-        before = zip(self.parameters, self._unsummed or (), strict=False)
-        if any(p.grad is not None and _which(p.grad) != each for p, each in before):
+        if self._unsummed is None:
+            return
+        before = {id(p): each for p, each in zip(self.parameters, self._unsummed, strict=True)}
+        moved = (p for one in optimizers for p in held(one) if id(p) in before)
+        if any(self._left(p) and _which(p.grad) != before[id(p)] for p in moved):
             raise PacelineError(
                 f"round {step}: an optimizer would step with gradients of a pace.weighted(loss) that DDP did not sum "
                 "over the ranks; expected a forward pass of its own by ddp(x), not model(x), with weigh='loss'; or "
                 "zero_grad() before, if these gradients are of no use"
             )
 
+    def _left(self, parameter: torch.nn.Parameter) -> bool:
+        """Whether a further pass may have left a gradient in a parameter; zeros do not count as one."""
+        return parameter.grad is not None and bool(parameter.grad.any())
+
     def accept(self) -> None:
         """The gradients that are in the model now are the program's own, which zeroes each when it likes."""
         self._used, self._looks = None, 0
 
-    def removed(self, parameters: Iterable[torch.nn.Parameter]) -> Iterator[bool]:
-        """For each of these that had a gradient when the newest round was complete, whether it has none or zeros
-        now."""
+    def removed(self, parameters: Iterable[torch.nn.Parameter]) -> bool:
+        """Whether one of these had a gradient when the newest round was complete, and has none or zeros now."""
         had = {id(p) for p, there in zip(self.parameters, self._had, strict=False) if there}
-        return (p.grad is None or not bool(p.grad.any()) for p in parameters if id(p) in had)
+        return any(id(p) in had and (p.grad is None or not bool(p.grad.any())) for p in parameters)
 
     def used(self) -> None:
         """The round's step was taken, or left out on purpose."""
@@ -252,7 +258,7 @@ class Weighing(GradientStash):
     def weight_behind(self, piece: Piece, part: float) -> float:
         """The weight of another model's loss, over ``part`` samples of a round that is over."""
         self._passed = True  # its backward pass may run through this model
-        there = any(map(THERE, map(GRAD, self.parameters)))
+        there = any(map(self._left, self.parameters))
         alone = self._sums_next() is False
         if not there or (alone and self._unsummed is None):
             self._unsummed = [_which(p.grad) for p in self.parameters] if alone else None
@@ -337,7 +343,10 @@ class HookWeighing(Weighing):
         return 1.0
 
     def _sums_next(self) -> bool | None:
-        return False  # the hook multiplies what does not belong to a round by zero
+        return False  # the hook multiplies what does not belong to a round by zero,
+
+    def _left(self, parameter: torch.nn.Parameter) -> bool:
+        return parameter.grad is not None  # which is then a gradient all the same
 
     @property
     def counted(self) -> bool:

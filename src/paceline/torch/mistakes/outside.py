@@ -65,7 +65,7 @@ class Outside:
         warnings.warn(
             f"round {step}: parameters of the loss outside of the model differ between ranks: nothing sums their "
             "gradients, so that each rank trains its own; expected one module with all parameters of the loss, "
-            "wrapped once and given to Pace, or a DistributedDataParallel of their own",
+            "wrapped once and given to Pace, or a DistributedDataParallel of their own, unless they are to differ",
             RuntimeWarning,
             stacklevel=timing.level(),
         )

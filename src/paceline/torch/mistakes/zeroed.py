@@ -29,7 +29,7 @@ class SharedParameters:
         shared = [p for one in optimizers for p in held(one) if id(p) in before]
         if not shared:
             self._apart = all_of_them
-        elif (all if further else any)(self._gradients.removed(shared)):
+        elif not further and self._gradients.removed(shared):
             raise PacelineError(
                 f"round {step}: an optimizer shares parameters with one that was stepped before, whose gradients "
                 "pace.step() has zeroed; expected both in one call: pace.step([first, second])"
