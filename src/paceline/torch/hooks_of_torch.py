@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import math
+import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -49,6 +50,7 @@ class GradientsOfPass:
         self._notify, self._last = notify, last
         self._nodes = [torch.autograd.graph.get_gradient_edge(p).node for p in parameters]
         self._left: dict[int, int] = {}  # the gradients that are still to come in each running pass
+        self._lock = threading.Lock()
         self._handles = [p.register_hook(self._came) for p in parameters]
 
     def remove(self) -> None:
@@ -58,17 +60,18 @@ class GradientsOfPass:
 
     def _came(self, _: torch.Tensor) -> None:
         this = running_pass()
-        first = (left := self._left.get(this)) is None
-        if left is None:
-            try:
-                left = sum(map(torch._C._will_engine_execute_node, self._nodes))
-            except RuntimeError:  # it is torch.autograd.grad with some of the parameters
-                return
-        if left > 1:
-            self._left[this] = left - 1
-        else:
-            self._left.pop(this, None)
-        if first if not self._last else left == 1:
+        with self._lock:  # a pass over several devices has a thread for each
+            first = (left := self._left.get(this)) is None
+            if left is None:
+                try:
+                    left = sum(map(torch._C._will_engine_execute_node, self._nodes))
+                except RuntimeError:  # it is torch.autograd.grad with some of the parameters
+                    return
+            if left > 1:
+                self._left[this] = left - 1
+            else:
+                self._left.pop(this, None)
+        if left == 1 if self._last else first:
             self._notify()
 
 

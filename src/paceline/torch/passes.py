@@ -174,7 +174,7 @@ class Passes:
             running.add_count(count)
         if loss is not None:
             running.add_loss(loss, part)
-            if not part and piece.samples:
+            if not part and piece.samples and not self._warned:
                 self._uncounted(float(loss.detach()), piece)
         if not (piece.last or round.more):
             self._halfway(round.entire)
@@ -182,7 +182,7 @@ class Passes:
 
     def _uncounted(self, loss: float, piece: Piece) -> None:
         """Warns once of a mean over nothing that is not zero, such as one over at least 1, whose loss is lost."""
-        if loss and math.isfinite(loss) and not self._warned:
+        if loss and math.isfinite(loss):
             self._warned = True
             warnings.warn(
                 f"round {piece.step}: a loss of {loss:g} came with count=0, so that it counts for nothing. If it is "

@@ -9,7 +9,6 @@ after its last gradient; in FSDP2 in each layer. ``elastic.member.Summing`` is a
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from itertools import repeat
 from typing import Any, Literal
 from weakref import WeakSet
 
@@ -134,7 +133,7 @@ class Replicated(Reducer):
         self.ddp = ddp
         deferred.add(ddp)
         self._hooks = hooks_of_torch.comm_hooks(ddp)  # the user's
-        self.reduces = partial(next, repeat(None))  # while ``check_sync`` looks at forward passes, too
+        self.reduces = type(None)  # while ``check_sync`` looks at forward passes, too
         self._prepared, self._looks = _Prepared(), LOOKS
         self._kept = list[Any]()  # handles of hooks that stay until the end
         self._handles = list[Any]()

@@ -46,6 +46,8 @@ class GradientStash:
         # Identity and version of each gradient before a further pass whose gradients are this rank's alone, if any.
         self._unsummed: list[tuple[int, int] | None] | None = None
         self._looks = LOOKS  # at gradients that are there before a round's first pass, and may all be zero
+        # A rank has no work in the round that is over, so that its gradients of a further pass are zero.
+        self._idle = False
 
     def bring_back(self, step: int, scale: float = 1.0, apart: bool = False, fresh: bool = False) -> None:
         """A backward pass of round ``step`` begins: put the accumulated gradients back, times ``scale``; if the pass
@@ -107,12 +109,13 @@ class GradientStash:
             raise PacelineError(
                 f"round {step}: an optimizer would step with gradients of a pace.weighted(loss) that DDP did not sum "
                 "over the ranks; expected a forward pass of its own by ddp(x), not model(x), with weigh='loss'; or "
-                "zero_grad() before, if these gradients are of no use"
+                "zero_grad(set_to_none=True) before, if these gradients are of no use"
             )
 
     def _left(self, parameter: torch.nn.Parameter) -> bool:
-        """Whether a further pass may have left a gradient in a parameter; zeros do not count as one."""
-        return parameter.grad is not None and bool(parameter.grad.any())
+        """Whether a further pass may have left a gradient in a parameter. Zeros do not count, but for those of a rank
+        without work: all ranks must find the same."""
+        return parameter.grad is not None and (self._idle or bool(parameter.grad.any()))
 
     def accept(self) -> None:
         """The gradients that are in the model now are the program's own, which zeroes each when it likes."""
@@ -258,6 +261,7 @@ class Weighing(GradientStash):
     def weight_behind(self, piece: Piece, part: float) -> float:
         """The weight of another model's loss, over ``part`` samples of a round that is over."""
         self._passed = True  # its backward pass may run through this model
+        self._idle = not piece.plan.loads.all()
         there = any(map(self._left, self.parameters))
         alone = self._sums_next() is False
         if not there or (alone and self._unsummed is None):

@@ -78,9 +78,8 @@ class LossWatch(Check):
         self._limits: GradientLimits | None = None
         self._left = 0  # losses still to be looked at
         self._running, self._ranks, self._by_hook = running, ranks, by_hook
-        self._divisors: dict[
-            int, set[float]
-        ] = {}  # by the place of a loss's end, the numbers that divided it
+        # By the place of a loss's end, the numbers that divided it.
+        self._divisors: dict[int, set[float]] = {}
         self._graphs = GRAPHS  # graphs without a collective that are still to be looked at
         self._calls_left = 0
         self._first = True  # the next epoch is the first
