@@ -88,7 +88,8 @@ class LocalSteps:
             over = self._merge(piece, many if stepped else 0.0, optimizers)
         self.merged = over and not self._merges.flights
         if over:
-            self._end.after(0.0, learning_rate(optimizers))
+            self._meter.running.steps_at(learning_rate(optimizers))
+            self._end.after(0.0)
         return many > 0
 
     # -- an iteration's course ---------------------------------------------------------------------------------------

@@ -8,9 +8,9 @@ sequence of rounds and commit each of them; if their sums fail, the loop runs th
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from time import monotonic, perf_counter
 from typing import Any
 
 import torch
@@ -241,6 +241,7 @@ class Loop:
     def over(self, source: Source) -> Generator[Any]:
         """One iteration over ``source``, micro-step by micro-step."""
         running, round, own = self._open(source), self.round, source.number is None
+        begin = self.passes.begin
         plain = self.host.__class__ is Host  # its methods do nothing
         try:
             for batch, piece in self._members.micro_steps(self, source):
@@ -248,7 +249,7 @@ class Loop:
                     piece = piece._replace(first=not piece.first)
                 if self.drops is not None:
                     piece = self.drops.begins(piece)
-                self.passes.begin(piece, batch)
+                begin(piece, batch)
                 if self._claims is not None and not (piece.last or self._meter.light):
                     self._claims.begin(piece)
                 if plain:
@@ -274,9 +275,9 @@ class Loop:
 
     def planned(self, source: Source) -> Iterator[tuple[Any, Piece]]:
         """The micro-steps of one iteration over ``source`` if all ranks stay: each one's batch and piece."""
-        progress, samples, more = self.progress, source.samples, source.more
+        progress, round, samples, more = self.progress, self.round, source.samples, source.more
         while samples is None or progress.samples_done < samples:
-            if self.round.piece is None:
+            if round.piece is None:
                 if more is not None and not more():
                     return
                 self.round_begins()
@@ -287,7 +288,7 @@ class Loop:
 
     def round_begins(self, workers: int | None = None) -> None:
         """Start a round's clock; its first batch is about to be loaded. workers: number of ranks that take part."""
-        began, meter, progress = time.perf_counter(), self._meter, self.progress
+        began, meter, progress = perf_counter(), self._meter, self.progress
         if meter.reported and not self.behind:
             self.settle()
         if self.rounds.links_due:  # also on a rank that has already settled, for a checkpoint
@@ -295,7 +296,7 @@ class Loop:
                 self.rounds.measure_links()
         meter.start(progress.rounds, progress.epoch, began)
         if self._claims is not None and not meter.light:
-            self._claims.open(time.perf_counter(), workers)  # planning is not part of the first piece's time
+            self._claims.open(perf_counter(), workers)  # planning is not part of the first piece's time
 
     def claimed(self, source: Source, piece: Piece) -> Iterator[tuple[Any, Piece]]:
         """The micro-steps of this rank's claims before ``piece``, if it is the round's last planned one."""
@@ -338,7 +339,7 @@ class Loop:
 
     def settle_last(self) -> None:
         """``settle`` before the end, without a long wait, since another rank may already have left."""
-        self._meter.wait_until(time.monotonic() + LAST_SECONDS)
+        self._meter.wait_until(monotonic() + LAST_SECONDS)
         if self._failed:
             return
         if self.in_round:
@@ -451,14 +452,14 @@ class Loop:
         if not (piece.last or members.retrying):
             return False
         while not (members.retrying and members.claim()):
-            began, own = time.perf_counter(), timing.now()
+            began, own = perf_counter(), timing.now()
             pieces = None if claims is None else claims.report(as_one=members.retrying)
             row = meter.row(piece.plan, pieces)
             if members.commit(piece.step, row, None if self.terms.merge is not None else meter.counted):
                 meter.committed()
                 return True
             meter.running.waited(timing.now() - own)
-            self.waited(time.perf_counter() - began)
+            self.waited(perf_counter() - began)
         return False
 
     def _end_round(self) -> None:

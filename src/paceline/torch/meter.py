@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import math
 import struct
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from operator import add, attrgetter
+from time import monotonic, perf_counter
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -79,8 +79,7 @@ class OpenRound:
             added = loss.item() * factor  # in float64
         else:  # also in float64; the host does not wait for the device
             added = loss.detach().double().sum() * factor
-        before = self.loss
-        self.loss = added if before is NO_LOSS else before + added
+        self.loss = added if self.loss is NO_LOSS else self.loss + added
         if self.reading is not None:
             self.further = True
 
@@ -107,10 +106,14 @@ class OpenRound:
         reported."""
         self.plan, self.reading, self.pieces = plan, reading, pieces
 
-    def step_ended(self, seconds: float, learning_rate: float) -> None:
+    def steps_at(self, learning_rate: float) -> None:
+        """The learning rate of the round's step."""
+        self.learning_rate = learning_rate
+
+    def step_ended(self, seconds: float) -> None:
         """The round is over, after a step of ``seconds``."""
         self.stepping = self.after = seconds
-        self.learning_rate, self.ended = learning_rate, time.perf_counter()
+        self.ended = perf_counter()
 
     def stepped_again(self, seconds: float) -> None:
         """Another optimizer has stepped for the round that is over."""
@@ -143,10 +146,10 @@ class CpuStopwatch:
         self.close = timing.listen(_nothing, _nothing)  # a listener makes ``now`` leave out waits
 
     def start(self) -> float:
-        return time.perf_counter() - timing.waited
+        return perf_counter() - timing.waited
 
     def stop(self, mark: float) -> float:
-        return time.perf_counter() - timing.waited - mark
+        return perf_counter() - timing.waited - mark
 
 
 class CudaStopwatch:
@@ -223,7 +226,7 @@ class Meter:
 
     Attributes:
         due: The round at whose end the ranks report; the same on all of them.
-        light: The rounds before the due one do not report their pieces.
+        light: The rounds before the due one do not report their pieces; so it is always if no work moves.
         reported: The row of an interval is on its way, and not collected yet.
         running: The running ``OpenRound``; between rounds, the newest.
         limits: The ranks report what fits into their memory.
@@ -241,7 +244,7 @@ class Meter:
     ) -> None:
         self._reports, self.limits = reports, reports.memory is not None
         self.due = 0
-        self.light = self.reported = False
+        self.light, self.reported = not pieces, False
         self._link = math.nan  # seconds of this rank's newest merge
         self._deciding = 0.0  # processor seconds that this rank's newest decision took
         self.intervals = not members.carries_rows  # rows are sent beside the gradients, not summed with them
@@ -290,8 +293,7 @@ class Meter:
         """The running round's last gradient is ready, with that of this piece: announce the interval if it is due."""
         running = self.running
         reading = self._watch.stop(running.mark)
-        pieces = self._reports.pieces(piece) if self._pieces and not self.light else None
-        running.read(piece.plan, reading, pieces)
+        running.read(piece.plan, reading, None if self.light else self._reports.pieces(piece))
         self._unreported.append(running)
         counts = self.counts or running.count == running.count  # they are needed before the step
         if running.step >= self.due:
@@ -304,10 +306,10 @@ class Meter:
         elif counts:
             self._announce()
 
-    def step_ended(self, seconds: float, learning_rate: float) -> None:
+    def step_ended(self, seconds: float) -> None:
         """The running round is over, after a step of ``seconds``."""
         running = self.running
-        running.step_ended(seconds, learning_rate)
+        running.step_ended(seconds)
         if running.further or self._further is None:
             self._further = running.further
         if self._waits:
@@ -337,7 +339,7 @@ class Meter:
 
     def decided(self, due: int, light: bool) -> None:
         """The ranks report next at the end of round ``due``; ``light``: the rounds before it are not reported."""
-        self.due, self.light = due, light
+        self.due, self.light = due, light or not self._pieces
 
     def took(self, deciding: float) -> None:
         """The newest decision took this many processor seconds."""
@@ -349,7 +351,7 @@ class Meter:
 
     def restart(self, rounds: int) -> None:
         """Go on after ``rounds`` complete rounds: earlier ones are not reported any more."""
-        self.due, self.light, self.reported, self._waits = rounds, False, False, False
+        self.due, self.light, self.reported, self._waits = rounds, not self._pieces, False, False
         self._unreported.clear()
 
     def drop(self, step: int) -> None:
@@ -431,8 +433,8 @@ class Meter:
 
     def _late(self, words: str) -> exchange.Lost:
         """Gives the error for a rank that does not announce this round soon: it has not done what this rank did."""
-        until = time.monotonic() + LATE_SECONDS
-        return lambda: self._lost() if time.monotonic() < until else WorkerError(words)
+        until = monotonic() + LATE_SECONDS
+        return lambda: self._lost() if monotonic() < until else WorkerError(words)
 
     def _received(self, lost: exchange.Lost | None = None) -> Rows:
         """All ranks' rows of the newest announcement, (n,)."""
@@ -443,7 +445,7 @@ class Meter:
         return self._newest[1]
 
     def _lost(self) -> WorkerError | None:
-        return self._reports.lost() if time.monotonic() < self._until else WorkerError("the wait is over")
+        return self._reports.lost() if monotonic() < self._until else WorkerError("the wait is over")
 
     def _announce(self, lag: int | None = None) -> None:
         known = self._unreported[: len(self._unreported) - (self.lag if lag is None else lag)]

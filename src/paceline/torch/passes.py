@@ -138,39 +138,34 @@ class Passes:
     def weighted(self, loss: torch.Tensor, reduction: str, count: Any) -> torch.Tensor:
         """``loss`` times its weight; zero if it counts for nothing, though a mean over nothing is NaN. Its backward
         pass must follow at once, on this thread."""
-        check_loss(loss)
-        weight = self.weight(loss, reduction, None if count is None else checked_count(count))
+        if loss.__class__ is not torch.Tensor or loss.ndim:
+            check_loss(loss)
+        weight = self.weight(loss, reduction, count)
         if self._ends_with_gradient and (piece := self._round.piece) is not None and piece.last:
             self._last.begins(loss)
         if weight:
             return loss if weight == 1.0 else loss * weight
         return torch.nan_to_num(loss) * 0.0
 
-    def weight(self, loss: torch.Tensor | None, reduction: str, count: float | None) -> float:
+    def weight(self, loss: torch.Tensor | None, reduction: str, count: Any) -> float:
         """The weight of this micro-step's gradient. Records the loss, if given."""
         round, gradients = self._round, self.gradients
         if (piece := round.piece) is None:
             return self._weight_behind(reduction, count)
-        many: float = piece.samples
+        part: float = piece.samples
         if count is not None:
-            count = many = count * (many > 0)
+            count = part = checked_count(count) * (part > 0)
         elif round.rows is not None and reduction == MEAN:
             round.refuse("rows")
-        if reduction == MEAN:
-            part = many
-        elif reduction == SUM:
-            part = float(piece.samples > 0)
-        elif reduction == GLOBAL:
-            self._check_global(piece, count)
-            part = gradients.whole(piece)
-        else:
-            raise PacelineError(f"reduction={reduction!r}: expected 'mean', 'sum' or 'global'")
-        first, running = round.weighed(count), self._meter.running
+        if reduction != MEAN:
+            part = self._part(piece, reduction, count)
+        first = round.weighed(count)
+        running = self._meter.running
         if first and gradients.apart:
             self._recorded = running.loss, running.count, count
         if self._checks.looks:
             self._checks.weighs(loss, piece, reduction, count, first)
-        if first and count is not None:
+        if count is not None and first:
             running.add_count(count)
         if loss is not None:
             running.add_loss(loss, part)
@@ -191,6 +186,15 @@ class Passes:
                 RuntimeWarning,
                 stacklevel=timing.level(),
             )
+
+    def _part(self, piece: Piece, reduction: str, count: float | None) -> float:
+        """What a loss that is no mean counts as a mean over."""
+        if reduction == SUM:
+            return float(piece.samples > 0)
+        if reduction != GLOBAL:
+            raise PacelineError(f"reduction={reduction!r}: expected 'mean', 'sum' or 'global'")
+        self._check_global(piece, count)
+        return self.gradients.whole(piece)
 
     def _check_global(self, piece: Piece, count: float | None) -> None:
         """Raises PacelineError if this micro-step cannot have computed a loss over the samples of all ranks."""
@@ -373,11 +377,15 @@ class LastGradient:
 
     def _queue(self, *_: object) -> None:
         if self._pass == -1:
-            self._pass = running_pass()
-            at_end_of_pass(self._ends)
+            if self._hooks is None:
+                self._pass = None
+                at_end_of_pass(self._notify)
+            else:
+                self._pass = running_pass()
+                at_end_of_pass(self._ends)
 
     def _ends(self) -> None:
-        if self._hooks is not None and self._within and not self._apart:
+        if self._within and not self._apart:
             self.remove()
         self._pass = None
         self._notify()

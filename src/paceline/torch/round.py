@@ -205,7 +205,8 @@ class RoundState:
         """A micro-step begins: its batch goes to the loop. rows: see the attributes. asked: an empty batch adds
         nothing, so the loop need not ask whether it counts."""
         if piece.first:
-            self.taken, self.further, self.ready, self.ran = [], False, False, piece.samples
+            self.taken, self.ran = [], piece.samples
+            self.further = self.ready = False
         else:
             self.ran += piece.samples
         self.phase, self._known, self.rows, self.asked = DRAWN, 0, rows, asked

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from operator import attrgetter, itemgetter
+from time import perf_counter
 from typing import Any
 from zlib import crc32
 
@@ -115,10 +115,11 @@ class OptimizerWatch:
 
         heard: whether ``before`` and ``after`` are called; False if the caller has checked the optimizers itself.
         """
-        began = time.perf_counter() - timing.waited
+        began = perf_counter() - timing.waited
         try:
             for one in optimizers:
-                self._checked = None if heard else one
+                if not heard:
+                    self._checked = one
                 if scaler is None:
                     one.step()
                 else:
@@ -129,7 +130,7 @@ class OptimizerWatch:
             scaler.update()
         for one in optimizers:
             one.zero_grad()
-        return time.perf_counter() - timing.waited - began
+        return perf_counter() - timing.waited - began
 
     def take_some(self, optimizers: list[Any], scaler: Any) -> bool:
         """``take``; False if the scaler skipped the step of every optimizer."""
@@ -252,15 +253,15 @@ class RoundEnd:
         self._round, self._gradients, self._meter, self._progress = round, gradients, meter, progress
         self.stepped, self.left_out = False, 0
 
-    def after(self, seconds: float | None, rate: float = math.nan, by: Sequence[Any] = ()) -> None:
-        """The round's optimizer step has ended after ``seconds``, or was left out on purpose (None). rate: the
-        learning rate, if it is to be recorded. by: optimizers that have stepped, if they are not known yet."""
+    def after(self, seconds: float | None, by: Sequence[Any] = ()) -> None:
+        """The round's optimizer step has ended after ``seconds``, or was left out on purpose (None). by: optimizers
+        that have stepped, if they are not known yet."""
         piece = self._round.stepped(by)
         if seconds is None:
-            self.left_out += 1
+            self.left_out, seconds = self.left_out + 1, 0.0
         else:
             self.stepped = True
-        self._meter.step_ended(seconds or 0.0, rate)
+        self._meter.step_ended(seconds)
         self._gradients.used()
         self._progress.advance(piece.plan.batch)
 
@@ -311,24 +312,24 @@ class RoundSteps:
             round.once(optimizers)
         if (piece := round.piece) is None:
             return self._step_later(optimizers, scaler)
-        complete = round.phase == COMPLETE
-        if not (complete and piece.first):
-            self._rates.watch(optimizers, piece.step, complete)
-            if not complete:
+        if round.phase != COMPLETE or not piece.first:
+            self._rates.watch(optimizers, piece.step, round.phase == COMPLETE)
+            if round.phase != COMPLETE:
                 return False
         if members.late:
             forget_unscaled(scaler)
-            self._end.after(0.0, by=optimizers)  # this rank has received the state after the step
+            self._end.after(0.0, optimizers)  # this rank has received the state after the step
             return True
         if self._checks.looks:
             self._checks.steps(piece)
         check_there(self._gradients, piece, optimizers)
         # The checks before a step have been made above, and a plain host needs no notice of it.
-        seconds = self.watch.take(optimizers, scaler, heard=self._host.__class__ is not Host)
+        seconds = self.watch.take(optimizers, scaler, self._host.__class__ is not Host)
         if round.piece is None:  # the host has reported the step
             return self._took_later(optimizers, seconds)
-        rate = learning_rate(optimizers) if self._records_rates else math.nan
-        self._end.after(seconds, rate, optimizers)
+        if self._records_rates:
+            self._meter.running.steps_at(learning_rate(optimizers))
+        self._end.after(seconds, optimizers)
         return True
 
     def _step_later(self, optimizers: list[Any], scaler: Any) -> bool:
@@ -342,7 +343,7 @@ class RoundSteps:
             )
         self._gradients.check_summed(self._progress.rounds - 1, optimizers)
         self._shared.check(self._progress.rounds - 1, taken, optimizers, self._round.further)
-        seconds = self.watch.take(optimizers, scaler, heard=self._host.__class__ is not Host)
+        seconds = self.watch.take(optimizers, scaler, self._host.__class__ is not Host)
         return self._took_later(optimizers, seconds)
 
     def _took_later(self, optimizers: list[Any], seconds: float) -> bool:

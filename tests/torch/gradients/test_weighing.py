@@ -50,14 +50,14 @@ def piece(samples: int, first: bool = True, last: bool = True, batch: int = 12, 
 def test_gradients_of_pieces_are_put_aside_and_brought_back_scaled() -> None:
     parameters = two()
     stash = GradientStash(parameters)
-    stash.bring_back(0)
+    stash.bring_back(piece(6, step=0))
     set_grads(parameters, [1.0, 2.0], None)
     stash.put()
     assert grads(parameters) == [None, None]
-    stash.bring_back(0, scale=0.5)
+    stash.bring_back(piece(6, step=0), scale=0.5)
     assert grads(parameters) == [[0.5, 1.0], None]
     stash.put()
-    stash.bring_back(0)
+    stash.bring_back(piece(6, step=0))
     assert grads(parameters) == [[0.5, 1.0], None]
 
 
@@ -65,15 +65,15 @@ def test_pass_that_runs_apart_is_added_when_it_has_ended_and_dropped_if_it_fails
     parameters = [*two(), torch.nn.Parameter(torch.zeros(1))]
     stash = GradientStash(parameters)
     stash.join()  # nothing was put aside
-    stash.bring_back(0)
+    stash.bring_back(piece(6, step=0))
     set_grads(parameters, [1.0, 2.0], None, [7.0])
     stash.put()
-    stash.bring_back(0, apart=True)
+    stash.bring_back(piece(6, step=0), apart=True)
     assert grads(parameters) == [None, None, None]
     set_grads(parameters, [9.0, 9.0], None, None)
     stash.take_back()
     assert grads(parameters) == [None, None, None]
-    stash.bring_back(0, apart=True)
+    stash.bring_back(piece(6, step=0), apart=True)
     set_grads(parameters, [10.0, 20.0], [5.0], None)
     stash.join()
     assert grads(parameters) == [[11.0, 22.0], [5.0], [7.0]]
@@ -84,19 +84,19 @@ def test_pass_that_runs_apart_is_added_when_it_has_ended_and_dropped_if_it_fails
 def test_gradients_that_appear_between_two_pieces_raise() -> None:
     parameters = two()
     stash = GradientStash(parameters)
-    stash.bring_back(5)
+    stash.bring_back(piece(6, step=5))
     set_grads(parameters, [1.0, 2.0], None)
     stash.put()
     set_grads(parameters, None, [0.0])
     with pytest.raises(PacelineError, match="round 5: gradients were added to the model between two pieces"):
-        stash.bring_back(5)
+        stash.bring_back(piece(6, step=5))
 
 
 def test_gradients_that_stay_after_a_step_raise_unless_they_are_zeroed() -> None:
     for change, raises in ((None, True), ("zeroed", False), ("none", False), ("another", False)):
         parameters = two()
         stash = GradientStash(parameters)
-        stash.bring_back(0)
+        stash.bring_back(piece(6, step=0))
         set_grads(parameters, [1.0, 2.0], None)
         stash.ready()
         stash.used()
@@ -108,9 +108,9 @@ def test_gradients_that_stay_after_a_step_raise_unless_they_are_zeroed() -> None
             parameters[0].grad = torch.ones(2)
         if raises:
             with pytest.raises(PacelineError, match="round 1: gradients of the round before are still in"):
-                stash.bring_back(1)
+                stash.bring_back(piece(6, step=1))
         else:
-            stash.bring_back(1)
+            stash.bring_back(piece(6, step=1))
 
 
 def test_gradients_that_another_models_pass_has_left_raise() -> None:
@@ -118,19 +118,19 @@ def test_gradients_that_another_models_pass_has_left_raise() -> None:
     weighing = Weighing(parameters, CPU, Reducer())
     assert weighing.weight_behind(piece(3), 3.0) == 0.25
     set_grads(parameters, [0.0, 0.0], None)
-    weighing.bring_back(4)
+    weighing.bring_back(piece(6, step=4))
     weighing.weight_behind(piece(3), 3.0)
     set_grads(parameters, [0.0, 1.0], None)
     with pytest.raises(PacelineError, match="round 4: the backward pass of another model has left gradients"):
-        weighing.bring_back(4)
-    weighing.bring_back(4)  # reported once
+        weighing.bring_back(piece(6, step=4))
+    weighing.bring_back(piece(6, step=4))  # reported once
 
 
 def test_gradients_zeroed_before_the_step_raise_for_the_optimizer_that_had_some() -> None:
     parameters = two()
     first, second = (torch.optim.SGD([parameter], 0.1) for parameter in parameters)
     stash = GradientStash(parameters)
-    stash.bring_back(0)
+    stash.bring_back(piece(6, step=0))
     set_grads(parameters, [1.0, 2.0], None)
     stash.ready()
     check_there(stash, piece(3), [first, second])
@@ -156,14 +156,14 @@ def test_dropped_round_leaves_no_gradient_and_no_memory_of_one() -> None:
     set_grads(parameters, [1.0, 2.0], None)
     stash.drop()
     assert grads(parameters) == [[1.0, 2.0], None]  # no round had begun: it is the user's
-    stash.bring_back(0)
+    stash.bring_back(piece(6, step=0))
     stash.drop()
     assert grads(parameters) == [None, None]
-    stash.bring_back(0)
+    stash.bring_back(piece(6, step=0))
     set_grads(parameters, [1.0, 2.0], None)
     stash.put()
     stash.drop()
-    stash.bring_back(0)
+    stash.bring_back(piece(6, step=0))
     assert grads(parameters) == [None, None]
     set_grads(parameters, [1.0, 2.0], None)
     stash.used()

@@ -232,7 +232,8 @@ class BalancedLoader:
             if self._draws:
                 progress = loop.progress
                 self._loader.generator = draws(*self._seeds, 0, progress.epoch, progress.samples_done)
-            self._source = iter(self._loader)
+            batches = iter(self._loader)
+            self._source = batches if self._aligned is None else map(self._aligned, batches)
 
     def end(self) -> None:
         self._length = None
@@ -241,10 +242,10 @@ class BalancedLoader:
         self._source = iter(())
 
     def planned(self) -> tuple[Any, Piece]:
-        batch, piece = next(self._source), self._queue.popleft()
-        while self._drops is not None and piece.step == self._drops.cut:  # dropped, but loaded already
-            batch, piece = next(self._source), self._queue.popleft()
-        return batch if self._aligned is None else self._aligned(batch), piece
+        planned = next(self._source), self._queue.popleft()
+        while self._drops is not None and planned[1].step == self._drops.cut:  # dropped, but loaded already
+            planned = next(self._source), self._queue.popleft()
+        return planned
 
     def claimed(self, claim: Claim) -> Iterator[Any]:
         at = claim.start
@@ -321,12 +322,13 @@ class BalancedLoader:
         # later plan, rounds of this size are cut in the same way.
         latest: Any = None
         same_size, loads, cuts = 0, np.empty(0, np.int64), list[tuple[int, int, bool, bool]]()
+        new: Any = tuple.__new__  # a named tuple's own takes twice as long
         for first, size in loop.progress.remaining():
             if balancer.latest is latest and size == same_size:
-                plan = RoundPlan(step, loads, size)
+                plan = new(RoundPlan, (step, loads, size, None, None, 0))
                 for at, many, begins, ends in cuts:
                     at += first
-                    append(Piece(plan, many, begins, ends, start=at))
+                    append(new(Piece, (plan, many, begins, ends, False, None, at)))
                     yield indices[at : at + many].tolist()
                 step += 1
                 continue
@@ -359,8 +361,9 @@ class BalancedLoader:
 def _collated(dataset: Any, collate: Callable[[Any], Any], samples: Any) -> Any:
     """A batch of these samples; if there are none, an empty batch with the shapes of a real one. samples: a list, or
     what the data set's ``__getitems__`` has made of it, such as a tensor."""
-    none = isinstance(samples, (list, tuple)) and not samples
-    return part(collate([dataset[0]]), 0, 0) if none else collate(samples)
+    if isinstance(samples, (list, tuple)) and not samples:
+        return part(collate([dataset[0]]), 0, 0)
+    return collate(samples)
 
 
 class _Sampler:

@@ -49,15 +49,15 @@ class GradientStash:
         # A rank has no work in the round that is over, so that its gradients of a further pass are zero.
         self._idle = False
 
-    def bring_back(self, step: int, scale: float = 1.0, apart: bool = False, fresh: bool = False) -> None:
-        """A backward pass of round ``step`` begins: put the accumulated gradients back, times ``scale``; if the pass
-        runs ``apart``, ``join`` does so after it. fresh: it is the round's first, and no gradient may be there.
+    def bring_back(self, piece: Piece, apart: bool = False, fresh: bool = False, scale: float = 1.0) -> None:
+        """The backward pass of a piece begins: put the accumulated gradients back, times ``scale``; if the pass runs
+        ``apart``, ``join`` does so after it. fresh: if it is the round's first, no gradient may be there.
 
         Raises PacelineError if the model has a gradient that is not of this round.
         """
         self._begun = True
         if any(map(THERE, map(GRAD, self.parameters))):
-            self._check_found(step, fresh)
+            self._check_found(piece.step, fresh and piece.first)
         self._passed, self._used, self._unsummed = False, None, None
         if (kept := self._kept) is None or apart:
             return
@@ -243,8 +243,9 @@ class Weighing(GradientStash):
         samples. count: what it is over, if not its samples. first: it is the micro-step's first pass."""
         sums = piece.last and self.sums
         if first:
-            self.bring_back(piece.plan.step, apart=self.apart and not sums, fresh=piece.first)
-            self._count_in(piece, count)
+            self.bring_back(piece, self.apart and not sums, True)
+            if not sums or count is not None or self._counts.given:
+                self._count_in(piece, count)
         if self._reducer.reduces() is not sums:
             self._reducer.check_sync(sums)
         return self._averaged * part / (piece.plan.batch * self._counts.per_sample)
@@ -368,7 +369,7 @@ class HookWeighing(Weighing):
         many = piece.samples if self._count is None else self._count
         before, self._count = 0.0 if piece.first else self._weighed, None
         scale = before / many if many and not piece.first else 1.0
-        self.bring_back(piece.step, scale)
+        self.bring_back(piece, scale=scale)
         self._weighed = many or before
 
     def gathered(self, piece: Piece) -> None:
@@ -416,7 +417,7 @@ class LocalWeighing(Weighing):
 
     def weigh(self, piece: Piece, part: float, count: float | None, first: bool, reduction: str) -> float:
         if first:
-            self.bring_back(piece.step)
+            self.bring_back(piece)
             if piece.first:
                 self._counts.begin()
             if piece.samples:  # tokens of one step and samples of another do not add up to a weight
