@@ -358,8 +358,9 @@ def test_ranks_in_different_epochs_raise() -> None:
         assert "rank 1 is in another epoch than the other ranks" in words
 
 
-def with_synced_norm(rank: int, ranks: int) -> list[str]:
-    """The error messages, or the number of rounds, of handles and loaders for a model with SyncBatchNorm."""
+def with_norms(rank: int, ranks: int) -> list[str]:
+    """The error messages, or the number of rounds, of handles and loaders for a model with SyncBatchNorm; and the
+    warning of an embedding that rescales its rows."""
     ddp = DistributedDataParallel(fresh(torch.float64))
     ddp.module.norm = nn.SyncBatchNorm(3, affine=False)  # a layer that a CPU has, but cannot run
 
@@ -386,6 +387,13 @@ def with_synced_norm(rank: int, ranks: int) -> list[str]:
         finally:
             pace.host.detach()
 
+    def rescaled() -> str:
+        embedding = nn.Sequential(nn.Embedding(4, 3, max_norm=0.5))
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            Pace(DistributedDataParallel(embedding), 16).host.detach()
+        return " ".join(f"{each.filename}: {each.message}" for each in heard)
+
     return [
         said(83, False, False),
         said(83, False, True),
@@ -397,6 +405,7 @@ def with_synced_norm(rank: int, ranks: int) -> list[str]:
         said(80, False, False, limits=[(2, None), (2, None)]),
         said(80, False, False, loop="round", micro_batch=4),
         idle(),
+        rescaled(),
     ]
 
 
@@ -404,10 +413,11 @@ def with_synced_norm(rank: int, ranks: int) -> list[str]:
     "SyncBatchNorm with limits, a short last round or passes that would leave a rank without work raises; an own "
     "policy that does so causes a warning."
 )
+@guarantee("An embedding with `max_norm`, which each rank rescales by itself, causes one warning.")
 @pytest.mark.processes
-def test_synced_batch_norm_that_would_count_filler_samples_raises() -> None:
-    for short, own, dropped, enough, none, single, limits, allowed, passes, idle in run_ranks(
-        2, with_synced_norm
+def test_synced_batch_norm_that_would_count_filler_samples_raises_and_embedding_with_max_norm_warns() -> None:
+    for short, own, dropped, enough, none, single, limits, allowed, passes, idle, rescaled in run_ranks(
+        2, with_norms
     ):
         assert short.startswith("the last round of an epoch has 3 samples, too few for all ranks")
         assert own == short
@@ -419,3 +429,6 @@ def test_synced_batch_norm_that_would_count_filler_samples_raises() -> None:
         )
         assert "micro_batch=4 lets ranks take different numbers of passes" in passes
         assert "runs filler samples, which SyncBatchNorm counts" in idle
+        assert rescaled.startswith(
+            f"{__file__}: 0 has max_norm=0.5, which rescales the rows that a rank reads on"
+        )

@@ -6,6 +6,7 @@ A wrong option is reported in a sentence before anything is made.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any
@@ -17,6 +18,7 @@ from paceline.errors import MANY, PacelineError, meant, number, refuse, short, s
 from paceline.policies import Policy
 from paceline.rounds import Cluster
 from paceline.sync import intervals
+from paceline.torch import timing
 from paceline.torch.callbacks import Callback
 from paceline.torch.hooks_of_torch import is_batch_norm
 
@@ -236,6 +238,20 @@ def min_samples_of(model: torch.nn.Module) -> int:
 def has_synced_norm(model: torch.nn.Module) -> bool:
     """Whether the model has batch norm with the statistics of all ranks, which count each rank's filler samples."""
     return any(isinstance(m, torch.nn.SyncBatchNorm) for m in model.modules())
+
+
+def warn_of_max_norm(model: torch.nn.Module) -> None:
+    """Warns of an embedding that changes its parameters in a forward pass, which no other rank does."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag) and module.max_norm is not None:
+            warnings.warn(
+                f"{type(module).__name__}(max_norm={module.max_norm:g}) rescales the rows that a rank reads on that "
+                "rank alone, so that the ranks' models differ, also without Paceline; expected max_norm=None, and "
+                "torch.renorm of the whole weight after the optimizer's step",
+                RuntimeWarning,
+                stacklevel=timing.level(),
+            )
+            return
 
 
 def least_and_most(

@@ -19,7 +19,13 @@ from paceline.sync import intervals
 from paceline.torch import options, peers, plan
 from paceline.torch.gradients import same_bits
 from paceline.torch.local import Every, Merge
-from paceline.torch.options import Options, has_batch_norm, has_synced_norm, least_and_most
+from paceline.torch.options import (
+    Options,
+    has_batch_norm,
+    has_synced_norm,
+    least_and_most,
+    warn_of_max_norm,
+)
 from paceline.torch.plan import RoundPlan
 
 CHUNKS = 32  # default number of chunks of a round, if results must have the same bits
@@ -94,6 +100,8 @@ def agree(model: torch.nn.Module, given: Options, lockstep: bool) -> Terms:
     """
     given.check_together()
     norms, ranks = has_batch_norm(model), peers.ranks()
+    if ranks > 1:
+        warn_of_max_norm(model)
     own, min_samples = given.loop == "local", options.min_samples_of(model)
     batch, policy, fixed = int(given.global_batch), given.policy, given.fixed_micro_steps
     merge: Merge | None = given.merge
