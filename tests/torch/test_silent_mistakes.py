@@ -430,5 +430,5 @@ def test_synced_batch_norm_that_would_count_filler_samples_raises_and_embedding_
         assert "micro_batch=4 lets ranks take different numbers of passes" in passes
         assert "runs filler samples, which SyncBatchNorm counts" in idle
         assert rescaled.startswith(
-            f"{__file__}: 0 has max_norm=0.5, which rescales the rows that a rank reads on"
+            f"{__file__}: Embedding(max_norm=0.5) rescales the rows that a rank reads on "
         )
