@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
 from paceline.errors import PacelineError
-from paceline.torch import Pace
+from paceline.torch import LocalSGD, Pace
 from paceline.torch.callbacks import OnRound
 from paceline.torch.feed.pieces import Order
 from support.forks import all_well, as_torchrun, ended
@@ -533,6 +533,34 @@ def test_parameters_outside_of_the_model_that_nothing_sums_are_warned_of_once() 
         "own optimizer": {"apart": "after"},
     }
     assert run_cases(2, warned, right) == {name: [[], []] for name in right}
+
+
+def warned_under_local_steps(rank: int, ranks: int, within: bool) -> list[str]:
+    """What is warned of if the loss has parameters outside of the model: its own, or (``within``) none."""
+    model, head = fresh(torch.float64), nn.Linear(3, 3).double()
+    inner, own = torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.SGD(head.parameters(), lr=0.1)
+    with warnings.catch_warnings(record=True) as caught, LocalSGD(model, 16, "equal", every=2) as pace:
+        warnings.simplefilter("always")
+        for x, y, _ in pace.loader(Samples(16 * 8), seed=5):
+            out = model(x)
+            if within:  # a head with a loss of its own
+                nn.functional.cross_entropy(head(out.detach()), y).backward()
+            pace.backward(nn.functional.cross_entropy(out if within else head(out), y))
+            own.step()
+            own.zero_grad()
+            pace.step(inner)
+    return [str(one.message) for one in caught if issubclass(one.category, RuntimeWarning)]
+
+
+@guarantee(
+    "Parameters of the loss that no DDP and no sum of the loop reaches cause one warning on each rank."
+)
+def test_parameters_of_the_loss_that_local_steps_do_not_merge_are_warned_of_once() -> None:
+    found = run_cases(2, warned_under_local_steps, {"apart": {"within": False}, "own loss": {"within": True}})
+    for (words,) in found["apart"]:
+        assert "outside of the model differ between ranks" in words
+        assert "expected one module with all parameters of the loss, given to LocalSGD, unless" in words
+    assert found["own loss"] == [[], []]
 
 
 @OUTSIDE

@@ -19,6 +19,7 @@ from paceline.torch.local import Every
 from paceline.torch.local_merge import Merges
 from paceline.torch.members import Members
 from paceline.torch.meter import Meter
+from paceline.torch.mistakes.outside import Outside
 from paceline.torch.plan import Piece, Source
 from paceline.torch.progress import Progress
 from paceline.torch.round import RoundState
@@ -66,7 +67,8 @@ class LocalSteps:
         self._source: Source | None = None  # of the running iteration
         self.merged = False  # the newest step has merged the parameters of all ranks
         self._hook = model.register_forward_pre_hook(_refuse_wrapped)
-        self.watch = OptimizerWatch(model, True, self._step_begins, lambda optimizer: None)
+        outside = Outside(gradients.parameters, lambda: round.passing, "given to LocalSGD")
+        self.watch = OptimizerWatch(model, True, self._step_begins, lambda optimizer: None, outside=outside)
 
     def hosted_by(self, host: Host) -> None:
         """Refuse a framework."""

@@ -25,11 +25,17 @@ NEVER = -2  # the number of no pass
 class Outside:
     """Whether parameters outside of the model get their gradients in the backward pass that also gives the model's.
 
-    parameters: the model's. passing: whether the running micro-step's backward pass has not ended.
+    parameters: the model's. passing: whether the running micro-step's backward pass has not ended. expected: of one
+    module with all parameters of the loss.
     """
 
-    def __init__(self, parameters: Sequence[torch.nn.Parameter], passing: Callable[[], bool]) -> None:
-        self._parameters, self._passing = parameters, passing
+    def __init__(
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        passing: Callable[[], bool],
+        expected: str = "wrapped once and given to Pace, or a DistributedDataParallel of their own",
+    ) -> None:
+        self._parameters, self._passing, self._expected = parameters, passing, expected
         self._left = LOOKS  # then the hooks go, which cost time: this mistake is made from the beginning
         self._own = -1  # torch's number of the newest pass of a round's loss
         self._newest: dict[
@@ -65,7 +71,7 @@ class Outside:
         warnings.warn(
             f"round {step}: parameters of the loss outside of the model differ between ranks: nothing sums their "
             "gradients, so that each rank trains its own; expected one module with all parameters of the loss, "
-            "wrapped once and given to Pace, or a DistributedDataParallel of their own, unless they are to differ",
+            f"{self._expected}, unless they are to differ",
             RuntimeWarning,
             stacklevel=timing.level(),
         )
