@@ -215,6 +215,15 @@ def test_one_policy_is_learned_with(capsys):
     assert "--policy was given 2 times; expected it once with --learn" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "option",
+    [("--realizations", 2), ("--whole",), ("--fractional",), ("--decision-delay", 1), ("--verbose",)],
+)
+def test_option_that_learning_does_not_heed_is_refused(capsys, option):
+    assert simulate(MIXED, "--learn", *option) == 2
+    assert f"{option[0]} is for rounds that are played, and --learn trains for" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("option", "said"), [("--rounds", "rounds=0: expected"), ("--seed", "")])
 def test_error_about_an_option_does_not_name_the_file(capsys, option, said):
     value = 2**70 if option == "--seed" else 0

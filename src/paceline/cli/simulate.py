@@ -101,6 +101,12 @@ def command(
         raise PacelineError(
             f"--{dashed(unused)} is for training: expected --learn with it; add it, or leave --{dashed(unused)} out"
         )
+    playing: dict[str, Any] = {"realizations": realizations, "decision_delay": decision_delay}
+    playing |= {"whole" if fractional is False else "fractional": fractional, "verbose": verbose or None}
+    if learn and (unused := next((name for name, value in playing.items() if value is not None), None)):
+        raise PacelineError(
+            f"--{dashed(unused)} is for rounds that are played, and --learn trains for real; leave one of them out"
+        )
     if outer is not None and every is None:
         raise PacelineError(
             f"--outer {outer} is for merges: expected --every with it; add it, or leave --outer out"
