@@ -38,6 +38,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SHORTER = {
     "train": ["--epochs", "1", "--steps", "4"],
     "simulate": ["--rounds", "12", "--realizations", "2"],
+    "simulate --learn": ["--rounds", "12"],
     "reproduce": ["--quick"],
 }
 # Commands that are checked and not run, by their first words, and the reason.
@@ -207,7 +208,8 @@ def torchrun(arguments: list[str], fetched: bool = False) -> Any:
 
 def _run_paceline(arguments: list[str], line: str) -> None:
     whole = {"--list", "--trace", "--resume"} & set(arguments)
-    shorter = [] if whole else list(SHORTER.get(arguments[0], []))
+    kind = arguments[0] + " --learn" * ("--learn" in arguments)
+    shorter = [] if whole else list(SHORTER.get(kind, []))
     if (
         arguments[0] == "train"
         and not whole
