@@ -497,12 +497,80 @@ def test_evaluation_gives_results_of_plain_trainer(found: Found) -> None:
         assert all(ours == theirs for ours, theirs in pairs), pairs
 
 
+def own_step(base: Any) -> Any:
+    """A Trainer with the usual training_step of users, copied from the Trainer's."""
+
+    class OwnStep(base):  # type: ignore[misc]
+        def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+            model.train()
+            inputs = self._prepare_inputs(inputs)
+            with self.compute_loss_context_manager():
+                loss = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
+            self.accelerator.backward(loss)
+            return loss.detach()
+
+    return OwnStep
+
+
+@together
+def evaluated_first(ranks: int, folder: str) -> float:
+    """An evaluation before training leaves the Trainer's model without DDP."""
+    model = Classifier()
+    trainer = trainer_of(folder, model, Named(), ranks=ranks)
+    trainer.evaluate()
+    trainer.train()
+    return difference(model.parameters(), exactly())
+
+
+def test_training_after_an_evaluation_trains_model_of_one_process(found: Found) -> None:
+    assert max(found[evaluated_first]) < 1e-12
+
+
+@together
+def stepped(_: int, folder: str) -> float:
+    from transformers import Trainer
+
+    from paceline.hosts.transformers import BalancedTrainer
+
+    class First(BalancedTrainer, own_step(Trainer)):  # type: ignore[misc]
+        pass
+
+    return difference(classified(folder, kind=First)[0].parameters(), exactly())
+
+
+def test_training_step_of_a_second_base_gets_each_micro_batch(found: Found) -> None:
+    assert max(found[stepped]) < 1e-12
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda inputs: inputs["labels"],
+        lambda inputs: inputs.get("labels"),
+        lambda inputs: inputs.pop("labels", None),
+        lambda inputs: (lambda **_: None)(**inputs),
+        list,
+        len,
+    ],
+)
+def test_round_that_is_read_as_a_batch_raises(read: Any) -> None:
+    trainer_rounds = pytest.importorskip("paceline.hosts.trainer_rounds")
+    with pytest.raises(PacelineError, match="drawn while it runs; override compute_loss"):
+        read(trainer_rounds.TrainerRound(None, iter([]), 4))
+
+
 @together
 def refused(_: int, folder: str) -> dict[str, str]:
     """The error message of each mistake."""
     from transformers import Trainer
 
     from paceline.hosts.transformers import BalancedTrainer
+
+    class OwnBatches(BalancedTrainer):
+        def get_batch_samples(self, *arguments: Any) -> Any:
+            batches, items = super().get_batch_samples(*arguments)
+            self.labels = sum(len(batch["labels"]) for batch in batches)
+            return batches, items
 
     class OwnLoader(BalancedTrainer):
         def get_train_dataloader(self) -> Any:
@@ -519,6 +587,8 @@ def refused(_: int, folder: str) -> dict[str, str]:
         "loader": {"kind": OwnLoader},
         "sampler": {"kind": OwnSampler},
         "streamed": {"max_steps": 3},
+        "step": {"kind": own_step(BalancedTrainer)},
+        "batches": {"kind": OwnBatches},
     }
     for name, options in mistakes.items():
         try:
@@ -538,6 +608,7 @@ def test_mistakes_raise(found: Found) -> None:
         assert "get_train_dataloader() was overridden" in says["loader"]
         assert "drawn by a WeightedRandomSampler" in says["sampler"]
         assert "the data set is a list_iterator" in says["streamed"]
+        assert all("override compute_loss, or let" in says[name] for name in ("step", "batches"))
 
 
 def test_gathered_slice_is_sent_without_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:

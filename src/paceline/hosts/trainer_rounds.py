@@ -118,7 +118,8 @@ class Rounds:
 
 class TrainerRound(dict[str, Any]):
     """One item of the Trainer's loop: a round, whose micro-batches are drawn when they are run. As a mapping, in
-    which the Trainer counts tokens, it has this rank's inputs of the micro-batches that are done.
+    which the Trainer counts tokens, it has this rank's inputs of the micro-batches that are done; reading anything
+    else raises PacelineError.
 
     samples: of the round, over all ranks.
     """
@@ -141,6 +142,19 @@ class TrainerRound(dict[str, Any]):
             if name in batch:
                 new = batch[name].reshape(-1) if self._pace.counts else batch[name].new_empty(0)
                 self[name] = torch.cat([self[name], new]) if name in self else new
+
+    def _unreadable(self, *_: Any) -> Any:
+        raise PacelineError(
+            "training_step or get_batch_samples of a subclass reads a whole round, whose micro-batches are drawn while "
+            "it runs; override compute_loss, or let BalancedTrainer come first: class Mine(BalancedTrainer, "
+            "MyTrainer), so that MyTrainer's methods get each micro-batch"
+        )
+
+    # The Trainer itself uses only ``in`` and ``[]``. Without ``__iter__``, ``**inputs`` would read nothing.
+    __missing__ = __iter__ = __len__ = keys = values = items = pop = popitem = copy = _unreadable
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[name]
 
 
 def _cost_of(trainer: Any) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import IterableDataset
 
 from paceline.commands import installation
@@ -135,6 +136,7 @@ class BalancedTrainer(Trainer):
     def get_train_dataloader(self) -> Any:
         if self.pace is not None and self.pace.host.in_round:  # the run before was interrupted
             self.pace.host.abandon()
+        self._wrap_again()
         # A search of hyperparameters, or the user, may have changed them since.
         if self.args.gradient_accumulation_steps != 1:
             self._accumulates, self.args.gradient_accumulation_steps = (
@@ -157,6 +159,17 @@ class BalancedTrainer(Trainer):
                 "(sentence-transformers: batch_sampler=BatchSamplers.BATCH_SAMPLER, one data set)"
             )
         return Rounds(self, plain)
+
+    def _wrap_again(self) -> None:
+        """Let the Trainer wrap a model in DDP that an evaluation before the first ``train()`` has prepared without
+        it. Accelerate prepares a model once, and a plain Trainer would then train another model on each rank."""
+        if peers.ranks() == 1 or isinstance(self.model_wrapped, DistributedDataParallel):
+            return
+        prepared = vars(self.model)
+        if prepared.pop("_is_accelerate_prepared", False):
+            self.model_wrapped = self.model
+            if "_original_forward" in prepared:  # without mixed precision, which would be applied twice
+                self.model.forward = prepared.pop("_original_forward")
 
     def get_total_train_batch_size(self, args: Any) -> int:
         return int(self.balance["global_batch"])
