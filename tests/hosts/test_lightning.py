@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 import warnings
+from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,7 @@ def module_of(dtype: torch.dtype) -> Any:
         def __init__(self) -> None:
             super().__init__()
             self.net, self.loss_of = fresh(dtype), nn.CrossEntropyLoss()
+            self.optimizer_of: Callable[[nn.Module], torch.optim.Optimizer] = optimizer_of
             self.used: list[list[int]] = []
             self.milliseconds, self.sharding, self.fails_at, self.ends_at = 0.0, False, -1, -1
 
@@ -91,7 +93,7 @@ def module_of(dtype: torch.dtype) -> Any:
             return loss if weight is None else {"loss": loss, "over": weight[y].sum()}
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
-            return optimizer_of(self.net)
+            return self.optimizer_of(self.net)
 
     return Task()
 
@@ -113,6 +115,7 @@ def fit(
     loading: dict[str, Any] | None = None,
     weight: torch.Tensor | None = None,
     ends_at: int = -1,
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] = optimizer_of,
     **trainer_options: Any,
 ) -> dict[str, Any]:
     """One fit by ``ranks`` ranks; what it used, ended with, and how its rounds were divided."""
@@ -129,7 +132,7 @@ def fit(
     callbacks = [balanced, *([ModelCheckpoint(**keep)] if keep else [])]
     task = module_of(getattr(torch, dtype))
     task.milliseconds, task.sharding, task.ends_at = milliseconds, sharding, ends_at
-    task.loss_of = nn.CrossEntropyLoss(weight)
+    task.loss_of, task.optimizer_of = nn.CrossEntropyLoss(weight), optimizer
     strategy: Any = "ddp" if ranks > 1 else "auto"
     if sharding:
         strategy = ModelParallelStrategy(data_parallel_size=ranks, tensor_parallel_size=1)
@@ -236,6 +239,21 @@ def test_loss_with_class_weights_is_exact_with_count_and_warns_without(found: Fo
     said = [one for rank in found[weighted] for one in rank["no count"]["said"]]
     assert said
     assert all("count='over'" in one and "{'loss': loss, 'over': weight[y].sum()}" in one for one in said)
+
+
+@together
+def closed(ranks: int, _: str) -> str:
+    """The error message for LBFGS, whose closure Lightning makes."""
+    try:
+        fit(ranks, optimizer=lambda net: torch.optim.LBFGS(net.parameters(), max_iter=2))
+    except PacelineError as error:
+        return str(error)
+    return "nothing was wrong"
+
+
+def test_lbfgs_that_decides_by_own_losses_raises(found: Found) -> None:
+    for message in found[closed]:
+        assert "LBFGS decides by the loss how often it runs its closure" in message
 
 
 @together

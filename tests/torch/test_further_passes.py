@@ -76,6 +76,50 @@ def alone(how: str) -> nn.Module:
     return model
 
 
+def repeating(model: nn.Module) -> torch.optim.LBFGS:
+    return torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=2)
+
+
+def closed_alone() -> nn.Module:
+    """The model of one process that LBFGS trains."""
+    model, data = fresh(torch.float64), Samples(BATCH * ROUNDS)
+    optimizer = repeating(model)
+    for chosen in torch.from_numpy(Order(len(data), 5).epoch(0)).split(BATCH):
+
+        def closure(chosen: torch.Tensor = chosen) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = LOSS(model(data.x[chosen]), data.y[chosen])
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+    return model
+
+
+def closed(own: bool, weigh: str) -> float:
+    """The largest difference from one process with LBFGS. own: the closure returns this rank's own loss."""
+    model = fresh(torch.float64)
+    ddp, optimizer = DistributedDataParallel(model), repeating(model)
+    with Pace(ddp, BATCH, TWO, limits=[(0, None)] * 2, weigh=weigh) as pace:
+        for x, y, _ in pace.loader(Samples(BATCH * ROUNDS), seed=5):
+            first = [True]
+
+            def closure(x: torch.Tensor = x, y: torch.Tensor = y, first: list[bool] = first) -> torch.Tensor:
+                optimizer.zero_grad()
+                loss = LOSS(ddp(x), y)
+                if weigh == "hook":
+                    loss.backward()
+                elif first:
+                    pace.backward(loss)
+                    first.clear()
+                else:
+                    pace.weighted(loss).backward()
+                return loss if own else pace.mean(loss)
+
+            optimizer.step(closure)
+    return difference(model.parameters(), closed_alone().parameters())
+
+
 def paced(
     rank: int, ranks: int, how: str, through: str = "ddp", weigh: str = "loss", after: int = 0
 ) -> str | float:
@@ -83,6 +127,11 @@ def paced(
 
     after: rounds without a further pass, at the beginning.
     """
+    if how.startswith("LBFGS"):
+        try:
+            return closed(how == "LBFGS by its own loss", weigh)
+        except PacelineError as error:
+            return str(error)
     model, first, second = models(how == "adapted")
     ddp = DistributedDataParallel(model)
     again = ddp if through == "ddp" else model
@@ -122,6 +171,10 @@ def paced(
     "A second pass whose gradients are not summed over the ranks raises on each rank before they are used; if it "
     "first comes after 16 rounds, at the next one."
 )
+@guarantee(
+    "LBFGS trains the model of one process if its closure returns `pace.mean(loss)`; a loss that differs between "
+    "ranks raises on all of them."
+)
 @pytest.mark.processes
 def test_further_passes_train_the_model_of_one_process_or_raise() -> None:
     exact: dict[str, dict[str, Any]] = {
@@ -132,6 +185,8 @@ def test_further_passes_train_the_model_of_one_process_or_raise() -> None:
         "one between": {"how": "one between"},
         "zeroed": {"how": "zeroed"},
         "removed": {"how": "removed"},
+        "LBFGS": {"how": "LBFGS"},
+        "LBFGS, by the hook": {"how": "LBFGS", "weigh": "hook"},
     }
     # A rank that has no work in round 4 of TWO, whose gradients are zeros, raises as the others do.
     unsummed: dict[str, tuple[int, dict[str, Any]]] = {
@@ -148,6 +203,14 @@ def test_further_passes_train_the_model_of_one_process_or_raise() -> None:
         ),
         "again": ("was stepped twice for one round", {"how": "stepped again without a pass"}),
         "same optimizer": ("was stepped twice for one round", {"how": "same optimizer"}),
+        "LBFGS by its own loss": (
+            "LBFGS decides by the loss how often it runs its closure, which returned ",
+            {"how": "LBFGS by its own loss"},
+        ),
+        "LBFGS by its own loss, by the hook": (
+            "expected the same loss on all: return pace.mean(loss)",
+            {"how": "LBFGS by its own loss", "weigh": "hook"},
+        ),
     }
     cases = exact | {name: case for name, (_, case) in [*unsummed.items(), *refused.items()]}
     found = run_cases(2, paced, cases)

@@ -145,8 +145,8 @@ class TrainerRound(dict[str, Any]):
 
     def _unreadable(self, *_: Any) -> Any:
         raise PacelineError(
-            "training_step or get_batch_samples of a subclass reads a whole round, whose micro-batches are drawn while "
-            "it runs; override compute_loss, or let BalancedTrainer come first: class Mine(BalancedTrainer, "
+            "training_step or get_batch_samples of a subclass reads a whole round, whose micro-batches are drawn "
+            "while it runs; override compute_loss, or let BalancedTrainer come first: class Mine(BalancedTrainer, "
             "MyTrainer), so that MyTrainer's methods get each micro-batch"
         )
 

@@ -22,6 +22,7 @@ from paceline.torch.gradients.weighing import GRAD, THERE, Weighing, held
 from paceline.torch.host import Host
 from paceline.torch.members import Members
 from paceline.torch.meter import Meter
+from paceline.torch.mistakes.closures import closure_of, with_same_losses
 from paceline.torch.mistakes.outside import Outside
 from paceline.torch.mistakes.zeroed import SharedParameters
 from paceline.torch.plan import Piece, Source
@@ -78,15 +79,15 @@ class OptimizerWatch:
         self._before, self._after = before, after
         own = weakref.ref(self)
 
-        def begins(optimizer: torch.optim.Optimizer, arguments: Any, named: Any) -> None:
+        def begins(optimizer: torch.optim.Optimizer, arguments: Any, named: Any) -> Any:
             steps = own()
             if steps is None or optimizer is steps._checked:
-                return
+                return None
             steps._check_summed(optimizer)
-            if steps._concerned(optimizer):
-                # torch's wrapper passes the optimizer itself as the first argument
-                closure = named.get("closure") if len(arguments) < 2 else arguments[1]
-                steps._before(optimizer, closure is not None)
+            if not steps._concerned(optimizer):
+                return None
+            steps._before(optimizer, closure_of(arguments, named) is not None)
+            return with_same_losses(optimizer, arguments, named)
 
         def ends(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             steps = own()
