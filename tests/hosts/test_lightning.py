@@ -448,6 +448,20 @@ def test_trainer_that_cannot_be_balanced_raises() -> None:
     assert "follows from the Trainer's" in refusal({}, {"loop": "round"})
 
 
+def test_loader_of_a_stream_and_loader_outside_of_a_fit_raise() -> None:
+    from paceline.hosts.lightning import BalancedCallback
+
+    class Stream(torch.utils.data.IterableDataset[int]):
+        def __iter__(self) -> Any:
+            return iter(range(COUNT))
+
+    balanced = BalancedCallback(BATCH)
+    with pytest.raises(PacelineError, match=r"is a Stream; .* for a stream use paceline\.hosts\.fabric"):
+        balanced.loader(Stream())
+    with pytest.raises(PacelineError, match="read outside of a fit"):
+        next(iter(balanced.loader(Samples(COUNT, torch.float32))))
+
+
 def losses(nets: nn.ModuleList, x: torch.Tensor, y: torch.Tensor, way: str) -> list[Any]:
     """The losses of a batch, each computed when it is its turn, with the number of the net that steps after it."""
     one, other = nets

@@ -26,7 +26,7 @@ from paceline.commands import installation
 from paceline.errors import PacelineError, refuse, short
 from paceline.policies import Policy
 from paceline.rounds import Cluster
-from paceline.torch.feed.loader import BalancedLoader
+from paceline.torch.feed.loader import BalancedLoader, check_indexed
 from paceline.torch.gradients.counts import checked_count
 from paceline.torch.gradients.weighing import GLOBAL
 from paceline.torch.host import Host
@@ -122,7 +122,11 @@ class BalancedCallback(Callback):
 
         Returns:
             A loader that yields this rank's part of each global batch.
+
+        Raises:
+            PacelineError: For a stream, and an empty data set.
         """
+        check_indexed(dataset, "use paceline.hosts.fabric.FabricPace and its pace.stream(...)")
         self._loader = Loader(self, dataset, dict(options, seed=seed, shuffle=shuffle))
         return self._loader
 
@@ -291,8 +295,13 @@ class Loader:
         return many * trainer.accumulate_grad_batches
 
     def __iter__(self) -> Iterator[Any]:
-        trainer, pace, loader = self._balanced.trainer, self._balanced._running(), self._inner()
-        assert trainer is not None
+        trainer = self._balanced.trainer
+        if trainer is None or self._balanced.pace is None:
+            raise PacelineError(
+                "balanced.loader(...) was read outside of a fit; expected Trainer(callbacks=[balanced]), whose fit() "
+                "reads it"
+            )
+        pace, loader = self._balanced.pace, self._inner()
         ran = trainer.fit_loop.epoch_loop.batch_progress.current.ready
         if not ran:  # the last fit may have ended within its epoch; Lightning then begins that epoch again
             pace.host.progress.begin(pace.epoch)

@@ -150,7 +150,7 @@ class BalancedTrainer(Trainer):
             raise PacelineError(
                 f"balance={{'shared': {self.shared}}} is for a stream, and train_dataset has a length; leave it out"
             )
-        check_indexed(self.train_dataset)
+        check_indexed(self.train_dataset, "give an IterableDataset")
         plain = super().get_train_dataloader()
         sampler, known = order_of(plain.batch_sampler)
         if not (known or type(sampler).__name__ in ("LengthGroupedSampler", "BatchRebalanceSampler")):

@@ -39,13 +39,14 @@ from paceline.torch.plan import Claim, Piece, RoundPlan
 from paceline.torch.terms import Terms
 
 
-def check_indexed(dataset: Any) -> None:
-    """Raises PacelineError for a stream, whose samples have no indices, and for an empty data set."""
+def check_indexed(dataset: Any, stream: str = "use pace.stream(...)") -> None:
+    """Raises PacelineError for a stream, whose samples have no indices, and for an empty data set. stream: what to do
+    for a stream."""
     indexed = hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__")  # torch takes either
     if not (indexed and hasattr(dataset, "__len__")) or isinstance(dataset, IterableDataset):
         raise PacelineError(
             f"the data set is a {type(dataset).__name__}; expected one with a length and indexed items, of which "
-            "each rank can be given another part in each round: for a stream use pace.stream(...)"
+            f"each rank can be given another part in each round: for a stream {stream}"
         )
     if len(dataset) == 0:
         raise PacelineError("the dataset is empty; expected at least one sample")
