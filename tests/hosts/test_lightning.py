@@ -149,7 +149,11 @@ def fit(
         warnings.simplefilter("always")
         trainer.fit(task, data, ckpt_path=ckpt)
     return {
-        "said": [str(one.message) for one in said if issubclass(one.category, RuntimeWarning)],
+        "said": [
+            f"{Path(one.filename).name}: {one.message}"
+            for one in said
+            if issubclass(one.category, RuntimeWarning)
+        ],
         "used": task.used,
         "parameters": [whole(p).tolist() for p in task.net.parameters()],
         "loads": [result.loads.tolist() for result in results],
@@ -238,6 +242,7 @@ def test_loss_with_class_weights_is_exact_with_count_and_warns_without(found: Fo
             assert not rank[name]["wrapped"], "the strategy keeps a function of this fit"
     said = [one for rank in found[weighted] for one in rank["no count"]["said"]]
     assert said
+    assert all(one.startswith("test_lightning.py: ") for one in said), said
     assert all("count='over'" in one and "{'loss': loss, 'over': weight[y].sum()}" in one for one in said)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -103,7 +104,11 @@ def spoken(_: int, folder: str) -> dict[str, Any]:
             with warnings.catch_warnings(record=True) as said:
                 warnings.simplefilter("always")
                 trainer.train()
-            says = [str(one.message) for one in said if issubclass(one.category, RuntimeWarning)]
+            says = [
+                f"{Path(one.filename).name}: {one.message}"
+                for one in said
+                if issubclass(one.category, RuntimeWarning)
+            ]
             found[loss, steps] = difference(model.parameters(), expected), says
     return found
 
@@ -125,6 +130,7 @@ def test_mean_over_other_numbers_than_labels_trains_model_of_one_process(
 def test_sum_of_different_means_warns(found: Found, loss: str) -> None:
     says = [said for rank in found[spoken] for said in rank[loss, 1][1]]
     assert says
+    assert all(said.startswith("test_trainer_losses.py: ") for said in says), says
     assert all(
         "a sum of means over different numbers" in said and "'over': 'samples'" in said for said in says
     )

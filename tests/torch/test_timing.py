@@ -303,10 +303,15 @@ def test_nested_waits_and_those_of_threads_count_once() -> None:
 
 
 def test_level_is_that_of_the_programs_line() -> None:
-    """Within files of Paceline, of torch, and of contextlib, as where an ``ExitStack`` closes."""
-    inner = (timing.PACELINE + "hosts/own.py", timing.TORCH + "nn/own.py", contextlib.__file__)
-    for depth, place in enumerate(inner, 1):
-        named: dict[str, Any] = {}
+    """Within files of Paceline, of torch, of contextlib, as where an ``ExitStack`` closes, and of a framework."""
+    inner = {
+        timing.PACELINE + "hosts/own.py": "paceline.hosts.own",
+        timing.TORCH + "nn/own.py": "torch.nn.own",
+        contextlib.__file__: "contextlib",
+        "/site/call.py": "lightning.pytorch.trainer.call",
+    }
+    for depth, (place, name) in enumerate(inner.items(), 1):
+        named: dict[str, Any] = {"__name__": name}
         exec(compile("def one(call):\n    return call()", place, "exec"), named)
         call: Callable[[], int] = timing.level
         for _ in range(depth):

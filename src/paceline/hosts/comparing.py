@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from paceline.torch import peers
+from paceline.torch import peers, timing
 from paceline.torch.mistakes.suspects import COMPARES
 
 # Parts of the names of sentence-transformers' losses that compare a sample with others of the batch.
@@ -40,7 +40,7 @@ def warn_of_comparisons(trainer: Any) -> None:
             f"{name} compares the samples of a micro-batch with each other, so that its value depends on how the "
             "batch is divided; balance={'policy': 'equal'} divides it as plain DDP does",
             RuntimeWarning,
-            stacklevel=2,
+            stacklevel=timing.level(),
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from paceline.errors import PacelineError
-from paceline.torch import hooks_of_torch
+from paceline.torch import hooks_of_torch, timing
 from paceline.torch.hooks_of_torch import MEAN, SUM
 from paceline.torch.mistakes.loss_ends import PASSED, REDUCES, behind_ddp, ends, nodes_of
 
@@ -53,7 +53,7 @@ class Counting:
                     "the gradient depends on how the batch is divided; balance={'policy': 'equal'} divides it as "
                     "plain DDP does, and {'over': 'labels'} or {'over': 'samples'} says what the loss is over",
                     RuntimeWarning,
-                    stacklevel=2,
+                    stacklevel=timing.level(),
                 )
         return over
 

@@ -165,11 +165,12 @@ class BalancedTrainer(Trainer):
         it. Accelerate prepares a model once, and a plain Trainer would then train another model on each rank."""
         if peers.ranks() == 1 or isinstance(self.model_wrapped, DistributedDataParallel):
             return
-        prepared = vars(self.model)
+        model: Any = self.model
+        prepared = vars(model)
         if prepared.pop("_is_accelerate_prepared", False):
-            self.model_wrapped = self.model
+            self.model_wrapped = model
             if "_original_forward" in prepared:  # without mixed precision, which would be applied twice
-                self.model.forward = prepared.pop("_original_forward")
+                model.forward = prepared.pop("_original_forward")
 
     def get_total_train_batch_size(self, args: Any) -> int:
         return int(self.balance["global_batch"])

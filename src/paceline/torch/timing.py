@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -42,6 +43,9 @@ CALLED_THROUGH = (
     *("_contextlib.py", "module.py"),
 )  # files of torch through which a program calls a collective, also within a module's forward pass
 
+# Packages that run a program's loop. Their frames are not the program's, whose own filter of their warnings
+# (``filterwarnings("ignore", module="lightning")``) would hide those of Paceline.
+FRAMEWORKS = ("lightning", "transformers", "accelerate", "trl", "sentence_transformers")
 TORCH = os.path.dirname(torch.__file__) + os.sep
 PACELINE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
@@ -107,12 +111,18 @@ def caller(itself: bool = False) -> tuple[Any, tuple[str, int]] | None:
 
 
 def level() -> int:
-    """The ``stacklevel`` of the program's own line, for a warning by the caller."""
+    """The ``stacklevel`` of the program's own line, for a warning by the caller. Where a framework runs the loop, it
+    is the line that calls the framework."""
     level, frame = 1, sys._getframe(1)
-    within = TORCH, PACELINE, contextlib.__file__
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(within):
+    while frame.f_back is not None and not _of_program(frame):
         level, frame = level + 1, frame.f_back
     return level
+
+
+def _of_program(frame: FrameType) -> bool:
+    """Whether a frame is of neither torch, Paceline nor a framework."""
+    own = frame.f_code.co_filename.startswith((TORCH, PACELINE, contextlib.__file__))
+    return not own and str(frame.f_globals.get("__name__")).partition(".")[0] not in FRAMEWORKS
 
 
 def _replace() -> None:
