@@ -215,12 +215,15 @@ def watched(rank: int, ranks: int, directory: str, cases: list[Case], times: flo
 def test_doctor_finds_the_slow_rank_wherever_the_loop_waits(tmp_path: Path) -> None:
     from paceline.doctor.findings import diagnose
 
+    records: list[Path] = []
+
     def run(attempt: int, cases: list[Case]) -> tuple[Any, Any]:
-        slept = run_ranks(RANKS, watched, str(tmp_path / str(attempt)), cases, 2.0**attempt)
-        return np.transpose(slept), runs.read(tmp_path / str(attempt)).compute
+        records.append(tmp_path / str(attempt))
+        slept = run_ranks(RANKS, watched, str(records[-1]), cases, 2.0**attempt)
+        return np.transpose(slept), runs.read(records[-1]).compute
 
     _check(run, SOME)
-    said = diagnose(runs.read(tmp_path / "0")).sentences[0]
+    said = diagnose(runs.read(records[-1])).sentences[0]  # of the attempt that nothing held up
     assert said.startswith("Rank 2 takes")
     assert "the fastest rank's time per sample" in said
 
