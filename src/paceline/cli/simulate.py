@@ -97,13 +97,13 @@ def command(
     changed |= {"fractional": fractional, "decision_delay": decision_delay}
     changes = {name: value for name, value in changed.items() if value is not None}
     training = {"every": every, "outer": outer, "loss": loss} | given
-    if not learn and (unused := next((name for name, value in training.items() if value is not None), None)):
+    if not learn and (unused := _first_given(training)):
         raise PacelineError(
             f"--{dashed(unused)} is for training: expected --learn with it; add it, or leave --{dashed(unused)} out"
         )
     playing: dict[str, Any] = {"realizations": realizations, "decision_delay": decision_delay}
     playing |= {"whole" if fractional is False else "fractional": fractional, "verbose": verbose or None}
-    if learn and (unused := next((name for name, value in playing.items() if value is not None), None)):
+    if learn and (unused := _first_given(playing)):
         raise PacelineError(
             f"--{dashed(unused)} is for rounds that are played, and --learn trains for real; leave one of them out"
         )
@@ -169,6 +169,11 @@ def command(
         for each in outcomes
     ]
     write_json(json_, figures[0] if len(figures) == 1 else figures)
+
+
+def _first_given(options: dict[str, Any]) -> str | None:
+    """The name of the first of these options that has a value."""
+    return next((name for name, value in options.items() if value is not None), None)
 
 
 def show(console: Console, outcomes: Sequence[Played], verbose: bool) -> None:

@@ -244,7 +244,7 @@ class Weighing(GradientStash):
         sums = piece.last and self.sums
         if first:
             self.bring_back(piece, self.apart and not sums, True)
-            if not sums or count is not None or self._counts.given:
+            if not sums or count is not None or self._counts.given:  # else certainly nothing is counted
                 self._count_in(piece, count)
         if self._reducer.reduces() is not sums:
             self._reducer.check_sync(sums)
