@@ -27,8 +27,10 @@ from paceline.ray.worker import Crew
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.usefixtures("kept")]
 
 
-def served(choices, epochs=2, during=None, delay=None, updates=None, program=quadratic, **kwargs):
-    """Run; ``during(server, update)`` after each update. Returns (parameters, updates, pool)."""
+def served(choices, epochs=2, during=None, delay=None, updates=None, program=quadratic, grace=60.0, **kwargs):
+    """Run; ``during(server, update)`` after each update. Returns (parameters, updates, pool).
+
+    grace: so long by default that nobody is given up on a busy machine."""
     log, pool = [], Epochs(len(X), epochs, seed=1)
 
     def on_update(update):
@@ -36,7 +38,7 @@ def served(choices, epochs=2, during=None, delay=None, updates=None, program=qua
         if during is not None:
             during(server, update)
 
-    with Server(program, choices, pool, on_update, delay=delay, **kwargs) as server:
+    with Server(program, choices, pool, on_update, delay=delay, grace=grace, **kwargs) as server:
         values = server.run(updates=updates)
     return values, log, pool
 
@@ -121,13 +123,12 @@ def test_a_killed_worker_is_left_behind_before_ray_would_notice(sync, mode, back
         if notes:
             after.append(time.perf_counter() - notes["at"])
 
-    # The measured deadline would be 60 s: nobody is given up on a busy machine.
+    # The measured deadline would be 60 s.
     _, log, pool = served(
         choices(sync=sync, mode=mode, backup=backup),
         during=watched,
         delay=Slowed([0.02] * 3),
         epochs=1,
-        grace=60.0,
     )
     assert set(pool.uses) == {1}
     assert np.diff(after).max() < 12.0  # as a rule 0.1 s; Ray itself needs 15 s and more
@@ -167,7 +168,7 @@ def test_workers_leave_and_new_ones_join_with_the_current_model(first):
         if update.version == (3 if first == "add" else 6):
             server.add()
 
-    _, log, pool = served(choices(), during=during, delay=Slowed([0.03] * 3), epochs=12, grace=60.0)
+    _, log, pool = served(choices(), during=during, delay=Slowed([0.03] * 3), epochs=12)
     assert pool.uses.tolist() == [12] * len(X)
     assert [u for u in log if u.present == 2]
     assert log[-1].present == 3
@@ -289,7 +290,7 @@ def test_replacement_that_fails_to_start_is_tried_again_and_named(tmp_path):
 
     with Heard(marker.unlink) as heard:
         served(
-            choices(), epochs=10**6, during=during, replace=True, grace=60.0, delay=Slowed([0.02] * 3),
+            choices(), epochs=10**6, during=during, replace=True, delay=Slowed([0.02] * 3),
             program=failing_once(marker, tries),
         )  # fmt: skip
     (warning,) = heard.warnings
@@ -308,7 +309,7 @@ def test_replacement_that_never_starts_is_given_up_with_a_warning(tmp_path):
 
     with Heard() as heard:
         _, log, _ = served(
-            choices(), epochs=10**6, during=during, replace=True, grace=60.0, delay=Slowed([0.02] * 3),
+            choices(), epochs=10**6, during=during, replace=True, delay=Slowed([0.02] * 3),
             program=failing_once(marker, tries),
         )  # fmt: skip
     assert tries.read_text() == "x" * (1 + RETRIES)
