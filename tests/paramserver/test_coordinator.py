@@ -20,11 +20,12 @@ class Engine:
     """Computes nothing; remembers what it was asked for."""
 
     def __init__(self):
-        self.running, self.gradients = {}, set()
+        self.running, self.gradients, self.loads = {}, set(), []
 
     def compute(self, task):
         assert task.worker not in self.running
         self.running[task.worker] = task
+        self.loads.append(task.load)
 
     def cancel(self, tasks):
         for task in tasks:
@@ -40,8 +41,9 @@ class Engine:
 
 def made(samples=SAMPLES, epochs=EPOCHS, workers=WORKERS, policy="level", **config):
     """An engine, its pool, the updates, and the coordinator, which has started."""
-    engine, pool, log = Engine(), Epochs(samples, epochs, seed=0), []
-    coordinator = Coordinator(engine, ServerConfig(workers, 12, policy=policy, **config), pool, log.append)
+    rules = ServerConfig(workers, 12, policy=policy, **config)
+    engine, pool, log = Engine(), Epochs(samples, epochs, seed=0, pairs=rules.pairs()), []
+    coordinator = Coordinator(engine, rules, pool, log.append)
     coordinator.handle(Start(0.0))
     return engine, pool, log, coordinator
 
@@ -69,11 +71,8 @@ events = st.lists(
 )
 
 
-@pytest.mark.parametrize(("sync", "mode", "backup"), RULES)
-@given(events=events)
-@settings(max_examples=30)
-def test_workers_come_and_go_at_any_stage(sync, mode, backup, events):
-    engine, pool, log, coordinator = made(sync=sync, mode=mode, backup=backup)
+def play(engine, pool, coordinator, events):
+    """Finishes all samples, with these events at the beginning."""
     now = 0.0
     for what, worker in events:
         now += 0.1
@@ -89,9 +88,28 @@ def test_workers_come_and_go_at_any_stage(sync, mode, backup, events):
         now += 0.1
         assert engine.running, "everybody waits for somebody who is gone"
         finish(engine, coordinator, min(engine.running), now)
+
+
+@pytest.mark.parametrize(("sync", "mode", "backup"), RULES)
+@given(events=events)
+@settings(max_examples=30)
+def test_workers_come_and_go_at_any_stage(sync, mode, backup, events):
+    engine, pool, log, coordinator = made(sync=sync, mode=mode, backup=backup)
+    play(engine, pool, coordinator, events)
     assert set(pool.uses) == {EPOCHS}
     assert sum(update.batch for update in log) == SAMPLES * EPOCHS
     assert set(engine.running) <= coordinator.present
+
+
+@pytest.mark.parametrize(("sync", "mode", "backup"), RULES)
+@given(events=events, samples=st.integers(SAMPLES, SAMPLES + 12))
+@settings(max_examples=15)
+def test_least_loads_of_two_never_leave_a_worker_with_one_sample(sync, mode, backup, events, samples):
+    limits = ((2, None),) * WORKERS
+    engine, pool, _, coordinator = made(samples, 1, sync=sync, mode=mode, backup=backup, limits=limits)
+    play(engine, pool, coordinator, events)
+    assert set(pool.uses) == {1}
+    assert min(engine.loads) >= 2
 
 
 def test_error_lists_the_events_before_it():

@@ -114,6 +114,14 @@ class ServerConfig:
             )
         return ServerParts(gate, waits, rate, balancer, shares_rounds)
 
+    def pairs(self) -> bool:
+        """Whether every worker's least load is 2 samples or more, as batch norm needs it.
+
+        Returns:
+            Whether ``Epochs`` should leave no single sample for the last task, either.
+        """
+        return bool(self.limits) and all((low or 1) > 1 for low, _ in self.limits or ())
+
     def balancer(self, machines: Machines | None) -> Balancer:
         """Make the balancer for workers on these machines.
 

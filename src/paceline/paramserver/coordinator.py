@@ -309,21 +309,24 @@ class Loads:
     def __init__(self, balancer: Balancer, shares: bool) -> None:
         self._balancer, self._shares, cluster = balancer, shares, balancer.policy.cluster
         self._workers, self._batch = cluster.workers, cluster.global_batch
+        # What a worker gets that the plan did not expect: least loads of 2 or more may be there for batch norm.
+        self._least = np.clip(cluster.least, 1, 2).astype(np.int64)
         self._of = (-1, np.zeros(self._workers, np.int64))  # a version and its loads
         self._seen: dict[int, Trip | None] = {}  # the round trips that were reported last
 
     def of(self, worker: int, version: int, present: Collection[int]) -> int:
         """The number of samples of the worker's task at this version.
 
-        At least 1, since a gradient needs samples; but a worker that joins a shared round when all its samples are
-        handed out gets 0, and helps the others. present: the workers that take part, including this one."""
+        At least 1, since a gradient needs samples, or 2, see ``_least``; but a worker that joins a shared round when
+        all its samples are handed out gets 0, and helps the others. present: the workers that take part, including
+        this one."""
         if self._of[0] != version:
             self._of = version, self._planned(version, present)
         load = int(self._of[1][worker])
         if self._shares:
             self._of[1][worker] = 0
             return load
-        return max(1, load)
+        return max(int(self._least[worker]), load)
 
     def updated(
         self, version: int, present: Iterable[int], trips: Deadlines, noise_scale: float | None
@@ -350,15 +353,16 @@ class Loads:
 
     def _planned(self, version: int, present: Collection[int]) -> NDArray[np.int64]:
         """The version's loads: a whole batch, or what the present workers' limits allow, with at least one sample for
-        each of them. The plan may be older than the last leave or join."""
+        each of them, or two, see ``_least``. The plan may be older than the last leave or join."""
         there = np.zeros(self._workers, np.bool_)
         there[list(present)] = True
-        room = self._balancer.policy.cluster.most[there].sum()
+        room, least = self._balancer.policy.cluster.most[there].sum(), self._least
         loads = self._balancer.loads(version, int(min(self._batch, room)), present=there)
         for worker in np.flatnonzero(there & (loads == 0)):
-            if loads.max() > 1:
-                loads[np.argmax(loads)] -= 1
-                loads[worker] = 1
+            largest = np.argmax(loads)
+            if loads[largest] - least[worker] >= least[largest]:
+                loads[largest] -= least[worker]
+                loads[worker] = least[worker]
         return loads
 
 

@@ -48,14 +48,15 @@ class Epochs:
     """Each sample once per epoch, even if gradients are dropped: samples that come back are handed out again, first.
 
     samples: of the training set. epochs: their number. The order of an epoch is drawn from (seed, epoch). While a
-    late task still holds samples of an epoch, the next epoch begins for the others.
+    late task still holds samples of an epoch, the next epoch begins for the others. pairs: leave no single sample for
+    the last task, as batch norm needs it.
     """
 
-    def __init__(self, samples: int, epochs: int, seed: int) -> None:
+    def __init__(self, samples: int, epochs: int, seed: int, pairs: bool = False) -> None:
         whole("samples", samples)
         whole("epochs", epochs)
         whole("seed", seed, 0, 2**63 - 1)
-        self.samples, self.epochs, self._seed = samples, epochs, seed
+        self.samples, self.epochs, self._seed, self._pairs = samples, epochs, seed, pairs
         self.uses = np.zeros(samples, np.int64)  # of each sample, over the whole run
         self._begun = 0  # epochs
         self._fresh: list[Indices] = []  # samples of the newest epoch that were not handed out yet
@@ -64,6 +65,8 @@ class Epochs:
 
     def take(self, worker: int, count: int) -> Any:
         """The samples for a task, up to ``count``, which may be 0; None if there are none, at least for now."""
+        if self._pairs and count > 1 and self._left() - count == 1:
+            count += 1 if count == 2 else -1  # one more only if one less would leave a single sample here
         parts: list[Indices] = [] if count else [np.zeros(0, np.int64)]
         while count > 0 and self.available():
             if not self._back and not self._fresh:
@@ -104,6 +107,10 @@ class Epochs:
             missing = order[self.uses[order] <= epoch]
             if len(missing):
                 self._back.append(missing)
+
+    def _left(self) -> int:
+        """Samples that can be handed out now, of all epochs."""
+        return sum(map(len, (*self._back, *self._fresh))) + (self.epochs - self._begun) * self.samples
 
     def _drawn(self, epoch: int) -> Indices:
         return np.random.default_rng((self._seed, epoch)).permutation(self.samples)

@@ -63,7 +63,7 @@ def train(
             known = dict.fromkeys((*list(inspect.signature(train).parameters)[:-1], *taken))
             raise PacelineError(f"paceline.ray.train has no option {name!r}{expected(name, known)}")
     config = ServerConfig(workers, global_batch, policy=policy, **options)
-    pool = Epochs(samples, epochs, seed)
+    pool = Epochs(samples, epochs, seed, config.pairs())
     with Server(program, config, pool, on_update, address=address, delay=delay, replace=replace) as server:
         return server.run()
 
@@ -74,7 +74,8 @@ def torch_program(
     """A program for a torch model and data that fit into each worker's memory.
 
     Args:
-        model: A function that makes the model.
+        model: A function that makes the model, whose parameters are all float32 or all float64. It is called in each
+            worker, and once here for the checks.
         inputs: One row for each sample.
         targets: One row for each sample.
         loss: A function of outputs and targets, a mean over samples; by default the cross entropy.
@@ -83,7 +84,9 @@ def torch_program(
         The program, for ``train``.
 
     Raises:
-        PacelineError: For data without rows or of different lengths, and arguments that are no functions.
+        PacelineError: For data without rows or of different lengths, arguments that are no functions, parameters of
+            another dtype or of several, and layers that keep running statistics, since ``train`` returns parameters
+            only. A model that changes other buffers ends the training with an error.
     """
     check_functions("loss", model=model, loss=loss)
     rows, labels = (len(each) if np.ndim(each) else 0 for each in (inputs, targets))
@@ -91,22 +94,44 @@ def torch_program(
         raise PacelineError(
             f"inputs of {rows} and targets of {labels} rows: expected as many, one per sample"
         )
+    _check_model(model)
 
     def program(worker: int) -> tuple[Vector, Gradient]:
         import torch
 
-        from paceline.learners.images import FlatModel
+        from paceline.learners.images import FlatModel, check_trainable, check_unchanged
 
         torch.set_num_threads(1)
         torch.manual_seed(0)
-        flat = FlatModel(model(), loss)
+        made = model()
+        check_trainable(made)
+        flat = FlatModel(made, loss)
+        first = {name: each.clone() for name, each in made.named_buffers() if each.is_floating_point()}
         x, y = torch.as_tensor(np.array(inputs)), torch.as_tensor(np.array(targets))
 
         def gradient(values: Vector, samples: Indices) -> tuple[Vector, float]:
             flat.set(values)
             chosen = torch.from_numpy(np.array(samples))
-            return flat.gradient(x[chosen], y[chosen])
+            found = flat.gradient(x[chosen], y[chosen])
+            if first:
+                check_unchanged(made, first)
+                first.clear()
+            return found
 
         return flat.values(), gradient
 
     return program
+
+
+def _check_model(model: Callable[[], Any]) -> None:
+    """Raises PacelineError for a model that the workers would refuse, before they start."""
+    import torch
+
+    from paceline.learners.images import check_trainable
+
+    with torch.random.fork_rng(devices=[]):  # the program's own random numbers stay as they are
+        try:
+            made = model()
+        except Exception:  # it may need what only the workers have; an error there is quoted
+            return
+    check_trainable(made)

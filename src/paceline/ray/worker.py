@@ -19,6 +19,7 @@ from paceline.paramserver.aggregate import Sum, WorkerGradient
 from paceline.ray.start import START_SECONDS, controlled
 from paceline.rounds import Indices, Vector
 
+OURS = f"{PacelineError.__module__}.{PacelineError.__qualname__}: "  # before a message in a traceback
 Gradient = Callable[[Vector, Indices], tuple[Vector, float]]
 Program = Callable[[int], tuple[Vector, Gradient]]
 Delay = Callable[[int, int, int], float]
@@ -67,7 +68,9 @@ class GradientWorker:
     def compute(self, number: int, version: int, samples: Indices, *values: Vector) -> tuple[Any, ...]:
         """The mean gradient over the samples, a part for each shard, and a report. A cancelled gradient is None."""
         began = time.perf_counter()
-        for piece in np.array_split(samples, min(self._pieces, len(samples))):
+        for piece in np.array_split(
+            samples, max(1, min(self._pieces, len(samples) // 2))
+        ):  # batch norm needs two
             self.piece(number, version, piece, *values)
         *gradient, report = self.deliver(number, len(values))
         return (*gradient, report._replace(seconds=time.perf_counter() - began))
@@ -199,9 +202,9 @@ def check_functions(*optional: str, **given: Any) -> None:
 
 
 def last_line(error: Exception) -> str:
-    """The last line of an error of Ray, which is its cause."""
+    """The last line of an error of Ray, which is its cause; of a PacelineError, the message alone."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
+    return lines[-1].removeprefix(OURS) if lines else type(error).__name__
 
 
 def _answers(refs: list[Any], who: str = "a worker") -> list[Any]:

@@ -46,12 +46,16 @@ def check(config: TrainConfig, data: Data) -> None:
             f"micro-batch={config.micro_batch}: expected at least {2 * min_samples - 1}: {config.model} has batch "
             "norm"
         )
-    _check_engine(config)
+    _check_engine(config, min_samples)
 
 
-def server(config: TrainConfig) -> ServerConfig:
-    """The parameter server's options. Raises PacelineError for unknown ones and for those that exclude others."""
-    limits = tuple(config.limits) if isinstance(config.limits, list) else None
+def server(config: TrainConfig, min_samples: int = 1) -> ServerConfig:
+    """The parameter server's options. min_samples: the least load of workers without limits, 2 for batch norm.
+
+    Raises PacelineError for unknown options and for those that exclude others.
+    """
+    pairs = config.limits if isinstance(config.limits, list) else [(None, None)] * config.workers
+    limits = tuple((min_samples if low is None else low, high) for low, high in pairs)
     names = ("sync", "mode", "backup", "policy", "rate", "lr", "momentum")
     same: dict[str, Any] = {name: getattr(config, name) for name in names}
     return ServerConfig(config.workers, config.global_batch, limits=limits, **same)
@@ -93,13 +97,13 @@ def hindrance(config: TrainConfig, joined: bool = False) -> str:
     return ""
 
 
-def _check_engine(config: TrainConfig) -> None:
+def _check_engine(config: TrainConfig, min_samples: int) -> None:
     if config.engine not in ENGINES:
         raise PacelineError(f"engine {config.engine!r} is unknown{expected(config.engine, ENGINES)}")
     if config.engine == "ray":
         import paceline.ray  # noqa: F401 - it raises PacelineError if Ray is not installed
 
-        server(config).build(shared=True)
+        server(config, min_samples).build(shared=True)
         if config.patience != TrainConfig.patience:
             raise PacelineError("--patience is for --engine torch; leave it out with --engine ray")
     else:

@@ -19,6 +19,7 @@ from paceline.ray.server import Server
 from paceline.ray.worker import Gradient, Program
 from paceline.rounds import Vector
 from paceline.runs import Recorder, events
+from paceline.torch.options import min_samples_of
 from paceline.train import slowdown
 from paceline.train.checkpoint import Checkpoints
 from paceline.train.checks import server as server_options
@@ -40,7 +41,8 @@ def run(
     learner = Images(data, config.model, config.seed, standardize=False)
     samples = len(data.x_train)
     epochs = config.epochs if config.steps is None else -(-config.steps * config.global_batch // samples) + 1
-    pool = Epochs(samples, epochs, config.seed)
+    options = server_options(config, min_samples_of(learner.model))
+    pool = Epochs(samples, epochs, config.seed, options.pairs())
     kept = _checkpoints(run_dir)
     state = _go_on(kept, pool) if resume else None
     if kept.note:
@@ -48,7 +50,7 @@ def run(
     keep = (0 if state is None else int(state["version"])) if resume else None
     facts = config.as_dict() | {"engine": "ray"}
     delay = slowdown.create(config, lambda: [_seconds_per_sample(config, learner, samples)] * config.workers)
-    program, options = images_program(config, data), server_options(config)
+    program = images_program(config, data)
     with Server(program, options, pool, address=config.address, delay=delay, state=state) as server:
         recorder = Recorder.create(run_dir, facts, resume=keep)
         try:
