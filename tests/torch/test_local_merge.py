@@ -390,12 +390,12 @@ def test_state_for_a_rank_that_joins_is_that_of_the_intervals_beginning() -> Non
     with torch.no_grad():
         model.weight.fill_(5.0)
     state = local.state_dict()
-    assert state["model"]["weight"].tolist() == [1.0]
-    assert state["model"]["running_mean"].tolist() == [0.0]
-    assert int(state["model"]["num_batches_tracked"]) == 0
+    assert state["model"]["saved"]["weight"].tolist() == [1.0]
+    assert state["model"]["saved"]["running_mean"].tolist() == [0.0]
+    assert int(state["model"]["saved"]["num_batches_tracked"]) == 0
     local.over()
-    assert local.state_dict()["model"]["weight"].tolist() == [5.0]
-    assert int(local.state_dict()["model"]["num_batches_tracked"]) == 1
+    assert local.state_dict()["model"]["saved"]["weight"].tolist() == [5.0]
+    assert int(local.state_dict()["model"]["saved"]["num_batches_tracked"]) == 1
     other = merges(torch.nn.BatchNorm1d(1).double())
     other.load_state_dict(state)
     assert other._model.weight.tolist() == [1.0]  # type: ignore[union-attr]

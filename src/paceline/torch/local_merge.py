@@ -35,6 +35,7 @@ from paceline.torch.local_frozen import Frozen
 from paceline.torch.local_projection import Projection
 from paceline.torch.members import Ranks
 from paceline.torch.steps import learning_rate
+from paceline.torch.whole_state import load_whole_state, whole_state
 
 # Numbers of a rank before its counters: a 1 for its presence, its weight, the projection and the norm of the
 # parameters with which it began, and its learning rate.
@@ -286,14 +287,17 @@ class Merges:
         if self._start is not None:
             began = dict(zip(map(id, values), [*self._start, *self._before], strict=True))
         model = {
-            name: began.get(id(value), value.detach() if isinstance(value, torch.Tensor) else value)
-            for name, value in self._model.state_dict(keep_vars=True).items()
+            kind: {
+                name: began.get(id(value), value.detach() if isinstance(value, torch.Tensor) else value)
+                for name, value in values.items()
+            }
+            for kind, values in whole_state(self._model, keep_vars=True).items()
         }
         return {"model": model, "outer": self._outer.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the ``state_dict`` of another rank."""
-        self._model.load_state_dict(state["model"])
+        load_whole_state(self._model, state["model"])
         self._outer.load_state_dict(state["outer"])
 
     def outer_state(self) -> dict[str, Any]:

@@ -110,7 +110,7 @@ def test_a_state_that_no_joiner_could_read_is_told_at_once() -> None:
 
         def load_state_dict(self, state: Any) -> None: ...
 
-    handover = Handover(torch.nn.Linear(1, 1), dict, print)
+    handover = Handover(dict, print, dict, print)
     with pytest.raises(PacelineError, match=r"pace.register\(\): the state of a Odd holds pathlib"):
         handover.register([Odd()])
     with torch.serialization.safe_globals([type(Path("x")), Path]):

@@ -44,7 +44,10 @@ def check(told: Told, rounds: int | None = None, whole: bool = True, **options: 
     assert all(sum(loads) == BATCH for loads, _ in by_step.values()) or not whole
 
 
-@guarantee("Ranks that begin with different parameters train those of the first rank.")
+@guarantee(
+    "Ranks that begin with different parameters and buffers, also those that are not saved, train those of the "
+    "first rank."
+)
 def test_run_without_faults_trains_model_of_one_process(tmp_path: Path) -> None:
     told = run(tmp_path, 3, 30, lambda *_: None)
     check(told, 30)

@@ -181,7 +181,7 @@ def test_members_that_cannot_reach_one_another_raise(monkeypatch: pytest.MonkeyP
 
 def test_joiner_hands_on_the_record_of_the_last_round() -> None:
     """To one that missed it, as whoever ran it is lost meanwhile."""
-    hands = [Handover(torch.nn.Linear(1, 1), dict, lambda run: None) for _ in range(3)]
+    hands = [Handover(dict, lambda model: None, dict, lambda run: None) for _ in range(3)]
     hands[0].record = torch.arange(3.0, dtype=torch.float64)
     hands[1].take(hands[0].pack(), run=True)
     assert torch.equal(hands[2].take(hands[1].pack(), run=False), hands[0].record)

@@ -18,12 +18,17 @@ CHUNK = 32 << 20  # bytes that are sent at once
 
 
 class Handover:
-    """Packs the state that a joining rank needs, and loads it. run: gives the run's progress; go_on: loads that."""
+    """Packs the state that a joining rank needs, and loads it. model: gives the model's state; take_model: loads
+    that. run: gives the run's progress; go_on: loads that."""
 
     def __init__(
-        self, model: torch.nn.Module, run: Callable[[], dict[str, Any]], go_on: Callable[[Any], None]
+        self,
+        model: Callable[[], dict[str, Any]],
+        take_model: Callable[[Any], None],
+        run: Callable[[], dict[str, Any]],
+        go_on: Callable[[Any], None],
     ) -> None:
-        self._model, self._run, self._go_on = model, run, go_on
+        self._model, self._take_model, self._run, self._go_on = model, take_model, run, go_on
         self.registered: list[Any] = []
         self.record: torch.Tensor | None = None  # of this rank's last commit, for a rank that missed it
 
@@ -44,7 +49,7 @@ class Handover:
     def pack(self) -> torch.Tensor:
         """The whole state, as bytes in a tensor."""
         parts = {
-            "model": self._model.state_dict(),
+            "model": self._model(),
             "registered": [thing.state_dict() for thing in self.registered],
             "run": self._run(),
             "record": self.record,
@@ -58,7 +63,7 @@ class Handover:
     def take(self, packed: torch.Tensor, run: bool) -> Any:
         """Load what ``pack`` gave. run: also the progress of the run. Returns the ``record`` of the packing rank."""
         parts = unpack(packed.numpy().tobytes(), "the state that another worker hands over")
-        self._model.load_state_dict(parts["model"])
+        self._take_model(parts["model"])
         if len(parts["registered"]) != len(self.registered):
             raise PacelineError(
                 f"pace.register() was given {len(self.registered)} things here, and {len(parts['registered'])} on "

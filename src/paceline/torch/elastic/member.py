@@ -31,6 +31,7 @@ from paceline.torch.gradients.weighing import put
 from paceline.torch.members import Members
 from paceline.torch.plan import Piece
 from paceline.torch.terms import Terms
+from paceline.torch.whole_state import load_whole_state, whole_state
 
 LOOK = 0.001  # seconds between two looks at the ranks that have come to the end of a loop
 TOGETHER_SECONDS = 10.0  # that a rank at the end of a loop waits for the others, at most
@@ -130,11 +131,12 @@ class Member(Members):
         self._terms: Terms = loop.terms
         self._parameters = [p for p in self._model.parameters() if p.requires_grad]
         self._sums = (ExactBuckets if self._terms.chunk else Buckets)(self._parameters)
-        given: Any = self._model
+        model = partial(whole_state, self._model), partial(load_whole_state, self._model)
         if loop.merges is not None:  # with local steps, changes of the model are summed and handed over
             self._sums.close()
-            self._sums, given = loop.merges.flats, loop.merges
-        self._given = Handover(given, loop.stands, loop.load_state_dict)
+            self._sums = loop.merges.flats
+            model = loop.merges.state_dict, loop.merges.load_state_dict
+        self._given = Handover(*model, loop.stands, loop.load_state_dict)
         self._rendezvous = Rendezvous(self._link, self._given)
 
     # -- called by Pace -------------------------------------------------------------------------------------------
