@@ -64,6 +64,7 @@ def module_of(dtype: torch.dtype) -> Any:
             self.optimizer_of: Callable[[nn.Module], torch.optim.Optimizer] = optimizer_of
             self.used: list[list[int]] = []
             self.milliseconds, self.sharding, self.fails_at, self.ends_at = 0.0, False, -1, -1
+            self.apart = False  # most of the loss is added in a backward() of its own
 
         def configure_model(self) -> None:
             if self.sharding:
@@ -89,6 +90,8 @@ def module_of(dtype: torch.dtype) -> Any:
             self.kind = out.dtype
             loss = self.loss_of(out, y)
             self.log("loss", loss)
+            if self.apart:
+                loss, self.rest = loss * 0.25, loss * 0.75
             weight = self.loss_of.weight
             return loss if weight is None else {"loss": loss, "over": weight[y].sum()}
 
@@ -116,6 +119,7 @@ def fit(
     weight: torch.Tensor | None = None,
     ends_at: int = -1,
     optimizer: Callable[[nn.Module], torch.optim.Optimizer] = optimizer_of,
+    apart: bool = False,
     **trainer_options: Any,
 ) -> dict[str, Any]:
     """One fit by ``ranks`` ranks; what it used, ended with, and how its rounds were divided."""
@@ -133,6 +137,8 @@ def fit(
     task = module_of(getattr(torch, dtype))
     task.milliseconds, task.sharding, task.ends_at = milliseconds, sharding, ends_at
     task.loss_of, task.optimizer_of = nn.CrossEntropyLoss(weight), optimizer
+    if apart:
+        task.apart, task.backward = True, lambda loss: (loss + task.rest).backward()
     strategy: Any = "ddp" if ranks > 1 else "auto"
     if sharding:
         strategy = ModelParallelStrategy(data_parallel_size=ranks, tensor_parallel_size=1)
@@ -176,6 +182,7 @@ CASES: dict[str, dict[str, Any]] = {
         "gradient_clip_val": 0.05,
         "loading": {"cost": COSTS, "padded": True},
     },
+    "own backward": {"apart": True, "epochs": 1},
     "bfloat16": {"dtype": "float32", "precision": "bf16-mixed"},
 }
 CASES = possible(CASES)

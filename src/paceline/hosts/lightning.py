@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -42,6 +42,7 @@ try:
         LearningRateFinder,
         StochasticWeightAveraging,
     )
+    from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 except ModuleNotFoundError as error:  # pragma: no cover - if the extra is not installed
     raise PacelineError(f"Lightning is not installed; {installation('hosts')}") from error
 
@@ -108,7 +109,7 @@ class BalancedCallback(Callback):
         self._fitting = False
         self._noted = False  # whether this micro-step's loss is noted
         self._counted: float | None = None  # what this micro-step's loss is over, if not samples
-        self._weighing: Any = None  # the hook on the loss of the running backward pass
+        self._weighing: list[Any] = []  # the hooks that weigh the running backward pass
         self._stepping = 0.0
 
     def loader(self, dataset: Any, *, seed: int = 0, shuffle: bool = True, **options: Any) -> Loader:
@@ -153,6 +154,12 @@ class BalancedCallback(Callback):
             )
         model = trainer.strategy.model
         assert model is not None
+        if _own_backward(pl_module) and not isinstance(trainer.strategy, DDPStrategy | SingleDeviceStrategy):
+            raise PacelineError(
+                f"{type(pl_module).__name__}.backward() under a {type(trainer.strategy).__name__}: what it adds to "
+                "the loss would not be weighed; expected Lightning's own backward(), and the sum of all losses from "
+                "training_step"
+            )
         self.pace = HostedPace(model, self.global_batch, self.policy, micro_steps=micro_steps, **self.options)
         self.pace.host.adapter = _UnderLightning()
         _weigh_logs(trainer.fit_loop.epoch_loop._results, self.pace)
@@ -175,10 +182,14 @@ class BalancedCallback(Callback):
             pace.host.prepared()  # Lightning does so for each manual_backward, within DDP's forward pass
         weight = pace.host.weight(None if self._noted else whole, self.reduction, self._counted)
         weight, self._noted = weight * divided, True
-        self._weighing = loss.register_hook(lambda gradient: gradient * weight)
+        weighed: Sequence[torch.Tensor] = (loss,)
+        if _own_backward(pl_module):  # it may add other losses to this one
+            weighed = [each for each in pl_module.parameters() if each.requires_grad]
+        self._weighing = [each.register_hook(lambda gradient: gradient * weight) for each in weighed]
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._weighing.remove()  # another loss may be a sum with this one
+        for hook in self._weighing:
+            hook.remove()  # another loss may be a sum with this one
         self._running().host.backward_done()
 
     def on_before_optimizer_step(self, *_: Any) -> None:
@@ -256,6 +267,11 @@ class BalancedCallback(Callback):
     def _running(self) -> HostedPace:
         assert self.pace is not None
         return self.pace
+
+
+def _own_backward(module: LightningModule) -> bool:
+    """Whether the module runs its backward passes by itself."""
+    return getattr(module.backward, "__func__", None) is not LightningModule.backward
 
 
 class Loader:
