@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
 from paceline.errors import PacelineError
-from paceline.torch import LocalSGD, Pace
+from paceline.torch import ElasticPace, LocalSGD, Pace
 from paceline.torch.callbacks import OnRound
 from paceline.torch.feed.pieces import Order
 from support.forks import all_well, as_torchrun, ended
@@ -65,6 +65,9 @@ def refused(pace: Pace, model: nn.Module, module: nn.Module, optimizer: torch.op
                 parameter.grad = torch.ones_like(parameter)
             with raises(f"added.weight, {since}"):
                 other.step()
+            if isinstance(pace, ElasticPace):
+                with raises("LBFGS.step(closure) with ElasticPace, whose rounds may be run again"):
+                    torch.optim.LBFGS([module.first.weight]).step(lambda: 0.0)
         pace.step(optimizer)
     return pace.rounds
 
@@ -115,6 +118,24 @@ def test_layer_trained_in_mid_run_raises_in_an_elastic_run(tmp_path: Path) -> No
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "5\n5\n"
+
+
+@NAMES_LAYERS
+def test_layer_exchanged_for_one_of_the_same_size_raises_under_local_steps() -> None:
+    module, loss_of = fresh(torch.float64), nn.CrossEntropyLoss()
+    optimizer = optimizer_of(module)
+    with LocalSGD(module, 16, every=1) as pace:
+        for x, y, _ in pace.loader(Samples(16 * 3), seed=5):
+            if pace.rounds == 1:
+                module.second = copy.deepcopy(module.second)
+                optimizer.param_groups[0]["params"] = list(module.parameters())
+            pace.backward(loss_of(module(x), y))
+            if pace.rounds == 1:
+                with raises("second.weight, which was not trained when Pace was made"):
+                    pace.step(optimizer)
+                return
+            pace.step(optimizer)
+    pytest.fail("no second round")
 
 
 def unfrozen(rank: int, ranks: int, anew: bool) -> float:

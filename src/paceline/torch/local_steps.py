@@ -83,7 +83,7 @@ class LocalSteps:
 
     def step(self, optimizers: list[Any], scaler: Any) -> bool:
         """Take this rank's own step, and merge after an interval's last one. True when the optimizers stepped."""
-        self.watch.check_ours(optimizers)
+        self.watch.check_each(optimizers)
         piece, many = self._round.steps_alone(), self._gradients.many
         with self._named():
             stepped = self._take(piece, optimizers, scaler, many > 0)

@@ -56,7 +56,8 @@ REFUSED = {
     "undivided": "round {step}: pace.weighted(loss, count=...).backward() under weigh='hook' leaves a gradient that "
     "is not divided by the count of all ranks; call pace.backward(loss, count=...) in its place",
     "foreign backward": "round {step}: optimizer.step() was called after a backward pass that is not Paceline's, "
-    "whose gradient is not weighted; call pace.backward(loss) in its place",
+    "whose gradient is not weighted; call pace.backward(loss) in its place, or under a framework its own, such as "
+    "Lightning's manual_backward(loss)",
     "weighed first": "round {step}: optimizer.step() was called after pace.weighted(loss).backward() alone; expected "
     "pace.backward(loss) and pace.step(optimizer) first, once a round, and pace.weighted for the passes after them",
     "step within": "optimizer.step() was called within round {step}, before all its gradients were there; expected "

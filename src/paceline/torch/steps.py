@@ -70,6 +70,7 @@ class OptimizerWatch:
         self._frozen = [] if alone else [p for p in model.parameters() if not p.requires_grad]
         # The number of parameters of each optimizer when it was checked that all of them are summed.
         self._sizes: dict[weakref.ref[Any], int] = {}
+        self._seen: set[int] = set()  # parameters of optimizers, in ``check_each``
         self._others: set[weakref.ref[Any]] = set()  # those with parameters outside of the model
         self.outside, self._option = outside or Outside((), bool), option
         # A weak reference to the optimizer that was last found to concern the model, and its number of parameters.
@@ -110,6 +111,15 @@ class OptimizerWatch:
                     )
                 if isinstance(one, torch.optim.Optimizer):  # one inside a wrapper is checked at its step
                     self._check_summed(one)
+
+    def check_each(self, optimizers: Iterable[Any]) -> None:
+        """As ``check_ours``, also where some parameters have been exchanged for as many others."""
+        now = {id(p) for one in optimizers for p in held(one)}
+        if not now <= self._seen:
+            self._seen |= now
+            self._sizes.clear()
+            self._known = int
+        self.check_ours(optimizers)
 
     def take(self, optimizers: list[Any], scaler: Any, heard: bool = True) -> float:
         """Step and zero the optimizers, with the GradScaler if there is one; returns the seconds it took.
@@ -194,10 +204,15 @@ class OptimizerWatch:
             for parameter in held(optimizer):
                 name = names.get(id(parameter), "a parameter outside of the model" if alone else "")
                 if name and parameter.requires_grad and id(parameter) not in self._ours:
+                    instead = (
+                        "part of the model that was given, and trained"
+                        if self._whole
+                        else "requires_grad from the start, with learning rate 0 for now, or a new "
+                        "DistributedDataParallel and Pace"
+                    )
                     raise PacelineError(
                         f"optimizer.step() would move {name}, which was not trained when Pace was made; expected "
-                        "requires_grad from the start, with learning rate 0 for now, or a new "
-                        "DistributedDataParallel and Pace"
+                        + instead
                     )
             self._sizes[this] = size
             if not all(id(p) in names for p in held(optimizer)):
@@ -382,6 +397,11 @@ class RoundSteps:
     # -- called before and after each step of an optimizer with the model's parameters, whoever takes it -----------
 
     def _step_begins(self, optimizer: torch.optim.Optimizer, closure: bool) -> None:
+        if closure and self._members.carries_rows:
+            raise PacelineError(
+                f"{type(optimizer).__name__}.step(closure) with ElasticPace, whose rounds may be run again by other "
+                "ranks; expected an optimizer that steps after the backward pass, or Pace"
+            )
         round = self._round
         self._host.step_begins(round.piece)
         self.watch.begin()
