@@ -68,6 +68,7 @@ class Passes:
         # On a device a pass ends long before its gradients are there, and hooks show which stream computes them.
         self._ends_with_gradient = device.type == "cpu" and reducer.waits == "behind"
         self._rows, self._hooks, self._warned = RowCheck(), list[Any](), False
+        self._valued = False  # a loss of the running filler sample counts all the same
         # The round's loss and count before the running pass, and this one's own count, if it may be taken back.
         self._recorded: tuple[torch.Tensor | float, float, float | None] | None = None
         trained = [p for p in gradients.parameters if p.requires_grad]
@@ -88,6 +89,8 @@ class Passes:
         if piece.samples:
             self._round.drawn(piece, self._rows.missing(batch, piece.samples))
         else:  # an empty batch adds nothing to a sum over ranks
+            self._valued = False
+            gradients.filler.begin()
             self._round.drawn(piece, None, not (self._filled or isinstance(batch, int)))
 
     def received(self, batch: Any) -> None:
@@ -161,7 +164,10 @@ class Passes:
             part = self._part(piece, reduction, count)
         first = round.weighed(count)
         running = self._meter.running
-        if first and gradients.apart:
+        if not first:
+            if not (piece.samples or self._valued):
+                gradients.filler.begin()
+        elif gradients.apart:
             self._recorded = running.loss, running.count, count
         if self._checks.looks:
             self._checks.weighs(loss, piece, reduction, count, first)
@@ -194,6 +200,9 @@ class Passes:
         if reduction != GLOBAL:
             raise PacelineError(f"reduction={reduction!r}: expected 'mean', 'sum' or 'global'")
         self._check_global(piece, count)
+        if not piece.samples:
+            self._valued = True
+            self.gradients.filler.end()
         return self.gradients.whole(piece)
 
     def _check_global(self, piece: Piece, count: float | None) -> None:
@@ -221,11 +230,14 @@ class Passes:
             gradients.join()
         if do is STEP:
             if not self._round.ready:  # the graph contained no hooked parameter
+                gradients.filler.end()
                 if self._last is not None:
                     self._last.missed()
                 self._gradients_ready()
-        elif do is COMMIT:
-            piece = self._round.committed(self._commit(piece))
+        else:
+            gradients.filler.end()
+            if do is COMMIT:
+                piece = self._round.committed(self._commit(piece))
         gradients.done(piece)
 
     def close(self) -> None:

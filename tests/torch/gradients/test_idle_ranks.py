@@ -13,7 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.torch import Pace
 from support.guarantees import guarantee
-from support.ranks import run_ranks
+from support.ranks import run_cases, run_ranks
+from support.scripted import Script
 
 pytestmark = pytest.mark.processes
 
@@ -30,6 +31,17 @@ class TwoHeads(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out, some = self.first(x), x[:, 0] > 5
         return out + torch.where(some[:, None], self.second(x), 0.0) if some.any() else out
+
+
+class Spread(nn.Module):
+    """Divides by the spread over the batch, which is zero for a single sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x) / x.std(0).mean()).tanh()
 
 
 def made(order: str) -> tuple[TwoHeads, torch.Tensor, torch.Tensor]:
@@ -75,3 +87,45 @@ def test_idle_rank_uses_no_parameter_that_the_round_does_not_use(order: str, opt
     for found in run_ranks(3, trained, order, options):
         for ours, theirs in zip(found, whole.parameters(), strict=True):
             np.testing.assert_allclose(ours, theirs.detach().numpy(), rtol=0, atol=1e-12)
+
+
+WAYS = "backward", "round", "hook"
+
+
+def divided_by_the_spread(rank: int, ranks: int, way: str) -> list[np.ndarray]:
+    """The parameters after rounds in which one rank has all the work."""
+    torch.manual_seed(0)
+    model, (_, x, y) = Spread().double(), made("first")
+    ddp = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    options = {"round": {"loop": "round"}, "hook": {"weigh": "hook"}}.get(way, {})
+    loss_of: Any = nn.functional.mse_loss
+    with Pace(ddp, BATCH, Script(((1, 0), (0, 1))), **options) as pace:
+        for batch in pace.loader(torch.utils.data.TensorDataset(x, y), shuffle=False):
+            if way == "round":
+                pace.round(batch, lambda x, y: loss_of(ddp(x), y))
+            else:
+                loss = loss_of(ddp(batch[0]), batch[1])
+                if way == "hook":
+                    loss.backward()
+                else:
+                    pace.backward(loss)
+            pace.step(optimizer)
+    return [p.detach().numpy().copy() for p in model.parameters()]
+
+
+@guarantee("A filler sample counts for nothing, also where its gradient is infinite or not a number.")
+def test_filler_sample_without_a_finite_gradient_counts_for_nothing() -> None:
+    """The one sample of a rank without work is divided by its spread over one sample."""
+    torch.manual_seed(0)
+    model, (_, x, y) = Spread().double(), made("first")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for inputs, targets in zip(x.split(BATCH), y.split(BATCH), strict=True):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(inputs), targets).backward()
+        optimizer.step()
+    found = run_cases(2, divided_by_the_spread, {way: {"way": way} for way in WAYS})
+    for way in WAYS:
+        for rank in found[way]:
+            for ours, theirs in zip(rank, model.parameters(), strict=True):
+                np.testing.assert_allclose(ours, theirs.detach().numpy(), rtol=0, atol=1e-12, err_msg=way)

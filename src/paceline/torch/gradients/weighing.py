@@ -18,6 +18,7 @@ import torch
 from paceline.errors import PacelineError
 from paceline.torch import peers
 from paceline.torch.gradients.counts import Counts
+from paceline.torch.gradients.filler import Filler
 from paceline.torch.gradients.reducers import LOOKS, Reducer
 from paceline.torch.gradients.same_bits import ExactSum
 from paceline.torch.hooks_of_torch import version
@@ -34,10 +35,14 @@ class GradientStash:
 
     For each piece: ``bring_back`` before its backward pass, then ``put``, or ``ready`` after a round's last one. For
     each round: ``check_removed`` before its step, ``used`` after it; ``drop`` if it is left unfinished.
+
+    Attributes:
+        filler: Has the passes of filler samples add zeros.
     """
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         self.parameters = list(parameters)
+        self.filler = Filler(self.parameters)
         self._kept: list[torch.Tensor | None] | None = None  # accumulated over the round's finished pieces
         self._begun = False  # a backward pass of the running round has begun, and may have been left
         self._had: list[bool] = []  # which parameters had gradients when the newest round was complete
@@ -134,6 +139,7 @@ class GradientStash:
 
     def drop(self) -> None:
         """The running round is left unfinished: drop its gradients."""
+        self.filler.end()
         if self._begun or self._kept is not None:
             put(self.parameters)
         self._kept, self._used, self._had, self._begun = None, None, [], False

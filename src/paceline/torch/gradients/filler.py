@@ -1,0 +1,41 @@
+"""The gradients of a filler sample, which stands in for the work of a rank without any: they are zero.
+
+A weight of 0 is not enough: where a layer divides by the deviation over the batch, as a norm written by hand, the
+gradient of one sample is infinite or NaN, and so is 0 times it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from paceline.torch.hooks_of_torch import at_end_of_pass
+
+
+class Filler:
+    """Has the backward pass of a filler sample add zeros to the gradients of these parameters: ``begin`` before it.
+    It ends by itself, or by ``end`` if it may have reached none of them."""
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        self._parameters, self._hooks = parameters, list[Any]()
+        self._noticed = False  # the pass has come to a parameter
+
+    def begin(self) -> None:
+        """The next pass is that of a filler sample."""
+        self.end()
+        self._noticed = False
+        self._hooks = [p.register_hook(self._zeros) for p in self._parameters if p.requires_grad]
+
+    def end(self) -> None:
+        """It is over, or left out."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def _zeros(self, gradient: torch.Tensor) -> torch.Tensor:
+        if not self._noticed:
+            self._noticed = True
+            at_end_of_pass(self.end)
+        return torch.zeros_like(gradient)
