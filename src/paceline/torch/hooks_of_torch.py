@@ -75,6 +75,15 @@ class GradientsOfPass:
             self._notify()
 
 
+def accumulates(node: Any) -> bool:
+    """Whether the running pass adds to the gradient of a parameter, of which this is the node. It does not in
+    ``torch.autograd.grad``."""
+    try:
+        return bool(torch._C._will_engine_execute_node(node))
+    except RuntimeError:  # it is torch.autograd.grad with this parameter
+        return False
+
+
 def call_in_pass(loss: torch.Tensor, first: Any, key: int, notify: Callable[..., None]) -> None:
     """Call ``notify`` when a backward pass begins at ``loss``, whose graph node is ``first``.
 

@@ -7,11 +7,12 @@ gradient of one sample is infinite or NaN, and so is 0 times it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
-from paceline.torch.hooks_of_torch import at_end_of_pass
+from paceline.torch.hooks_of_torch import accumulates, at_end_of_pass
 
 
 class Filler:
@@ -26,7 +27,9 @@ class Filler:
         """The next pass is that of a filler sample."""
         self.end()
         self._noticed = False
-        self._hooks = [p.register_hook(self._zeros) for p in self._parameters if p.requires_grad]
+        trained = [p for p in self._parameters if p.requires_grad]
+        nodes = [torch.autograd.graph.get_gradient_edge(p).node for p in trained]
+        self._hooks = [p.register_hook(partial(self._zeros, n)) for p, n in zip(trained, nodes, strict=True)]
 
     def end(self) -> None:
         """It is over, or left out."""
@@ -34,7 +37,9 @@ class Filler:
             hook.remove()
         self._hooks = []
 
-    def _zeros(self, gradient: torch.Tensor) -> torch.Tensor:
+    def _zeros(self, node: Any, gradient: torch.Tensor) -> torch.Tensor | None:
+        if not accumulates(node):
+            return None  # a penalty on the gradient is made of it
         if not self._noticed:
             self._noticed = True
             at_end_of_pass(self.end)
