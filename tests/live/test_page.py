@@ -292,9 +292,9 @@ def test_grey_boxes_stand_for_what_is_still_to_come(recorder, watched, tab):
 def test_it_fits_keeps_to_the_readers_choice_and_axe_finds_nothing_serious(
     recorder, watched, tab, width, scheme
 ):
-    go_on(recorder, 0, 60)
+    go_on(recorder, 0, 15)
     page = tab(watched(recorder.run_dir).url, width=width, scheme=scheme)
-    says(page, "All 60 rounds")
+    says(page, "All 15 rounds")
     opened = "document.querySelectorAll('details').forEach((each) => { each.open = true; })"
     page.evaluate(opened)
     page.wait_for_timeout(300)
@@ -306,7 +306,7 @@ def test_it_fits_keeps_to_the_readers_choice_and_axe_finds_nothing_serious(
     page.get_by_role("button", name="Light or dark").click()
     assert (page.evaluate(background) == dark) == (scheme == "light")
     page.reload()
-    says(page, "All 60 rounds")
+    says(page, "All 15 rounds")
     assert (page.evaluate(background) == dark) == (scheme == "light")
     page.evaluate(opened)
     recorder.finish()
