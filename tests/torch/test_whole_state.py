@@ -59,6 +59,15 @@ def test_loaded_model_has_all_tensors_of_the_other(mine: nn.Module, theirs: nn.M
         assert own[name].shape != each.shape or tensors(mine)[name] is own[name], "optimizers hold it"
 
 
+def test_what_the_other_has_frozen_and_put_into_evaluation_is_so_here() -> None:
+    mine, theirs = Features(0), Features(1)
+    theirs.head.bias.requires_grad_(False)
+    theirs.inner.eval()
+    load_whole_state(mine, whole_state(theirs))
+    assert (mine.head.weight.requires_grad, mine.head.bias.requires_grad) == (True, False)
+    assert [module.training for module in mine.modules()] == [True, True, False]
+
+
 def test_cache_that_this_model_has_not_made_is_left_out() -> None:
     mine = Features(0)
     load_whole_state(mine, whole_state(Features(1, 7)))
@@ -68,7 +77,6 @@ def test_cache_that_this_model_has_not_made_is_left_out() -> None:
 def test_own_tensors_are_given_if_asked_for() -> None:
     model = Features(0, 4)
     state = whole_state(model, keep_vars=True)
-    assert {*map(id, tensors(model).values())} == {
-        id(one) for each in state.values() for one in each.values()
-    }
+    given = {**state["saved"], **state["unsaved"]}
+    assert {*map(id, tensors(model).values())} == {*map(id, given.values())}
     assert not any(each.requires_grad for each in whole_state(model)["saved"].values())
