@@ -113,9 +113,7 @@ def torch_program(
             flat.set(values)
             chosen = torch.from_numpy(np.array(samples))
             found = flat.gradient(x[chosen], y[chosen])
-            if first:
-                check_unchanged(made, first)
-                first.clear()
+            check_unchanged(made, first)
             return found
 
         return flat.values(), gradient
