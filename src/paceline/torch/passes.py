@@ -154,7 +154,7 @@ class Passes:
         """The weight of this micro-step's gradient. Records the loss, if given."""
         round, gradients = self._round, self.gradients
         if (piece := round.piece) is None:
-            return self._weight_behind(reduction, count)
+            return self._weight_behind(loss, reduction, count)
         part: float = piece.samples
         if count is not None:
             count = part = checked_count(count) * (part > 0)
@@ -175,18 +175,24 @@ class Passes:
             running.add_count(count)
         if loss is not None:
             running.add_loss(loss, part)
-            if not part and piece.samples and not self._warned:
-                self._uncounted(float(loss.detach()), piece)
+            if not part:
+                self._counts_for_nothing(loss, piece)
         if not (piece.last or round.more):
             self._halfway(round.entire)
         return gradients.weigh(piece, part, count, first, reduction)
 
-    def _uncounted(self, loss: float, piece: Piece) -> None:
-        """Warns once of a mean over nothing that is not zero, such as one over at least 1, whose loss is lost."""
-        if loss and math.isfinite(loss):
+    def _counts_for_nothing(self, loss: torch.Tensor, piece: Piece) -> None:
+        """Follows the loss of a filler sample. Warns once of a mean over nothing that is not zero, such as one over
+        at least 1, whose loss is lost."""
+        if not piece.samples:
+            if not self._valued:
+                self.gradients.filler.follow(loss)
+            return
+        value = float(loss.detach())
+        if not self._warned and value and math.isfinite(value):
             self._warned = True
             warnings.warn(
-                f"round {piece.step}: a loss of {loss:g} came with count=0, so that it counts for nothing. If it is "
+                f"round {piece.step}: a loss of {value:g} came with count=0, so that it counts for nothing. If it is "
                 "that of samples, as of a detector's negatives, pass the sum with reduction='sum' and the same "
                 "count=, which divides it by the count of all ranks; a penalty of no sample is right as it is",
                 RuntimeWarning,
@@ -247,7 +253,7 @@ class Passes:
         for hook in self._hooks:
             hook.remove()
 
-    def _weight_behind(self, reduction: str, count: float | None) -> float:
+    def _weight_behind(self, loss: torch.Tensor | None, reduction: str, count: float | None) -> float:
         """The weight of another model's loss, on the batch of a round that is over."""
         gradients = self.gradients
         piece = self._round.behind()
@@ -266,6 +272,8 @@ class Passes:
                 f"round {piece.step}: the loss of a second model was weighted after the step: {wrong}"
             )
         part = piece.samples if reduction == MEAN else float(piece.samples > 0)
+        if not piece.samples and reduction != GLOBAL and loss is not None:
+            gradients.filler.follow(loss)
         return gradients.weight_behind(piece, gradients.whole(piece) if reduction == GLOBAL else part)
 
     # -- called by torch -------------------------------------------------------------------------------------

@@ -112,5 +112,6 @@ def check_rates(step: int, rates: list[float]) -> None:
         (low, rank), (high, other) = known[0], known[-1]
         raise PacelineError(
             f"the learning rate of rank {rank} is {low:g} in round {step} and that of rank {other} {high:g}; "
-            "expected the same: let the schedule count the samples, tokens or losses of all ranks"
+            "expected the same: let the schedule count the samples, tokens or losses of all ranks, and with "
+            "ElasticPace give the scheduler to pace.register()"
         )

@@ -89,7 +89,7 @@ def test_idle_rank_uses_no_parameter_that_the_round_does_not_use(order: str, opt
             np.testing.assert_allclose(ours, theirs.detach().numpy(), rtol=0, atol=1e-12)
 
 
-WAYS = "backward", "penalty", "round", "hook"
+WAYS = "backward", "penalty", "round", "hook", "outside", "second model"
 
 
 def norm_of_the_gradient(loss: torch.Tensor, model: nn.Module) -> torch.Tensor:
@@ -98,28 +98,41 @@ def norm_of_the_gradient(loss: torch.Tensor, model: nn.Module) -> torch.Tensor:
     return torch.stack([grad.square().sum() for grad in grads]).sum().sqrt()
 
 
-def divided_by_the_spread(rank: int, ranks: int, way: str) -> list[np.ndarray]:
-    """The parameters after rounds in which one rank has all the work."""
+def two_spreads() -> list[nn.Module]:
     torch.manual_seed(0)
-    model, (_, x, y) = Spread().double(), made("first")
-    ddp = DistributedDataParallel(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    options = {"round": {"loop": "round"}, "hook": {"weigh": "hook"}}.get(way, {})
-    loss_of: Any = nn.functional.mse_loss
-    with Pace(ddp, BATCH, Script(((1, 0), (0, 1))), **options) as pace:
+    return [Spread().double(), Spread().double()]
+
+
+def loss_of(way: str, x: torch.Tensor, y: torch.Tensor, model: nn.Module, other: nn.Module) -> torch.Tensor:
+    loss = nn.functional.mse_loss(model(x) + other(x) if way == "outside" else model(x), y)
+    if way == "penalty":
+        loss = loss + 0.01 * norm_of_the_gradient(loss, model)
+    return loss
+
+
+def divided_by_the_spread(rank: int, ranks: int, way: str) -> list[np.ndarray]:
+    """The parameters after rounds in which one rank has all the work. Two models: the second is part of the first
+    one's loss (``outside``), or trained by itself after its step."""
+    models, (_, x, y) = two_spreads(), made("first")
+    first, second = map(DistributedDataParallel, models)
+    optimizer, behind = (torch.optim.SGD(model.parameters(), lr=0.1) for model in models)
+    if way == "outside":
+        optimizer.add_param_group({"params": list(models[1].parameters())})
+    options: Any = {"round": {"loop": "round"}, "hook": {"weigh": "hook"}}.get(way, {})
+    with Pace(first, BATCH, Script(((1, 0), (0, 1))), **options) as pace:
         for batch in pace.loader(torch.utils.data.TensorDataset(x, y), shuffle=False):
             if way == "round":
-                pace.round(batch, lambda x, y: loss_of(ddp(x), y))
+                pace.round(batch, lambda x, y: loss_of(way, x, y, first, second))
+            elif way == "hook":
+                loss_of(way, *batch, first, second).backward()
             else:
-                loss = loss_of(ddp(batch[0]), batch[1])
-                if way == "penalty":
-                    loss = loss + 0.01 * norm_of_the_gradient(loss, model)
-                if way == "hook":
-                    loss.backward()
-                else:
-                    pace.backward(loss)
+                pace.backward(loss_of(way, *batch, first, second))
             pace.step(optimizer)
-    return [p.detach().numpy().copy() for p in model.parameters()]
+            if way == "second model":
+                pace.weighted(loss_of(way, *batch, second, first)).backward()
+                behind.step()
+                behind.zero_grad()
+    return [p.detach().numpy().copy() for model in models for p in model.parameters()]
 
 
 @guarantee("A filler sample counts for nothing, also where its gradient is infinite or not a number.")
@@ -127,16 +140,15 @@ def test_filler_sample_without_a_finite_gradient_counts_for_nothing() -> None:
     """The one sample of a rank without work is divided by its spread over one sample."""
     found = run_cases(2, divided_by_the_spread, {way: {"way": way} for way in WAYS})
     for way in WAYS:
-        torch.manual_seed(0)
-        model, (_, x, y) = Spread().double(), made("first")
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        (model, other), (_, x, y) = two_spreads(), made("first")
+        trained = nn.ModuleList([model, other])
+        optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
         for inputs, targets in zip(x.split(BATCH), y.split(BATCH), strict=True):
             optimizer.zero_grad()
-            loss = nn.functional.mse_loss(model(inputs), targets)
-            if way == "penalty":
-                loss = loss + 0.01 * norm_of_the_gradient(loss, model)
-            loss.backward()
+            loss_of(way, inputs, targets, model, other).backward()
+            if way == "second model":
+                loss_of(way, inputs, targets, other, model).backward()
             optimizer.step()
         for rank in found[way]:
-            for ours, theirs in zip(rank, model.parameters(), strict=True):
+            for ours, theirs in zip(rank, trained.parameters(), strict=True):
                 np.testing.assert_allclose(ours, theirs.detach().numpy(), rtol=0, atol=1e-12, err_msg=way)
