@@ -68,9 +68,10 @@ class GradientWorker:
     def compute(self, number: int, version: int, samples: Indices, *values: Vector) -> tuple[Any, ...]:
         """The mean gradient over the samples, a part for each shard, and a report. A cancelled gradient is None."""
         began = time.perf_counter()
-        for piece in np.array_split(
-            samples, max(1, min(self._pieces, len(samples) // 2))
-        ):  # batch norm needs two
+        pieces = max(
+            1, min(self._pieces, len(samples) // 2)
+        )  # of two samples or more, as batch norm needs them
+        for piece in np.array_split(samples, pieces):
             self.piece(number, version, piece, *values)
         *gradient, report = self.deliver(number, len(values))
         return (*gradient, report._replace(seconds=time.perf_counter() - began))

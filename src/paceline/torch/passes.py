@@ -68,7 +68,6 @@ class Passes:
         # On a device a pass ends long before its gradients are there, and hooks show which stream computes them.
         self._ends_with_gradient = device.type == "cpu" and reducer.waits == "behind"
         self._rows, self._hooks, self._warned = RowCheck(), list[Any](), False
-        self._valued = False  # a loss of the running filler sample counts all the same
         # The round's loss and count before the running pass, and this one's own count, if it may be taken back.
         self._recorded: tuple[torch.Tensor | float, float, float | None] | None = None
         trained = [p for p in gradients.parameters if p.requires_grad]
@@ -89,7 +88,6 @@ class Passes:
         if piece.samples:
             self._round.drawn(piece, self._rows.missing(batch, piece.samples))
         else:  # an empty batch adds nothing to a sum over ranks
-            self._valued = False
             gradients.filler.begin()
             self._round.drawn(piece, None, not (self._filled or isinstance(batch, int)))
 
@@ -165,8 +163,8 @@ class Passes:
         first = round.weighed(count)
         running = self._meter.running
         if not first:
-            if not (piece.samples or self._valued):
-                gradients.filler.begin()
+            if not piece.samples:
+                gradients.filler.again()
         elif gradients.apart:
             self._recorded = running.loss, running.count, count
         if self._checks.looks:
@@ -185,8 +183,7 @@ class Passes:
         """Follows the loss of a filler sample. Warns once of a mean over nothing that is not zero, such as one over
         at least 1, whose loss is lost."""
         if not piece.samples:
-            if not self._valued:
-                self.gradients.filler.follow(loss)
+            self.gradients.filler.follow(loss)
             return
         value = float(loss.detach())
         if not self._warned and value and math.isfinite(value):
@@ -207,8 +204,7 @@ class Passes:
             raise PacelineError(f"reduction={reduction!r}: expected 'mean', 'sum' or 'global'")
         self._check_global(piece, count)
         if not piece.samples:
-            self._valued = True
-            self.gradients.filler.end()
+            self.gradients.filler.counts()
         return self.gradients.whole(piece)
 
     def _check_global(self, piece: Piece, count: float | None) -> None:
@@ -272,7 +268,9 @@ class Passes:
                 f"round {piece.step}: the loss of a second model was weighted after the step: {wrong}"
             )
         part = piece.samples if reduction == MEAN else float(piece.samples > 0)
-        if not piece.samples and reduction != GLOBAL and loss is not None:
+        if not piece.samples and reduction == GLOBAL:
+            gradients.filler.counts()
+        elif not piece.samples and loss is not None:
             gradients.filler.follow(loss)
         return gradients.weight_behind(piece, gradients.whole(piece) if reduction == GLOBAL else part)
 

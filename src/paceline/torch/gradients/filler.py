@@ -16,25 +16,45 @@ from paceline.torch.hooks_of_torch import accumulates, at_end_of_pass
 
 
 class Filler:
-    """Has the backward pass of a filler sample add zeros to the gradients of these parameters: ``begin`` before it,
-    or ``follow`` with its loss, for all parameters that the loss is made of. It ends by itself, or by ``end`` if it
-    may have reached none of them."""
+    """Has the backward passes of a filler sample add zeros to the gradients of these parameters: ``begin`` with its
+    micro-step, ``again`` before a further pass, and ``follow`` with each loss, for all parameters that it is made of.
+    A pass ends by itself, or by ``end`` if it may have reached none of them."""
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         self._parameters, self._hooks = parameters, list[Any]()
         self._noticed = False  # the pass has come to a parameter
+        self._valued = False  # a loss of the micro-step counts all the same
 
     def begin(self) -> None:
-        """The next pass is that of a filler sample."""
+        """A filler sample's micro-step begins."""
+        self._valued = False
+        self._begin(self._parameters)
+
+    def again(self) -> None:
+        """Another pass of the micro-step follows."""
         self._begin(self._parameters)
 
     def follow(self, loss: torch.Tensor) -> None:
-        """A pass from this loss of a filler sample, when it comes, is one of a filler sample."""
-        if loss.grad_fn is not None:
-            loss.register_hook(lambda _: self._begin([*_leaves(loss)]))
+        """The next pass from this loss, when it comes, is one of the filler sample."""
+        if loss.grad_fn is None:
+            return
+        ahead = [[*_leaves(loss.grad_fn)]]  # a hook that held the loss would keep its graph
+
+        def begins(_: torch.Tensor) -> None:
+            if ahead:
+                self._begin(ahead.pop())
+
+        loss.register_hook(begins)
+
+    def counts(self) -> None:
+        """A loss of the micro-step is one over the samples of all ranks: what it leaves must stay."""
+        self._valued = True
+        self.end()
 
     def _begin(self, parameters: Sequence[torch.Tensor]) -> None:
         self.end()
+        if self._valued:
+            return
         self._noticed = False
         trained = [p for p in parameters if p.requires_grad]
         nodes = [torch.autograd.graph.get_gradient_edge(p).node for p in trained]
@@ -55,9 +75,9 @@ class Filler:
         return torch.zeros_like(gradient)
 
 
-def _leaves(loss: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The parameters that the graph of a loss leads to."""
-    nodes: list[Any] = [loss.grad_fn]
+def _leaves(end: Any) -> Iterator[torch.Tensor]:
+    """The parameters that the graph leads to from its last node, that of a loss."""
+    nodes = [end]
     seen = set[Any](nodes)
     while nodes:
         node = nodes.pop()
