@@ -87,9 +87,18 @@ def test_model_trains_in_its_own_dtype_as_in_one_process(dtype):
             lambda: net(nn.InstanceNorm1d(6, track_running_stats=True)),
             "^the model's layer '1' is InstanceNorm1d",
         ),
+        (
+            lambda: net(nn.LazyLinear(6)),
+            "^the model's layer '1' is LazyLinear, which learns its sizes from its first batch; call the model once ",
+        ),
+        (lambda: nn.BatchNorm1d(6), "^the model is BatchNorm1d, whose running statistics"),
+        (
+            net(),
+            "^model is a Sequential: expected a function that makes one, as each worker has its own; write lam",
+        ),
         (list, r"^the function model returned \[\]: expected a torch.nn.Module$"),
     ],
-    ids=["half", "mixed", "batch-norm", "instance-norm", "no-module"],
+    ids=["half", "mixed", "batch-norm", "instance-norm", "lazy", "only-a-norm", "instance", "no-module"],
 )
 def test_model_that_cannot_be_trained_raises_before_workers_start(model, said):
     with pytest.raises(PacelineError, match=said):
@@ -128,7 +137,7 @@ def test_batch_norm_with_a_single_sample_raises_with_what_to_use():
         gradient(start, np.arange(1))
 
 
-def test_buffer_that_training_changes_raises_at_the_first_gradient():
+def test_buffer_that_training_changes_raises_at_once():
     start, gradient = torch_program(Counted, X.float(), Y)(0)
     with pytest.raises(
         PacelineError, match=r"^the model changes its buffer 'mean' in training, and buffers stay in"

@@ -99,7 +99,7 @@ def torch_program(
     def program(worker: int) -> tuple[Vector, Gradient]:
         import torch
 
-        from paceline.learners.images import FlatModel, check_trainable, check_unchanged
+        from paceline.learners.flat_model import FlatModel, check_trainable, check_unchanged
 
         torch.set_num_threads(1)
         torch.manual_seed(0)
@@ -107,7 +107,7 @@ def torch_program(
         check_trainable(made)
         flat = FlatModel(made, loss)
         first = {name: each.clone() for name, each in made.named_buffers() if each.is_floating_point()}
-        x, y = torch.as_tensor(np.array(inputs)), torch.as_tensor(np.array(targets))
+        x, y = torch.tensor(np.asarray(inputs)), torch.tensor(np.asarray(targets))
 
         def gradient(values: Vector, samples: Indices) -> tuple[Vector, float]:
             flat.set(values)
@@ -125,8 +125,13 @@ def _check_model(model: Callable[[], Any]) -> None:
     """Raises PacelineError for a model that the workers would refuse, before they start."""
     import torch
 
-    from paceline.learners.images import check_trainable
+    from paceline.learners.flat_model import check_trainable
 
+    if isinstance(model, torch.nn.Module):
+        raise PacelineError(
+            f"model is a {type(model).__name__}: expected a function that makes one, as each worker has its own; "
+            "write lambda: model"
+        )
     with torch.random.fork_rng(devices=[]):  # the program's own random numbers stay as they are
         try:
             made = model()
