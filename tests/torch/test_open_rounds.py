@@ -10,9 +10,12 @@ import torch
 from torch import nn
 
 from paceline.balancer import Balancer
-from paceline.torch import Pace
+from paceline.errors import PacelineError
+from paceline.torch import Pace, piece_reports, rows
 from paceline.torch.callbacks import OnRound
 from paceline.torch.feed.pieces import Order
+from paceline.torch.open_rounds import ran_in_pieces
+from paceline.torch.plan import RoundPlan
 
 SAMPLES, BATCH, EPOCHS, SEED = 320, 8, 4, 3
 
@@ -45,3 +48,31 @@ def test_rounds_divided_by_cost_share_decisions_once_the_costs_are_known(
     orders = [Order(SAMPLES, SEED).epoch(epoch) for epoch in range(EPOCHS)]
     sums = lengths[np.concatenate(orders)].reshape(rounds, BATCH).sum(1)
     assert [each.parts[0, 0] for each in results] == sums.tolist()
+
+
+def test_ranks_that_ran_several_pieces_have_the_cost_of_each_further_one_as_overhead() -> None:
+    plan = RoundPlan(7, np.array([6, 4]), 10)
+    reports = [piece_reports.report([3, 2, 2], [0.3, 0.2, 0.2], 0.01), piece_reports.report([3], [0.6], 0.02)]
+    ran = ran_in_pieces(plan, reported(reports, overhead=[0.5, 0.25]))
+    assert ran.loads.tolist() == [7, 3], "what they ran, not what was planned"
+    assert ran.overhead == pytest.approx([0.5 + 2 * 0.01, 0.25])
+    assert ran.parts is None
+    assert ran.within is not None
+    assert ran.within.pieces == [[3, 2, 2], [3]]
+
+
+def test_rank_that_leaves_out_samples_raises_with_both_numbers() -> None:
+    plan = RoundPlan(7, np.array([6, 4]), 10)
+    reports = [piece_reports.report([6], [0.3], 0.01), piece_reports.report([3], [0.6], 0.02)]
+    with pytest.raises(
+        PacelineError, match=r"^round 7: the ranks ran 9 of its 10 samples; expected all: check"
+    ):
+        ran_in_pieces(plan, reported(reports, overhead=[0.0, 0.0]))
+
+
+def reported(reports: list[list[float]], overhead: list[float]) -> Any:
+    """The ranks' rows, (n,), of one round, in which they ran pieces."""
+    found = np.zeros(len(reports), rows.layout(pieces=True))
+    found["pieces"] = [np.array(each).view(piece_reports.ROW)[0] for each in reports]
+    found["overhead"] = overhead
+    return found

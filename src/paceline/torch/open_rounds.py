@@ -16,15 +16,14 @@ import os
 import time
 import warnings
 from collections.abc import Sequence
-from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.balancer import Balancer
 from paceline.errors import PacelineError
-from paceline.rounds import Array, PieceRecord, RoundResult
+from paceline.rounds import Array, PieceRecord, PieceTimes, RoundResult
 from paceline.samples.cost import cost_of
 from paceline.torch import peers
 from paceline.torch.callbacks import Callback, overriding
@@ -33,16 +32,54 @@ from paceline.torch.liveness.stall import named
 from paceline.torch.local import Every
 from paceline.torch.meter import Meter, OpenRound
 from paceline.torch.piece_reports import PieceReports
+from paceline.torch.plan import RoundPlan
 from paceline.torch.rows import MOST_ROUNDS, check_counts
 
 LONG_SECONDS = 0.05  # a round that takes this long is settled by itself
 # An interval takes this many times what a decision costs: deciding takes at most 1 % of the time.
 MULTIPLE = 100
 SETTLING_ROUNDS = 16  # rounds at the beginning that are decided one by one; fewer if the loads settle earlier
-PLAN, LOADS, BATCH = attrgetter("plan"), attrgetter("loads"), attrgetter("batch")
 LOOK = 12  # decisions before the links are measured,
 LONG_SUM = 0.25  # if sums take more than this portion of the slowest rank's own seconds
 SETTLED = 0.05  # portion of a rank's load; a change by no more than this plus one sample counts as none
+
+
+class Ran(NamedTuple):
+    """What the ranks ran in the mean round of an interval; arrays of shape (n,)."""
+
+    loads: NDArray[Any]  # samples
+    overhead: Array  # seconds that do not grow with the samples, as far as they were measured apart
+    parts: Array | None = None  # of its cost (``Deal.parts``), (n, 3), if samples cost differently
+    # Of a round in which work moves:
+    times: PieceTimes | None = None
+    within: PieceRecord | None = None
+    before_claims: tuple[Array, Array] | None = None
+
+
+class Planned(NamedTuple):
+    """What was decided from an interval; arrays of shape (n,)."""
+
+    overhead: Array  # as fitted
+    shares: Array
+    ran_out: Array | None  # passes that ran out of memory since the last report; None for none
+
+
+def ran_in_pieces(plan: RoundPlan, rows: Rows) -> Ran:
+    """What the ranks ran in a round in which work moves, by their rows, (n,). Raises PacelineError if samples of its
+    plan are missing."""
+    reports, overhead, deal, first = PieceReports.of(rows["pieces"]), rows["overhead"], plan.deal, None
+    if (ran := int(reports.loads.sum())) != plan.batch:
+        raise PacelineError(
+            f"round {plan.step}: the ranks ran {ran} of its {plan.batch} samples; expected "
+            "all: check that every rank works through all that its loader yields"
+        )
+    if deal is None:  # else the cost model includes what micro-batches cost
+        overhead = overhead + (reports.counts - 1).clip(0) * reports.cost
+    elif plan.division is not None:
+        first = reports.before_claims(deal, plan.division)
+    parts = None if deal is None else deal.parts if first is None else reports.parts
+    within = PieceRecord(plan.at_once, float(reports.cost.mean()), reports.pieces, reports.seconds)
+    return Ran(reports.loads, overhead, parts, reports.times(), within, first)
 
 
 class OpenRounds:
@@ -106,94 +143,111 @@ class OpenRounds:
     def _take(self, rounds: list[OpenRound], rows: Rows) -> None:
         """Settle an interval with all ranks' rows, (n,): make the next plan from its mean round, and call the
         listeners with each round."""
-        balancer, plans, many = self._balancer, list(map(PLAN, rounds)), len(rounds)
-        first, last, newest = rounds[0].step, rounds[-1].step, plans[-1]
+        meter, many, first, newest = self._meter, len(rounds), rounds[0].step, rounds[-1]
         took, losses = rows["seconds"][:, :many], rows["loss"][:, :many]
-        counts = rows["count"][:, :many] if self._meter.counts else None
-        known, loads, batch = rows["overhead"], newest.loads, newest.batch
-        reports, within, head = None, None, None
-        parts = None if newest.deal is None else newest.deal.parts
-        if many > 1:
-            loads = sum(map(LOADS, plans)) / many
-            if parts is not None:
-                parts = np.mean([plan.deal.parts for plan in plans], axis=0)
-        elif self._moves_work and not self._meter.light:
-            reports = PieceReports.of(rows["pieces"])
-            within = PieceRecord(newest.at_once, float(reports.cost.mean()), reports.pieces, reports.seconds)
-            if newest.deal is None:  # else the cost model includes what micro-batches cost
-                known = known + (reports.counts - 1).clip(0) * reports.cost
-            elif newest.division is not None:
-                parts, head = reports.parts, reports.before_claims(newest.deal, newest.division)
-            loads = reports.loads
-            if (ran := int(loads.sum())) != batch:
-                raise PacelineError(
-                    f"round {first}: the ranks ran {ran} of its {batch} samples; expected "
-                    "all: check that every rank works through all that its loader yields"
-                )
-        elif self._meter.by_itself:  # others may run a lost rank's part, and late ranks drop some of theirs
-            loads = rows["samples"].astype(np.int64)
-            parts = None if newest.deal is None else rows["parts"]
+        counts = rows["count"][:, :many] if meter.counts else None
+        ran = self._ran(rounds, rows)
         for number, given in enumerate(() if counts is None else counts.T.tolist()):
             check_counts(first + number, given)
         mean = took[:, 0] if many == 1 else took.sum(-1) / many
         seconds = float(np.fmax.reduce(mean))
-        times = None if reports is None else reports.times()
+        planned = self._plan(newest.step, ran, mean, rows)
+        until = self._interval(rows, seconds, ran.loads, newest.plan.batch, planned.shares)
+        meter.decided(newest.step + meter.lag + until, light=until > 1)
+        if self._every is not None:
+            self._every.take(newest.step + 1 + self._balancer.lag, newest.plan.batch, seconds, rows["link"])
+        elif self._beyond is not None:
+            self._look(self._beyond, newest.seconds - float(took[peers.rank(), -1]), seconds, rows["link"])
+        batches = np.array([int(ran.loads.sum())] if meter.drops else [each.plan.batch for each in rounds])
+        means = mean_losses(losses, counts, batches).tolist()
+        self.loss = means[-1]
+        if counts is not None:
+            self.per_sample = per_sample(counts[:, -1].tolist(), int(batches[-1]), self.per_sample)
+        for number, each in enumerate(rounds if self.listeners else ()):
+            result = self._result(
+                each, ran, planned, took[:, number], means[number], many > 1, each is newest
+            )
+            for listener in self.listeners:
+                listener(result)
+        self.links = None
+        # Only if the loads alone say how much work each rank has.
+        if not (self._moves_work or meter.drops) and newest.plan.deal is None:
+            self._blind.check(ran.loads, mean)
+        for number in range(0 if all(map(math.isfinite, means)) else many):
+            self._finite.check(first + number, losses[:, number].tolist(), rows["has_loss"].tolist())
+
+    def _ran(self, rounds: list[OpenRound], rows: Rows) -> Ran:
+        """What the ranks ran in an interval: as planned, unless work moves within its round or others run a part."""
+        plans: list[Any] = [each.plan for each in rounds]
+        deal = plans[-1].deal
+        if len(plans) > 1:
+            dealt = None if deal is None else np.mean([plan.deal.parts for plan in plans], axis=0)
+            return Ran(sum(plan.loads for plan in plans) / len(plans), rows["overhead"], dealt)
+        if self._moves_work and not self._meter.light:
+            return ran_in_pieces(plans[0], rows)
+        if self._meter.by_itself:  # others may run a lost rank's part, and late ranks drop some of theirs
+            return Ran(
+                rows["samples"].astype(np.int64), rows["overhead"], None if deal is None else rows["parts"]
+            )
+        return Ran(plans[0].loads, rows["overhead"], None if deal is None else deal.parts)
+
+    def _plan(self, last: int, ran: Ran, seconds: Array, rows: Rows) -> Planned:
+        """Plan from an interval that ends with round ``last``. seconds: of each rank's mean round, (n,)."""
+        balancer, ran_out = self._balancer, None
         cpu, memory = (rows["cpu"], rows["memory"]) if balancer.needs_readings else (None, None)
+        pieces = ran.times, ran.parts, ran.before_claims
         overhead, shares = balancer.report(
-            *(last, loads, mean, known, cpu, memory, times, parts, head), short=LONG_SECONDS
+            *(last, ran.loads, seconds, ran.overhead, cpu, memory, *pieces), short=LONG_SECONDS
         )
-        ran_out = None
         if self._meter.limits:
             ran_out = (rows["ran_out"] - self._ran_out).clip(0)  # the count of a rank that joins begins at 0
             self._ran_out, ran_out = rows["ran_out"].copy(), ran_out if ran_out.any() else None
             if not np.isnan(rows["fits"]).all():
                 self.fits = rows["fits"].copy()
                 balancer.limit(last + 1 + balancer.lag, self.fits)
-        until = self._interval(rows, seconds, loads, batch, shares)
-        self._meter.decided(last + self._meter.lag + until, light=until > 1)
-        if self._every is not None:
-            self._every.take(last + 1 + balancer.lag, batch, seconds, rows["link"])
-        elif self._beyond is not None:
-            self._meter.merged(rounds[-1].seconds - float(took[peers.rank(), -1]))
-            self._beyond.append(float(np.nanmin(np.append(rows["link"], np.inf)) / seconds))
-            if len(self._beyond) == LOOK:
-                self.links_due, self._beyond = sorted(self._beyond)[LOOK // 2] > LONG_SUM, None
-        batches = np.array([int(loads.sum())] if self._meter.drops else list(map(BATCH, plans)))
-        means = mean_losses(losses, counts, batches).tolist()
-        self.loss = means[-1]
-        if counts is not None:
-            self.per_sample = per_sample(counts[:, -1].tolist(), int(batches[-1]), self.per_sample)
-        for number, each in enumerate(rounds if self.listeners else ()):
-            deal = each.plan.deal
-            own = parts if deal is None or many == 1 else deal.parts
-            result = RoundResult(
-                step=each.step,
-                epoch=each.epoch,
-                batch=int(batches[number]),
-                loads=loads if many == 1 else each.plan.loads,
-                compute=took[:, number],
-                overhead=np.minimum(overhead, took[:, number]),  # a mean need not fit into a single round
-                # Another rank may have begun its work before this one, which then waited less.
-                seconds=max(each.seconds, float(np.fmax.reduce(took[:, number]))),
-                loss=means[number],
-                shares=shares,
-                within=within,
-                learning_rate=each.learning_rate,
-                costs=None if deal is None or own is None else cost_of(deal.model, own),
-                parts=own,
-                ran_out=ran_out if each.step == last else None,
-                links=self.links if each.step == last else None,
-                dropped_loads=each.plan.loads - loads if self._meter.drops else None,
-                ended=each.summed,
-            )
-            for listener in self.listeners:
-                listener(result)
-        self.links = None
-        # Only if the loads alone say how much work each rank has.
-        if not (self._moves_work or self._meter.drops) and newest.deal is None:
-            self._blind.check(loads, mean)
-        for number in range(0 if all(map(math.isfinite, means)) else many):
-            self._finite.check(first + number, losses[:, number].tolist(), rows["has_loss"].tolist())
+        return Planned(overhead, shares, ran_out)
+
+    def _look(self, beyond: list[float], own: float, seconds: float, links: Array) -> None:
+        """Find out from ``LOOK`` rounds whether sums take long. own: seconds of this rank's round beyond its own
+        work; links: of each rank's round before, (n,). seconds: of the slowest rank's work."""
+        self._meter.merged(own)
+        beyond.append(float(np.nanmin(np.append(links, np.inf)) / seconds))
+        if len(beyond) == LOOK:
+            self.links_due, self._beyond = sorted(beyond)[LOOK // 2] > LONG_SUM, None
+
+    def _result(
+        self,
+        round: OpenRound,
+        ran: Ran,
+        planned: Planned,
+        took: Array,
+        loss: float,
+        light: bool,
+        newest: bool,
+    ) -> RoundResult:
+        """The result of a round. took: seconds of each rank, (n,). light: it is one of several; newest: the last."""
+        plan, deal, drops = round.plan, round.plan.deal, self._meter.drops
+        parts = deal.parts if deal is not None and light else ran.parts
+        return RoundResult(
+            step=round.step,
+            epoch=round.epoch,
+            batch=int(ran.loads.sum()) if drops else plan.batch,
+            loads=plan.loads if light else ran.loads,
+            compute=took,
+            overhead=np.minimum(planned.overhead, took),  # a mean need not fit into a single round
+            # Another rank may have begun its work before this one, which then waited less.
+            seconds=max(round.seconds, float(np.fmax.reduce(took))),
+            loss=loss,
+            shares=planned.shares,
+            within=ran.within,
+            learning_rate=round.learning_rate,
+            costs=None if deal is None or parts is None else cost_of(deal.model, parts),
+            parts=parts,
+            ran_out=planned.ran_out if newest else None,
+            links=self.links if newest else None,
+            dropped_loads=plan.loads - ran.loads if drops else None,
+            ended=round.summed,
+        )
 
     def _interval(self, rows: Rows, seconds: float, loads: NDArray[Any], batch: int, shares: Array) -> int:
         """The number of rounds until the next decision is due, the same on all ranks: from the ``seconds`` of a
