@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from paceline import policies
 from paceline.balance import factoring
+from paceline.balance.protocol import Policy
 from paceline.balancer import Balancer
 from paceline.errors import PacelineError
 from paceline.rounds import Cluster, Indices, PiecePlan
@@ -103,18 +104,13 @@ def agree(model: torch.nn.Module, given: Options, lockstep: bool) -> Terms:
     if ranks > 1:
         warn_of_max_norm(model)
     own, min_samples = given.loop == "local", options.min_samples_of(model)
-    batch, policy, fixed = int(given.global_batch), given.policy, given.fixed_micro_steps
+    batch, fixed = int(given.global_batch), given.fixed_micro_steps
     merge: Merge | None = given.merge
     every = Every(intervals.interval(given.every) if own else 1, batch, merge.delay if merge else 0)
-    global_batch, quantum, micro_batch = every.most, given.quantum, given.micro_batch
-    if own:  # the samples of a rank's own step
-        micro_batch = max(-(-batch // ranks // quantum) * quantum, 2 * min_samples - 1)
-    if micro_batch is not None and micro_batch < 2 * min_samples - 1:
-        raise PacelineError(f"micro_batch={micro_batch}: expected at least {2 * min_samples - 1} samples")
-    if quantum > 1 and micro_batch is not None:
-        if micro_batch < quantum:
-            raise PacelineError(f"micro_batch={micro_batch}: expected at least quantum={quantum} samples")
-        micro_batch = micro_batch // quantum * quantum
+    global_batch, quantum = every.most, given.quantum
+    # Samples of a micro-step, which is a rank's own step if each steps by itself.
+    wanted = max(-(-batch // ranks // quantum) * quantum, 2 * min_samples - 1) if own else given.micro_batch
+    micro_batch = _micro_batch(wanted, quantum, min_samples)
     limits = None if isinstance(given.limits, str) else given.limits
     if memory := isinstance(given.limits, str):
         given.check_memory(lockstep)
@@ -129,21 +125,11 @@ def agree(model: torch.nn.Module, given: Options, lockstep: bool) -> Terms:
                 f"{global_batch}, the global batch: use loop='round' and pace.round(), which accumulates"
             )
     cluster = Cluster(ranks, global_batch, np.array(least, float), np.array(most, float), peers.machines())
-    chosen = policies.create(policy, cluster) if isinstance(policy, str) else policy(cluster)
-    name = policy if isinstance(policy, str) else type(chosen).__name__
     drop = options.threshold(given.drop)
     whole = not (fixed is None is drop) or lockstep or norms or (given.filled and given.weigh == "hook")
-    if isinstance(chosen, factoring.Auto) and (whole or ranks == 1) and not given.deterministic:
-        # Pieces are impossible, gain nothing, or leave batch norm only few samples.
-        plans: Any = chosen.planner
-        chosen, name = plans, "level"
+    name, chosen = _policy(given, cluster, whole)
     balancer = Balancer(chosen, quantum=quantum, min_samples=min_samples)
-    facts = {"global_batch": batch, "policy": name, "limits": given.limits if memory else (least, most)}
-    for other in ("quantum", "micro_steps", "loop", "weigh", "deterministic", "every", "drop"):
-        facts[other] = getattr(given, other)
-    if given.merge is not None:
-        facts["merge"] = str(given.merge)
-    facts["callbacks"] = [type(each).__name__ for each in given.callbacks if each.only_rank_0]
+    facts = _facts(given, batch, name, given.limits if memory else (least, most))
     largest = peers.agree(facts, global_batch if micro_batch is None else micro_batch)
     moves_work, filled = balancer.piece_plan(0) is not None, given.filled or norms
     given.check_drop(lockstep, moves_work, next((p.device for p in model.parameters()), torch.device("cpu")))
@@ -186,3 +172,36 @@ def agree(model: torch.nn.Module, given: Options, lockstep: bool) -> Terms:
         drop=drop,
         merge=merge,
     )
+
+
+def _micro_batch(wanted: int | None, quantum: int, min_samples: int) -> int | None:
+    """A micro-step's largest number of samples: a multiple of ``quantum``, of which none leaves fewer than
+    ``min_samples`` behind; None for any. Raises PacelineError if it is too small."""
+    if wanted is None:
+        return None
+    if wanted < 2 * min_samples - 1:
+        raise PacelineError(f"micro_batch={wanted}: expected at least {2 * min_samples - 1} samples")
+    if wanted < quantum:
+        raise PacelineError(f"micro_batch={wanted}: expected at least quantum={quantum} samples")
+    return wanted // quantum * quantum
+
+
+def _policy(given: Options, cluster: Cluster, whole: bool) -> tuple[str, Policy[Any]]:
+    """The policy's name, and the policy. whole: each rank runs its part of a round as planned, so that auto's pieces
+    are impossible, or leave batch norm only few samples."""
+    wanted: Any = given.policy
+    chosen = policies.create(wanted, cluster) if isinstance(wanted, str) else wanted(cluster)
+    if isinstance(chosen, factoring.Auto) and (whole or cluster.workers == 1) and not given.deterministic:
+        return "level", chosen.planner
+    return wanted if isinstance(wanted, str) else type(chosen).__name__, chosen
+
+
+def _facts(given: Options, batch: int, policy: str, limits: Any) -> dict[str, Any]:
+    """The options that must be the same on all ranks, by name."""
+    facts = {"global_batch": batch, "policy": policy, "limits": limits}
+    for name in ("quantum", "micro_steps", "loop", "weigh", "deterministic", "every", "drop"):
+        facts[name] = getattr(given, name)
+    if given.merge is not None:
+        facts["merge"] = str(given.merge)
+    facts["callbacks"] = [type(each).__name__ for each in given.callbacks if each.only_rank_0]
+    return facts
