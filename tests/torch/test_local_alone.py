@@ -284,6 +284,21 @@ def test_loaded_outer_optimizer_keeps_the_current_rates() -> None:
     again.close()
 
 
+def test_state_of_another_class_of_outer_optimizer_raises_and_changes_nothing() -> None:
+    pace = train(merge=Merge(outer="nesterov"))(both)
+    state = pace.state_dict()
+    again = LocalSGD(fresh(torch.float64), 8, "equal", every=2, merge=Merge(outer=torch.optim.Adam))
+    before = again.state_dict()
+    with pytest.raises(
+        PacelineError, match="has the state of the outer optimizer SGD, and this run has Adam; exp"
+    ):
+        again.load_state_dict(state)
+    assert str(again.state_dict()) == str(before)
+    again.load_state_dict({**state, "outer": {}})
+    assert again.rounds == pace.rounds
+    again.close()
+
+
 def test_count_with_some_steps_of_an_interval_raises() -> None:
     model = fresh(torch.float64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -303,7 +303,16 @@ class Merges:
     def outer_state(self) -> dict[str, Any]:
         """The outer optimizer's state for a checkpoint, copied, since it may stay in memory; empty if it has none."""
         state = self._outer.state_dict()
-        return copy.deepcopy(state) if state["state"] else {}
+        return {**copy.deepcopy(state), "class": type(self._outer).__name__} if state["state"] else {}
+
+    def check_outer(self, state: Any) -> None:
+        """Raises PacelineError for an ``outer_state`` with which another class of optimizers would continue."""
+        own = type(self._outer).__name__
+        if state and state["class"] != own:
+            raise PacelineError(
+                f"the checkpoint has the state of the outer optimizer {state['class']}, and this run has {own}; "
+                'expected the same Merge(outer=): or begin it anew with state["outer"] = {}'
+            )
 
     def load_outer(self, state: Any) -> None:
         """Replace the outer optimizer's state by one of ``outer_state``; its rates stay those chosen now."""

@@ -126,6 +126,10 @@ class LocalSteps:
             "outer": self._merges.outer_state(),
         }
 
+    def check(self, state: dict[str, Any]) -> None:
+        """Raises PacelineError for the ``state`` of a checkpoint from which these steps cannot resume."""
+        self._merges.check_outer(state.get("outer"))
+
     def load(self, state: dict[str, Any]) -> None:
         """Resume from a checkpoint with this ``state``."""
         self._merges.forget()  # else leaving a running interval would undo the parameters that were loaded

@@ -390,7 +390,8 @@ class Loop:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a ``state_dict``. Raises PacelineError for an unsuitable state, and changes nothing then."""
-        step, balancer = self.progress.check(state), self.terms.balancer  # before anything changes
+        step, balancer = self.progress.check(state), self.terms.balancer
+        self.steps.check(state)  # before anything changes
         if state["policy"] == self.terms.policy:
             balancer.load_state_dict(state["balancer"], step)
         else:

@@ -387,6 +387,9 @@ class RoundSteps:
         """What a checkpoint keeps, besides the progress and the policy."""
         return {}
 
+    def check(self, state: dict[str, Any]) -> None:
+        """Raises PacelineError for the ``state`` of a checkpoint from which these steps cannot resume."""
+
     def load(self, state: dict[str, Any]) -> None:
         """Resume from a checkpoint with this ``state``."""
 
