@@ -22,7 +22,7 @@ from paceline import runs
 from paceline.errors import PacelineError, short, whole
 from paceline.rounds import RoundResult
 from paceline.runs import sinks
-from paceline.torch import peers
+from paceline.torch import peers, timing
 
 __all__ = [
     "Callback",
@@ -178,7 +178,7 @@ class Tracker(Callback):
             except Exception as error:
                 self._sink = None
                 words = f"nothing more is sent to {type(self).__name__}, which failed: {error}"
-                warnings.warn(words, RuntimeWarning, stacklevel=2)
+                warnings.warn(words, RuntimeWarning, stacklevel=timing.level())
 
     def on_close(self) -> None:
         sink, self._sink = self._sink, None
@@ -187,7 +187,7 @@ class Tracker(Callback):
                 sink.close()
             except Exception as error:
                 words = f"{type(self).__name__} failed when it was closed: {error}"
-                warnings.warn(words, RuntimeWarning, stacklevel=2)
+                warnings.warn(words, RuntimeWarning, stacklevel=timing.level())
 
 
 class Wandb(Tracker):

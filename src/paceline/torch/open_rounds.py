@@ -25,7 +25,7 @@ from paceline.balancer import Balancer
 from paceline.errors import PacelineError
 from paceline.rounds import Array, PieceRecord, PieceTimes, RoundResult
 from paceline.samples.cost import cost_of
-from paceline.torch import peers
+from paceline.torch import peers, timing
 from paceline.torch.callbacks import Callback, overriding
 from paceline.torch.exchange import Rows
 from paceline.torch.liveness.stall import named
@@ -309,7 +309,7 @@ class Finite:
                 f"the loss of {named(ranks)} was not finite in round {step} ({losses[ranks[0]]:g}); lower the "
                 "learning rate or look for bad values in the data. Training continues; StopOnNan ends it",
                 RuntimeWarning,
-                stacklevel=2,
+                stacklevel=timing.level(),
             )
 
 
@@ -352,5 +352,5 @@ class LoadResponseCheck:
                     "all ranks took the same seconds: steps hardly depend on samples, or waits look like work, and "
                     "balancing gains nothing; see docs/limits.md",
                     RuntimeWarning,
-                    stacklevel=2,
+                    stacklevel=timing.level(),
                 )

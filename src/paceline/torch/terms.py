@@ -17,7 +17,7 @@ from paceline.balancer import Balancer
 from paceline.errors import PacelineError
 from paceline.rounds import Cluster, Indices, PiecePlan
 from paceline.sync import intervals
-from paceline.torch import options, peers, plan
+from paceline.torch import options, peers, plan, timing
 from paceline.torch.gradients import same_bits
 from paceline.torch.local import Every, Merge
 from paceline.torch.options import (
@@ -70,7 +70,7 @@ class Terms:
                 "a rank without work in a round runs filler samples, which SyncBatchNorm counts like others; choose "
                 "a policy that gives each rank work, and end streams with their last full round",
                 RuntimeWarning,
-                stacklevel=2,
+                stacklevel=timing.level(),
             )
         piece_plan = self.piece_plan(step, present)
         division = None
