@@ -17,7 +17,7 @@ from paceline.rounds import Vector
 TOO_FEW = (
     "Expected more than 1 value per channel"  # how torch's batch norm begins its error about a single sample
 )
-Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Loss = Callable[[Any, torch.Tensor], torch.Tensor]
 
 
 def dtype_of(model: nn.Module) -> torch.dtype:

@@ -85,8 +85,9 @@ def torch_program(
 
     Raises:
         PacelineError: For data without rows or of different lengths, arguments that are no functions, parameters of
-            another dtype or of several, and layers that keep running statistics, since ``train`` returns parameters
-            only. A model that changes other buffers ends the training with an error.
+            another dtype or of several, layers that keep running statistics, since ``train`` returns parameters only,
+            and a loss with parameters. A model that changes other buffers, and a loss that is no plain mean over the
+            samples, end the training with an error.
     """
     check_functions("loss", model=model, loss=loss)
     rows, labels = (len(each) if np.ndim(each) else 0 for each in (inputs, targets))
@@ -94,18 +95,19 @@ def torch_program(
         raise PacelineError(
             f"inputs of {rows} and targets of {labels} rows: expected as many, one per sample"
         )
-    _check_model(model)
+    _check(model, loss)
 
     def program(worker: int) -> tuple[Vector, Gradient]:
         import torch
 
         from paceline.learners.flat_model import FlatModel, check_trainable, check_unchanged
+        from paceline.learners.mean_loss import MeanLoss
 
         torch.set_num_threads(1)
         torch.manual_seed(0)
         made = model()
         check_trainable(made)
-        flat = FlatModel(made, loss)
+        flat = FlatModel(made, None if loss is None else MeanLoss(loss))
         first = {name: each.clone() for name, each in made.named_buffers() if each.is_floating_point()}
         x, y = torch.tensor(np.asarray(inputs)), torch.tensor(np.asarray(targets))
 
@@ -121,12 +123,14 @@ def torch_program(
     return program
 
 
-def _check_model(model: Callable[[], Any]) -> None:
-    """Raises PacelineError for a model that the workers would refuse, before they start."""
+def _check(model: Callable[[], Any], loss: Any) -> None:
+    """Raises PacelineError for a model or a loss that the workers would refuse, before they start."""
     import torch
 
     from paceline.learners.flat_model import check_trainable
+    from paceline.learners.mean_loss import check_loss
 
+    check_loss(loss)
     if isinstance(model, torch.nn.Module):
         raise PacelineError(
             f"model is a {type(model).__name__}: expected a function that makes one, as each worker has its own; "
