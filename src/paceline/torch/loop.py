@@ -29,6 +29,7 @@ from paceline.torch.local_steps import LocalSteps
 from paceline.torch.members import Ranks
 from paceline.torch.memory_limits import MemoryLimit, explain
 from paceline.torch.meter import Meter, Reports
+from paceline.torch.mistakes.diverged import Fingerprint
 from paceline.torch.open_rounds import OpenRounds
 from paceline.torch.passes import LOST, Passes, weighing_of
 from paceline.torch.plan import Claim, Piece, Source
@@ -75,6 +76,9 @@ class Loop:
         device = parameters[0].device if parameters else torch.device("cpu")
         self._lookout = Alone()
         self._claims = Claims.of(device, terms, members.counter) if terms.moves_work else None
+        # Under FSDP2 each rank has its own part of the parameters; local steps compare them when they merge.
+        whole = reducer.sums and not (alone or reducer.lockstep)
+        fingerprint = Fingerprint(parameters if whole else (), joins=self.changes)
         # Each rank that steps by itself has its own schedule.
         self._meter = Meter(
             device,
@@ -88,6 +92,8 @@ class Loop:
                 options=nothing if alone else self._options,
                 outside=lambda: self.steps.watch.others(),
                 differ=lambda step: self.steps.watch.outside.differ(step),
+                model=fingerprint.take,
+                compare=fingerprint.compare,
                 left_out=lambda: self._round_end.left_out,
                 described=lambda: self.steps.watch.described(),
                 memory=(lambda: self.memory.report()) if terms.memory else None,

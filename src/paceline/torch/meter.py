@@ -46,6 +46,7 @@ class OpenRound:
     plan: RoundPlan
     reading: Any = None  # the stopwatch's, once the round's last gradient is ready
     loss: torch.Tensor | float = NO_LOSS  # so far, summed over the rank's samples; on a device a tensor
+    model: torch.Tensor | float = math.nan  # ``Reports.model``, if the round is due
     count = math.nan  # what the loss is a sum over, if it is something other than samples
     pieces: list[float] | None = None  # the numbers of its ``piece_reports.ROW``
     samples = 0  # that this rank has run
@@ -105,6 +106,10 @@ class OpenRound:
         """The round's plan, the stopwatch's reading, and the numbers of its ``piece_reports.ROW``, if pieces are
         reported."""
         self.plan, self.reading, self.pieces = plan, reading, pieces
+
+    def reports(self, model: torch.Tensor | float) -> None:
+        """The round is reported, in which the model has this number."""
+        self.model = model
 
     def steps_at(self, learning_rate: float) -> None:
         """The learning rate of the round's step."""
@@ -208,6 +213,10 @@ class Reports(NamedTuple):
     options: Callable[[], float] = lambda: math.nan  # of the optimizers, as one number
     outside: Callable[[], float] = float  # of parameters of the loss outside of the model, as one number
     differ: Callable[[int], object] = int  # called with the round if the ranks' such numbers differ
+    model: Callable[[], torch.Tensor | float] = lambda: math.nan  # of the model's parameters, as one number
+    compare: Callable[[int, list[float]], object] = lambda step, models: (
+        None
+    )  # called with the ranks' such numbers
     left_out: Callable[[], int] = int  # rounds whose optimizer step was left out on purpose
     described: Callable[[], str] = str  # the options of this rank's optimizer, for an error
     memory: Callable[[], tuple[float, float]] | None = None  # ``fits`` and ``ran_out``
@@ -299,6 +308,7 @@ class Meter:
         if running.step >= self.due:
             if self.reported:
                 self._reports.settle()
+            running.reports(self._reports.model())
             self.reported = True
             self._waits = self._further is not False and not (counts or self.drops)
             if not self._waits:
@@ -321,6 +331,7 @@ class Meter:
         pieces: the numbers of its ``piece_reports.ROW``, if work may move within a round."""
         running = self.running
         running.read(plan, self._watch.stop(running.mark), pieces)
+        running.reports(self._reports.model())
         return np.array(self._row([running], True)).view(self._layout)[0]
 
     @property
@@ -406,6 +417,9 @@ class Meter:
             check_options(self.due, rows["options"].tolist(), self._reports.described)
             if differ(rows["outside"].tolist()):
                 self._reports.differ(self.due)
+        models = rows["model"].tolist()
+        if min(models) != max(models):  # so it is with NaN
+            self._reports.compare(self.due, models)
         self.counts = self.counts or not np.isnan(rows["count"][:, :rounds]).all()
         return interval, rows
 
@@ -468,6 +482,7 @@ class Meter:
             self._deciding,
             *(sum(carries) / rounds if known else unknown, reports.rate(), reports.options()),
             reports.outside(),
+            float(known[-1].model) if known else unknown,
             NO_LOSS not in losses if known else unknown,
             *((unknown, 0.0) if reports.memory is None else reports.memory()),
             *(self._readings.take() if self._readings and known and whole else (unknown, unknown)),

@@ -33,6 +33,7 @@ def fields(rounds: int) -> list[Any]:
         ("rate", "f8"),  # learning rate of the rank's optimizer; NaN before the first step
         ("options", "f8"),  # a number made from all options of its optimizers; NaN before the first step
         ("outside", "f8"),  # a number made from parameters of the loss outside of the model; 0 for none
+        ("model", "f8"),  # a number made from the model's parameters; NaN if unknown
         ("has_loss", "f8"),  # 1 if the rank reported its losses, else 0
         ("fits", "f8"),  # samples that fit into the rank's memory; NaN if unknown
         ("ran_out", "f8"),  # passes so far that ran out of memory
