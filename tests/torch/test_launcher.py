@@ -90,7 +90,7 @@ def test_a_script_goes_on_without_its_workers(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "paceline: worker 1 was killed by SIGKILL" in done.stderr
     assert "ValueError: what is wrong in a script" in done.stderr
-    assert done.stderr.count("pace.step() was given a SGD that pace.register() was not") == 3
+    assert done.stderr.count("the SGD that steps the model was not given to pace.register()") == 3
     assert "paceline: worker 2 ended with status 1" in done.stderr  # and not by a signal of its own
     end, rounds, held, *weights = done.stdout.split()
     assert (end, rounds) == ("end", "30")

@@ -68,6 +68,14 @@ def refused(pace: Pace, model: nn.Module, module: nn.Module, optimizer: torch.op
             if isinstance(pace, ElasticPace):
                 with raises("LBFGS.step(closure) with ElasticPace, whose rounds may be run again"):
                     torch.optim.LBFGS([module.first.weight]).step(lambda: 0.0)
+                with raises("the Adam that steps the model was not given to pace.register()"):
+                    torch.optim.Adam([module.first.weight]).step()
+                second = nn.Linear(3, 3)
+                second(torch.ones(1, 3)).sum().backward()
+                with pytest.warns(
+                    RuntimeWarning, match="^an optimizer steps parameters that are not of the model"
+                ):
+                    torch.optim.SGD(second.parameters(), lr=0.1).step()
         pace.step(optimizer)
     return pace.rounds
 

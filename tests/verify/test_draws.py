@@ -74,6 +74,24 @@ def test_a_draw_without_a_row_for_each_sample_is_alike_and_reported() -> None:
     assert found[0][3] == (__file__, found[0][3][1])
 
 
+@pytest.mark.parametrize(
+    ("name", "draw"),
+    [("randperm", torch.randperm), ("multinomial", lambda many: torch.multinomial(torch.ones(many), many))],
+)
+def test_a_choice_among_the_samples_is_alike_and_reported(
+    name: str, draw: Callable[[int], torch.Tensor]
+) -> None:
+    found: list[tuple[object, ...]] = []
+    with RowwiseDraws(lambda *one: found.append(one), {}) as draws:
+        drawn = []
+        for rows in (range(5), range(5, 10)):
+            draws.begin(7, rows, True)
+            drawn.append(draw(5))
+    assert torch.equal(*drawn)
+    assert sorted(drawn[0].tolist()) == list(range(5))
+    assert found[0][:3] == ("draw", name, 5)
+
+
 def test_a_pass_that_is_repeated_for_a_checkpoint_drops_the_same() -> None:
     net = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 8))
 

@@ -226,6 +226,8 @@ class OptimizerWatch:
         """Raises PacelineError if the optimizer would move parameters outside of the model by gradients that the
         running options have left wrong. Others are noted, for a comparison between ranks."""
         outside = self.outside
+        if outside.second and not self._holds(optimizer):
+            outside.steps_second(held(optimizer))
         if not ((option := self._option()) or outside.looks):
             return
         own = {id(p) for p in self._model.parameters()}
@@ -306,7 +308,7 @@ class RoundSteps:
         self._checks, self._shared = checks, SharedParameters(gradients)
         self._progress, self._end, self._records_rates = progress, end, rates
         self._rates, self._host = LearningRateWatch(), Host()
-        outside = Outside(gradients.parameters, lambda: round.passing)
+        outside = Outside(gradients.parameters, lambda: round.passing, second=members.carries_rows)
         watch = members.carries_rows, self._step_begins, self._step_ended, single
         self.watch = OptimizerWatch(model, *watch, outside, lambda: gradients.alone)
 
@@ -400,11 +402,13 @@ class RoundSteps:
     # -- called before and after each step of an optimizer with the model's parameters, whoever takes it -----------
 
     def _step_begins(self, optimizer: torch.optim.Optimizer, closure: bool) -> None:
-        if closure and self._members.carries_rows:
-            raise PacelineError(
-                f"{type(optimizer).__name__}.step(closure) with ElasticPace, whose rounds may be run again by other "
-                "ranks; expected an optimizer that steps after the backward pass, or Pace"
-            )
+        if self._members.carries_rows:
+            if closure:
+                raise PacelineError(
+                    f"{type(optimizer).__name__}.step(closure) with ElasticPace, whose rounds may be run again by "
+                    "other ranks; expected an optimizer that steps after the backward pass, or Pace"
+                )
+            self._members.check_handed_over([optimizer])
         round = self._round
         self._host.step_begins(round.piece)
         self.watch.begin()

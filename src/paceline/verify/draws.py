@@ -140,7 +140,7 @@ class RowwiseDraws(TorchDispatchMode):
         before = [each.clone() if in_place and isinstance(each, torch.Tensor) else each for each in args]
         result = f(*args, **kwargs)
         outs = list(result) if isinstance(result, (tuple, list)) else [result]
-        at, each = self._rows_in(outs, len(rows), f.name())
+        at, each = (0, 0) if _among(f, args) else self._rows_in(outs, len(rows), f.name())
         if each == 0:
             if self.watched and self.counts and (where := _line()) is not None:
                 size = sum(out.numel() for out in outs if isinstance(out, torch.Tensor))
@@ -160,6 +160,12 @@ class RowwiseDraws(TorchDispatchMode):
 
 def _unheard(*_: Any) -> None:
     """A loader's process reports nothing."""
+
+
+def _among(f: Any, args: Any) -> bool:
+    """Whether an operation chooses among the entries of its only dimension, so that none can be drawn by itself."""
+    name = f._schema.name
+    return name == "aten::randperm" or (name == "aten::multinomial" and args[0].dim() == 1)
 
 
 def _row(value: Any, shape: list[int], at: int, first: int, many: int) -> Any:

@@ -204,3 +204,19 @@ def test_one_of_all_that_leave_after_the_last_round_is_first() -> None:
     assert firsts(both[1:]) == [False, True]  # the first is lost
     assert firsts((WorkerId(2, 0), both[1])) == [False, True]  # and another has come, which has no model yet
     assert firsts(()) == [True, False]
+
+
+def test_optimizer_within_a_registered_wrapper_is_handed_over() -> None:
+    class Lookahead:
+        def __init__(self, *optimizers: torch.optim.Optimizer) -> None:
+            self.base, self.others = optimizers[0], optimizers[1:]
+
+        def state_dict(self) -> dict[str, object]:
+            return {}
+
+        def load_state_dict(self, state: dict[str, object]) -> None: ...
+
+    optimizers = [torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1) for _ in range(4)]
+    given = Handover(dict, lambda state: None, dict, lambda state: None)
+    given.register([optimizers[0], Lookahead(*optimizers[1:3])])
+    assert [given.holds(each) for each in optimizers] == [True, True, True, False]

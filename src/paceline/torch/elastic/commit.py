@@ -78,7 +78,7 @@ def _fill(rows: Rows, present: NDArray[np.bool_]) -> None:
     absent, one = ~present, rows[int(np.argmax(present))]
     for name in ("loss", "overhead", "has_loss", "deciding"):
         rows[name][absent] = 0.0
-    for name in ("seconds", "cpu", "memory", "fits", "link", "rate", "options"):
+    for name in ("seconds", "cpu", "memory", "fits", "link", "rate", "options", "model"):
         rows[name][absent] = np.nan
     rows["count"][absent] = np.nan if np.isnan(one["count"][0]) else 0.0
     for name in ("first", "rounds", "digest", "epoch", "left"):

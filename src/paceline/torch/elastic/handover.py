@@ -46,6 +46,10 @@ class Handover:
                 raise PacelineError(f"pace.register(): {error}") from error
         self.registered = list(things)
 
+    def holds(self, thing: Any) -> bool:
+        """Whether this thing is registered, or is within one that is, as an optimizer in its wrapper."""
+        return any(thing is one or _within(thing, one) for one in self.registered)
+
     def pack(self) -> torch.Tensor:
         """The whole state, as bytes in a tensor."""
         parts = {
@@ -75,6 +79,12 @@ class Handover:
             self._go_on(parts["run"])
             self.record = parts["record"]  # this rank may be the next to hand over
         return parts["record"]
+
+
+def _within(thing: Any, wrapper: Any) -> bool:
+    values = getattr(wrapper, "__dict__", {}).values()
+    parts = (part for value in values for part in (value if isinstance(value, (list, tuple)) else (value,)))
+    return any(part is thing for part in parts)
 
 
 def send(

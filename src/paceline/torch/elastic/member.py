@@ -156,10 +156,10 @@ class Member(Members):
 
     def check_handed_over(self, things: Sequence[Any]) -> None:
         for thing in things:
-            if not any(thing is one for one in self._given.registered):
+            if not self._given.holds(thing):
                 raise PacelineError(
-                    f"pace.step() was given a {type(thing).__name__} that pace.register() was not, so that a joining "
-                    "rank would begin with another state of it; expected each optimizer and scaler in both"
+                    f"the {type(thing).__name__} that steps the model was not given to pace.register(), so that a "
+                    "joining rank would begin with another state of it; expected each optimizer and scaler there"
                 )
 
     def leave(self) -> None:

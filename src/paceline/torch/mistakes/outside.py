@@ -27,6 +27,9 @@ class Outside:
 
     parameters: the model's. passing: whether the running micro-step's backward pass has not ended. expected: of one
     module with all parameters of the loss.
+
+    Attributes:
+        second: Whether ``steps_second`` is to be called, as nothing in the run could sum another model's gradients.
     """
 
     def __init__(
@@ -34,7 +37,9 @@ class Outside:
         parameters: Sequence[torch.nn.Parameter],
         passing: Callable[[], bool],
         expected: str = "wrapped once and given to Pace, or a DistributedDataParallel of their own",
+        second: bool = False,
     ) -> None:
+        self.second = second
         self._parameters, self._passing, self._expected = parameters, passing, expected
         self._left = LOOKS  # then the hooks go, which cost time: this mistake is made from the beginning
         self._own = -1  # torch's number of the newest pass of a round's loss
@@ -72,6 +77,19 @@ class Outside:
             f"round {step}: parameters of the loss outside of the model differ between ranks: nothing sums their "
             "gradients, so that each rank trains its own; expected one module with all parameters of the loss, "
             f"{self._expected}, unless they are to differ",
+            RuntimeWarning,
+            stacklevel=timing.level(),
+        )
+
+    def steps_second(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """A step of another model's parameters begins: warns, once, if some have a gradient."""
+        if all(p.grad is None for p in parameters):
+            return
+        self.second = False
+        warnings.warn(
+            "an optimizer steps parameters that are not of the model, and nothing sums their gradients: each rank "
+            "trains its own; expected one module with the parameters of both models, or Pace with a "
+            "DistributedDataParallel of each",
             RuntimeWarning,
             stacklevel=timing.level(),
         )
