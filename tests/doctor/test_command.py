@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from paceline import PacelineError, runs
-from paceline.doctor.command import SEEN, _made, _tell, check_ranks
+from paceline.doctor.command import SEEN, _made, _tell, check_ranks, observe
 from support.commands import assert_refused, assert_refused_at_last, paceline
 from support.forks import as_torchrun
 from support.guarantees import guarantee
@@ -172,6 +172,16 @@ def test_ctrl_c_reports_what_was_watched(steps: int, tmp_path: Path) -> None:
 @STOPS
 @pytest.mark.processes
 @pytest.mark.usefixtures("one_machine", "warm")
+def test_report_of_a_command_that_failed_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("paceline.doctor.command._play", lambda *_: 3)
+    monkeypatch.setattr("paceline.doctor.command._rounds", lambda place: 30)
+    monkeypatch.setattr("paceline.doctor.command._read", lambda place, status: (place, status))
+    observe([sys.executable, "train.py"], 64, False, lambda done, of: None)
+    assert capsys.readouterr().err == "the command ended with status 3: the report is of 30 steps\n"
+
+
 def test_a_killed_doctor_leaves_no_ranks() -> None:
     """With SIGKILL, so that it can end nobody itself."""
     doctor, below = started(kind="quiet", until="trained step")

@@ -126,4 +126,12 @@ def test_the_programs_own_error_is_found_in_its_output() -> None:
     missing = "/usr/bin/python3: can't open file '/home/me/trian.py': [Errno 2] No such file or directory"
     assert failure([missing, "=" * 20], 1) == f"the program ended with status 1: {missing[18:]}"
     assert failure(["usage: train.py\n", "\n"], 2) == "the program ended with status 2: usage: train.py"
+    usage = "train.py: error: the following arguments are required: --lr\n"
+    lines = [
+        "usage: train.py --lr LR\n",
+        usage,
+        "python: noise\n",
+        "traceback : To enable traceback see: https://x\n",
+    ]
+    assert failure(lines, 1) == f"the program ended with status 1: {usage[17:-1]}"
     assert failure([], 9) == "the program ended with status 9"

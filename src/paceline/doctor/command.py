@@ -50,6 +50,10 @@ def observe(
     with tempfile.TemporaryDirectory(prefix="paceline-doctor-") as place:
         try:
             status = _play(command, steps, keep_going, progress, Path(place))
+            if status and (seen := _rounds(Path(place))):
+                print(
+                    f"the command ended with status {status}: the report is of {seen} steps", file=sys.stderr
+                )
         except KeyboardInterrupt:
             if not (seen := _rounds(Path(place))):
                 raise

@@ -41,6 +41,7 @@ QUIET = {
 _ERROR = re.compile(r"^(?:\[rank\d+\]:\s*)?((?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt)\b(?:: .*)?)$")
 _PLACE = re.compile(r'^(?:\[rank\d+\]:)?\s*File "(.+)", line (\d+)')
 _PYTHON = re.compile(r"^\S*python\S*: (.+)$")  # what the interpreter says before it runs anything
+_USAGE = re.compile(r"^\S+: error: (.+)$")  # what argparse says
 _MEMORY = re.compile(r"out of memory|can.t allocate memory|MemoryError|status -9")
 _NOT_ITS_OWN = ("ChildFailedError", "torch.distributed.elastic")
 
@@ -168,6 +169,7 @@ def failure(lines: Sequence[str], status: int) -> str:
             where = f" ({found[1]}, line {found[2]})"
         elif (error := _ERROR.match(line.rstrip())) and not any(part in line for part in _NOT_ITS_OWN):
             return f"the program failed: {error[1][:300]}{where}"
-    said = next((found[1] for line in lines if (found := _PYTHON.match(line.strip()))), "")
+    matches = (pattern.match(line.strip()) for pattern in (_USAGE, _PYTHON) for line in lines)
+    said = next((found[1] for found in matches if found), "")
     said = said or next((line.strip() for line in reversed(lines) if re.search(r"\w", line)), "")
     return f"the program ended with status {status}" + (f": {said[:200]}" if said else "")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.errors import WorkerError
+from paceline.errors import PacelineError, WorkerError
 from paceline.samples import CostModel, SampleCosts
 from paceline.torch.elastic import buckets, commit, group, recovery
 from paceline.torch.elastic.buckets import Buckets
@@ -220,3 +220,16 @@ def test_optimizer_within_a_registered_wrapper_is_handed_over() -> None:
     given = Handover(dict, lambda state: None, dict, lambda state: None)
     given.register([optimizers[0], Lookahead(*optimizers[1:3])])
     assert [given.holds(each) for each in optimizers] == [True, True, True, False]
+
+
+def test_things_registered_in_another_order_raise_with_both_orders() -> None:
+    def handover(*kinds: type[torch.optim.Optimizer]) -> Handover:
+        given = Handover(dict, lambda state: None, dict, lambda state: None)
+        given.register([kind([torch.nn.Parameter(torch.ones(1))], lr=0.1) for kind in kinds])
+        return given
+
+    packed = handover(torch.optim.SGD, torch.optim.Adam).pack()
+    handover(torch.optim.SGD, torch.optim.Adam).take(packed, run=True)
+    said = r"was given Adam, SGD on this rank, and SGD, Adam on the rank that hands over; expected the same on every"
+    with pytest.raises(PacelineError, match=said):
+        handover(torch.optim.Adam, torch.optim.SGD).take(packed, run=True)

@@ -55,10 +55,14 @@ class Handover:
         parts = {
             "model": self._model(),
             "registered": [thing.state_dict() for thing in self.registered],
+            "kinds": self._kinds(),
             "run": self._run(),
             "record": self.record,
         }
         return torch.frombuffer(pack(parts), dtype=torch.uint8)
+
+    def _kinds(self) -> list[str]:
+        return [type(thing).__name__ for thing in self.registered]
 
     def committed(self, record: torch.Tensor) -> None:
         """This rank has committed a round with this record."""
@@ -68,10 +72,11 @@ class Handover:
         """Load what ``pack`` gave. run: also the progress of the run. Returns the ``record`` of the packing rank."""
         parts = unpack(packed.numpy().tobytes(), "the state that another worker hands over")
         self._take_model(parts["model"])
-        if len(parts["registered"]) != len(self.registered):
+        if parts["kinds"] != (own := self._kinds()):
+            here, there = (", ".join(kinds) or "nothing" for kinds in (own, parts["kinds"]))
             raise PacelineError(
-                f"pace.register() was given {len(self.registered)} things here, and {len(parts['registered'])} on "
-                "the rank that hands over; expected the same on every rank"
+                f"pace.register() was given {here} on this rank, and {there} on the rank that hands over; expected "
+                "the same on every rank, in the same order"
             )
         for thing, state in zip(self.registered, parts["registered"], strict=True):
             thing.load_state_dict(state)
