@@ -362,8 +362,12 @@ class Membership(Balanced):
 
     @property
     def chief(self) -> bool:
-        """Whether this rank is the first member, which does the work of a single rank, such as checkpoints."""
-        return self._member.chief
+        """Whether this rank is the first member, which does the work of a single rank, such as checkpoints.
+
+        None is until the next round if the first has received the state after a step from the others: what its loop
+        does after the step, such as a scheduler's step, is part of that state already, and would count twice.
+        """
+        return self._member.chief and not self._member.late
 
 
 # -- the end of a program that does not close its handles -----------------------------------------------------------

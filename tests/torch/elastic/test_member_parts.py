@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 
 from paceline.errors import PacelineError, WorkerError
 from paceline.samples import CostModel, SampleCosts
+from paceline.torch import ElasticPace
 from paceline.torch.elastic import buckets, commit, group, recovery
 from paceline.torch.elastic.buckets import Buckets
 from paceline.torch.elastic.handover import Handover
@@ -233,3 +235,12 @@ def test_things_registered_in_another_order_raise_with_both_orders() -> None:
     said = r"was given Adam, SGD on this rank, and SGD, Adam on the rank that hands over; expected the same on every"
     with pytest.raises(PacelineError, match=said):
         handover(torch.optim.Adam, torch.optim.SGD).take(packed, run=True)
+
+
+def test_rank_that_received_a_step_from_the_others_is_no_chief_until_its_next_round() -> None:
+    member = SimpleNamespace(chief=True, late=False)
+    pace: Any = SimpleNamespace(_member=member)
+    chief: Any = ElasticPace.chief.fget  # type: ignore[attr-defined]
+    assert chief(pace)
+    member.late = True
+    assert not chief(pace)
