@@ -43,5 +43,7 @@ def load_whole_state(model: torch.nn.Module, state: Mapping[str, Any]) -> None:
             setattr(model.get_submodule(owner), buffer, value.to(own[name].device))
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(state["requires_grad"].get(name, parameter.requires_grad))
-    for name, module in model.named_modules():
-        module.training = state["training"].get(name, module.training)
+    modules = list(model.named_modules())  # each before those within it, whose mode it sets, too
+    modes = {name: module.training for name, module in modules} | state["training"]
+    for name, module in modules:
+        module.train(modes[name])
