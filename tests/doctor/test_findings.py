@@ -277,3 +277,12 @@ def test_table_of_ranks_fits_60_columns(tmp_path: Path) -> None:
     assert " ".join(lines[start].split()) == "rank samples fetch prepare compute update wait slower"
     assert max(len(line.rstrip()) for line in lines[start : start + 5]) <= 60
     assert "in ms (medians of 60 steps; the exchange takes 2)" in lines[start - 1]
+
+
+@pytest.mark.parametrize(("whole", "host", "said"), [(True, "", 1), (False, "", 0), (True, "lightning", 0)])
+def test_loader_that_draws_the_whole_data_set_on_each_rank_is_named(
+    whole: bool, host: str, said: int, tmp_path: Path
+) -> None:
+    found = diagnosis(tmp_path, forward(0.01, 0.04), loader=LOADER | {"whole": whole}, host=host)
+    words = "Each rank reads the whole data set, as the loader has no DistributedSampler. With the change"
+    assert sum(words in each and "2 epochs have as many steps" in each for each in found.sentences) == said

@@ -157,7 +157,7 @@ def test_each_phase_is_distinguished_from_the_others_and_from_waiting(tmp_path: 
     assert np.allclose(whole.sum(axis=0), whole[:, 0].sum(), rtol=0.3), "all end their steps together"
     told = run.extras["loop"][-1]
     assert [each["loader"] for each in told] == [
-        {"processes": 0, "stream": False, "options": ["shuffle=False"]}
+        {"processes": 0, "stream": False, "whole": True, "options": ["shuffle=False"]}
     ] * 3
     assert told[0]["host"] == ""
 

@@ -126,16 +126,16 @@ def test_fetches_of_this_thread_count_and_no_other_s() -> None:
     thread.join()
     assert told == []
     assert len(list(loader)) == 3
-    assert told == [{"processes": 0, "stream": False, "options": ["shuffle=False"]}] * 4, (
+    assert told == [{"processes": 0, "stream": False, "whole": True, "options": ["shuffle=False"]}] * 4, (
         "the last call finds the end"
     )
     stream = torch.utils.data.DataLoader(Stream(), batch_size=2)
     next(iter(stream))
-    assert told[-1] == {"processes": 0, "stream": True, "options": None}
+    assert told[-1] == {"processes": 0, "stream": True, "whole": False, "options": None}
     seeded = torch.utils.data.DataLoader(range(6), num_workers=1, worker_init_fn=_seed)  # type: ignore[arg-type]
     next(iter(seeded))
     kept = ["shuffle=False", "num_workers={loader}.num_workers", "worker_init_fn={loader}.worker_init_fn"]
-    assert told[-1] == {"processes": 1, "stream": False, "options": kept}
+    assert told[-1] == {"processes": 1, "stream": False, "whole": True, "options": kept}
     batches = Upwards(torch.utils.data.SequentialSampler(range(6)), 2, False)
     next(iter(torch.utils.data.DataLoader(range(6), batch_sampler=batches)))  # type: ignore[arg-type]
     assert told[-1]["options"] is None, "it chooses by itself which samples are in a batch"

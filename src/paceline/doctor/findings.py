@@ -92,6 +92,11 @@ def diagnose(run: Run, policies: Sequence[str] = POLICIES) -> Diagnosis:
         sentences += say.by_hand(form)
         if missing:
             sentences.append(f"No diff of your script is printed: the doctor looked for {missing}.")
+    if worth and not form.host and (form.loader or {}).get("whole"):
+        sentences.append(
+            "Each rank reads the whole data set, as the loader has no DistributedSampler. With the change the ranks "
+            f"share each epoch: each sample counts once, and {run.workers} epochs have as many steps as one has now."
+        )
     if form.compares:
         sentences.append(
             "The loss compares the samples of a batch with each other, or chooses among them, so that its value "

@@ -123,8 +123,9 @@ def moves(begins: Notify, ends: Notify) -> list[Watch]:
 
 
 def loader_of(iterator: Any) -> dict[str, Any]:
-    """What a DataLoader's iterator knows about it: its processes, whether it reads a stream, and as text the options
-    of the ``pace.loader`` that replaces it; None if ``pace.loader`` has no counterpart of its sampler."""
+    """What a DataLoader's iterator knows about it: its processes, whether it reads a stream, whether it draws the
+    whole data set on each rank, and as text the options of the ``pace.loader`` that replaces it; None if
+    ``pace.loader`` has no counterpart of its sampler."""
     sampler, known = order_of(iterator._index_sampler)
     shuffled = getattr(sampler, "shuffle", type(sampler).__name__ != "SequentialSampler")
     needed = {
@@ -138,6 +139,7 @@ def loader_of(iterator: Any) -> dict[str, Any]:
     return {
         "processes": int(iterator._num_workers),
         "stream": iterator._dataset_kind == _DatasetKind.Iterable,
+        "whole": known and type(sampler).__name__ != "DistributedSampler",
         "options": [option for option, wanted in needed.items() if wanted] if known else None,
     }
 
