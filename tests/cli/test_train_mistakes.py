@@ -80,6 +80,10 @@ def sentence(capsys: pytest.CaptureFixture[str], arguments: list[str], status: i
             "--dead-after is for runs that continue without lost workers",
         ),
         (["--dead-after", "0.1"], "--dead-after=0.1: expected at least 0.2 seconds, and a finite number"),
+        (
+            ["--max-restarts", "2", "--engine", "ray"],
+            "--max-restarts is for --engine torch, and on Ray the others con",
+        ),
         (["--max-restarts", "2", "--weigh", "hook"], "--elastic is not possible here: --weigh hook leaves"),
         (
             ["--elastic", "--compare", "equal,level:forecast=narx"],

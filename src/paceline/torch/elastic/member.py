@@ -314,7 +314,8 @@ class Member(Members):
         if begins and self._rendezvous.outlives and self._link.posted(f"ended/{running.step}"):
             raise PacelineError(
                 f"round {running.step}: this rank joined, and begins an epoch though the loops of all who were there "
-                "before have ended; expected for epoch in range(pace.epoch, epochs) behind pace.register()"
+                "before have ended; expected for epoch in range(pace.epoch, epochs) behind pace.register(), which "
+                "also gets what ends the loop earlier, such as a count for early stopping"
             )
 
     def _read(self, total: torch.Tensor) -> CommitRecord:
