@@ -148,7 +148,7 @@ def measured(rank: int, ranks: int, milliseconds: list[float], steps: int) -> li
 
 @balanced
 def test_fsdp_seconds_leave_out_the_collectives_of_layers() -> None:
-    milliseconds = [1.0, 1.0, 4.0]
+    milliseconds = [1.0, 1.0, 20.0]  # on one busy core, each layer may wait for the processor for long
     rounds = run_ranks(3, measured, milliseconds, 6)[0]
     slept = np.array(milliseconds) * 20 / 1e3  # each rank has 20 of the 60 samples
     best = np.min([round.compute for round in rounds], axis=0)  # the machine may be busy
