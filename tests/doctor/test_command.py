@@ -169,9 +169,6 @@ def test_ctrl_c_reports_what_was_watched(steps: int, tmp_path: Path) -> None:
         assert "Traceback" not in error
 
 
-@STOPS
-@pytest.mark.processes
-@pytest.mark.usefixtures("one_machine", "warm")
 def test_report_of_a_command_that_failed_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -182,6 +179,9 @@ def test_report_of_a_command_that_failed_says_so(
     assert capsys.readouterr().err == "the command ended with status 3: the report is of 30 steps\n"
 
 
+@STOPS
+@pytest.mark.processes
+@pytest.mark.usefixtures("one_machine", "warm")
 def test_a_killed_doctor_leaves_no_ranks() -> None:
     """With SIGKILL, so that it can end nobody itself."""
     doctor, below = started(kind="quiet", until="trained step")

@@ -214,9 +214,9 @@ class Reports(NamedTuple):
     outside: Callable[[], float] = float  # of parameters of the loss outside of the model, as one number
     differ: Callable[[int], object] = int  # called with the round if the ranks' such numbers differ
     model: Callable[[], torch.Tensor | float] = lambda: math.nan  # of the model's parameters, as one number
-    compare: Callable[[int, list[float]], object] = lambda step, models: (
-        None
-    )  # called with the ranks' such numbers
+    compare: Callable[..., object] = (
+        bool  # called with the round and the list of these numbers if they differ
+    )
     left_out: Callable[[], int] = int  # rounds whose optimizer step was left out on purpose
     described: Callable[[], str] = str  # the options of this rank's optimizer, for an error
     memory: Callable[[], tuple[float, float]] | None = None  # ``fits`` and ``ran_out``

@@ -212,16 +212,20 @@ def test_optimizer_within_a_registered_wrapper_is_handed_over() -> None:
     class Lookahead:
         def __init__(self, *optimizers: torch.optim.Optimizer) -> None:
             self.base, self.others = optimizers[0], optimizers[1:]
+            self.param_groups = self.base.param_groups
 
         def state_dict(self) -> dict[str, object]:
             return {}
 
         def load_state_dict(self, state: dict[str, object]) -> None: ...
 
-    optimizers = [torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1) for _ in range(4)]
+    optimizers = [torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1) for _ in range(5)]
     given = Handover(dict, lambda state: None, dict, lambda state: None)
-    given.register([optimizers[0], Lookahead(*optimizers[1:3])])
-    assert [given.holds(each) for each in optimizers] == [True, True, True, False]
+    scheduler = torch.optim.lr_scheduler.StepLR(
+        optimizers[3], 2
+    )  # its state has no momentum of the optimizer
+    given.register([scheduler, optimizers[0], Lookahead(*optimizers[1:3])])
+    assert [given.holds(each) for each in optimizers] == [True, True, True, False, False]
 
 
 def test_things_registered_in_another_order_raise_with_both_orders() -> None:

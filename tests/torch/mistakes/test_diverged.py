@@ -35,9 +35,7 @@ def test_model_that_a_rank_moves_by_itself_warns_once(dtype: torch.dtype) -> Non
     with torch.no_grad():
         other[0].weight[4] += 0.5
     fingerprint, found = numbers(model(dtype), other)
-    with pytest.warns(
-        RuntimeWarning, match=DIFFER + " 7, by [0-9.]+ of their parameters: the program changes"
-    ):
+    with pytest.warns(RuntimeWarning, match=DIFFER + r" 7, by [0-9.]+ % of their norm: the program changes"):
         fingerprint.compare(7, found)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -69,16 +67,15 @@ def test_parameters_that_get_another_place_are_looked_at_there() -> None:
 
 def test_large_models_are_looked_at_by_a_few_elements_of_all_parts() -> None:
     deep = nn.Sequential(*(nn.Linear(50, 50) for _ in range(200)))
-    fingerprint, found = numbers(deep)
-    assert len(fingerprint._views) <= 128
-    for layer in deep:
+    fingerprint, _ = numbers(deep)
+    assert len(fingerprint._views) <= 64
+    assert max(map(len, fingerprint._views)) <= 16
+    for first in range(0, 200, 4):
         before = fingerprint.take()
         with torch.no_grad():
-            for p in layer.parameters():
+            for p in deep[first : first + 4].parameters():
                 p.mul_(1.5)
-        changed = fingerprint.take() != before
-        assert changed or layer is not deep[0]
-    assert float(fingerprint.take()) != found[0]
+        assert fingerprint.take() != before, f"layers {first} to {first + 3}"
 
 
 @pytest.mark.parametrize(

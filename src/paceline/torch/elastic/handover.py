@@ -47,7 +47,7 @@ class Handover:
         self.registered = list(things)
 
     def holds(self, thing: Any) -> bool:
-        """Whether this thing is registered, or is within one that is, as an optimizer in its wrapper."""
+        """Whether this thing is registered, or is an optimizer in a registered wrapper, whose state has its own."""
         return any(thing is one or _within(thing, one) for one in self.registered)
 
     def pack(self) -> torch.Tensor:
@@ -86,10 +86,12 @@ class Handover:
         return parts["record"]
 
 
-def _within(thing: Any, wrapper: Any) -> bool:
-    values = getattr(wrapper, "__dict__", {}).values()
+def _within(optimizer: Any, one: Any) -> bool:
+    if not hasattr(one, "param_groups"):  # a scheduler has the optimizer, and not its state
+        return False
+    values = getattr(one, "__dict__", {}).values()
     parts = (part for value in values for part in (value if isinstance(value, (list, tuple)) else (value,)))
-    return any(part is thing for part in parts)
+    return any(part is optimizer for part in parts)
 
 
 def send(

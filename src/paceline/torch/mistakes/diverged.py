@@ -16,7 +16,7 @@ from torch import nn
 
 from paceline.torch import timing
 
-PARAMETERS, ELEMENTS = 64, 16  # that are looked at, of each parameter
+PARAMETERS, ELEMENTS = 64, 16  # the most parameters that are looked at, and elements of each
 APART = 1e-4  # portion of their norm by which numbers of equal parameters may differ: processors round differently
 
 
@@ -53,7 +53,7 @@ class Fingerprint:
         self._warned = True
         state = "; give a state that a rank which joins needs to pace.register()" if self._joins else ""
         warnings.warn(
-            f"the ranks' models differ in round {step}, by {apart:.1g} of their parameters: the program changes "
+            f"the ranks' models differ in round {step}, by {100 * apart:.2g} % of their norm: the program changes "
             "parameters or gradients by what one rank alone knows, such as its own samples, losses, counts or random "
             f"numbers; expected what all ranks know, such as pace.mean(loss){state}",
             RuntimeWarning,
@@ -66,7 +66,7 @@ class Fingerprint:
     def _choose(self) -> None:
         """Choose the elements: anew if a parameter has another place in memory than before."""
         fit = [p for p in self._all if _fits(p) and p.device == self._all[0].device]
-        self._chosen = fit[:: max(1, len(fit) // PARAMETERS)]
+        self._chosen = fit[:: -(-len(fit) // PARAMETERS) or 1]
         self._places = [p.data_ptr() for p in self._chosen]
         self._views = [p.detach().view(-1)[:: -(-p.numel() // ELEMENTS)] for p in self._chosen]
         random = torch.Generator().manual_seed(0)
