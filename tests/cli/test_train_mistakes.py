@@ -82,7 +82,7 @@ def sentence(capsys: pytest.CaptureFixture[str], arguments: list[str], status: i
         (["--dead-after", "0.1"], "--dead-after=0.1: expected at least 0.2 seconds, and a finite number"),
         (
             ["--max-restarts", "2", "--engine", "ray"],
-            "--max-restarts is for --engine torch, and on Ray the others con",
+            "--max-restarts is for --engine torch; leave it out with --engine ray, which con",
         ),
         (["--max-restarts", "2", "--weigh", "hook"], "--elastic is not possible here: --weigh hook leaves"),
         (

@@ -65,12 +65,9 @@ def command(
             "--compare"
         )
     for name in ("max_restarts", "dead_after"):
-        if name in given and given.get("engine") == "ray":
-            raise PacelineError(
-                f"--{dashed(name)} is for --engine torch, and on Ray the others continue without a lost worker; "
-                "leave it out"
-            )
-        if name in given and given.setdefault("elastic", True) is False:  # these options imply --elastic
+        if name not in given or given.get("engine") == "ray":  # which refuses them
+            continue
+        if given.setdefault("elastic", True) is False:  # these options imply --elastic
             raise PacelineError(
                 f"--{dashed(name)} is for runs that continue without lost workers; leave it out, or --no-elastic"
             )

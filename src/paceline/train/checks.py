@@ -104,8 +104,12 @@ def _check_engine(config: TrainConfig, min_samples: int) -> None:
         import paceline.ray  # noqa: F401 - it raises PacelineError if Ray is not installed
 
         server(config, min_samples).build(shared=True)
-        if config.patience != TrainConfig.patience:
-            raise PacelineError("--patience is for --engine torch; leave it out with --engine ray")
+        for name in ("patience", "max_restarts", "dead_after"):
+            if getattr(config, name) != getattr(TrainConfig, name):
+                raise PacelineError(
+                    f"--{dashed(name)} is for --engine torch; leave it out with --engine ray, which continues "
+                    "without a lost worker by itself"
+                )
     else:
         _check_left_out(config, "--engine ray", ("sync", "backup", "mode", "rate", "address"))
 
