@@ -10,7 +10,7 @@ from scipy.optimize import linprog
 
 from paceline import PacelineError, Plan
 from paceline.costs import Increasing, Linear, Saturating
-from paceline.shares import at_least, project, proportional, water_level, whole_samples
+from paceline.shares import project, proportional, water_level, whole_samples
 from support.programmes import soonest
 
 
@@ -261,8 +261,8 @@ TWO = Linear(np.ones(2), np.zeros(2))
         (lambda: project("x"), "y='x': expected one number for each worker"),
         (lambda: project([1, 2], [0, 0, 0]), "for each of 2 workers"),
         (lambda: proportional(["a", "b"]), "weights=.*: expected one number for each worker"),
-        (lambda: at_least([1, 2, 3], 2), r"loads=\[1, 2, 3\], min_samples=2: expected an array"),
-        (lambda: at_least(np.array([1, 2, 3]), "two"), "min_samples='two': expected an array"),
+        (lambda: whole_samples(TWO, 3, fewest="two"), "fewest='two': expected a whole number"),
+        (lambda: whole_samples(TWO, 3, fewest=0), "fewest=0: expected a whole number"),
     ],
 )
 def test_what_cannot_be_divided_raises(call, words):
@@ -372,7 +372,7 @@ def test_samples_of_which_all_take_no_time_go_to_the_worker_that_begins_first():
 
 
 @pytest.mark.parametrize(
-    ("loads", "min_samples", "moved"),
+    ("loads", "fewest", "moved"),
     [
         ([1, 5, 2], 1, [1, 5, 2]),
         ([0, 0, 0], 2, [0, 0, 0]),
@@ -384,10 +384,12 @@ def test_samples_of_which_all_take_no_time_go_to_the_worker_that_begins_first():
         ([0, 1, 0], 2, [0, 1, 0]),
     ],
 )
-def test_loads_below_the_minimum_go_to_the_largest_load(loads, min_samples, moved):
-    given = np.array(loads)
-    assert at_least(given, min_samples).tolist() == moved
-    assert given.tolist() == loads
+def test_loads_below_the_fewest_go_to_the_largest_load(loads, fewest, moved):
+    cost = Linear(np.ones(len(loads)), np.zeros(len(loads)))
+    assert whole_samples(cost, sum(loads), loads, loads, fewest=fewest).tolist() == moved
+    two = whole_samples(cost, sum(loads), [loads, loads[::-1]], [loads, loads[::-1]], fewest=fewest)
+    assert [each.sum() for each in two] == [sum(loads)] * 2
+    assert two[0].tolist() == moved
 
 
 def test_least_loads_that_exceed_a_batch_of_one_sample_shrink():

@@ -170,8 +170,7 @@ class Balancer:
         if room is not None:
             most = np.minimum(most, room)
             least = np.minimum(least, most)
-        loads = shares.whole_samples(plan, batch, least, most, unit=self._quantum)
-        return shares.at_least(loads, self._min_samples)
+        return shares.whole_samples(plan, batch, least, most, self._quantum, self._min_samples)
 
     def deal(
         self,

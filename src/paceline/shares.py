@@ -18,7 +18,7 @@ from paceline.costs import QUICKEST, Array, Cost, Linear, halfway, numbers
 from paceline.errors import PacelineError, short, whole
 from paceline.rounds import Plan
 
-__all__ = ["WaterLevel", "at_least", "project", "proportional", "water_level", "whole_samples"]
+__all__ = ["WaterLevel", "project", "proportional", "water_level", "whole_samples"]
 
 LARGEST = np.finfo(float).max
 CLOSE = 1e-14  # relative error that the sum of the loads may have
@@ -308,6 +308,7 @@ def whole_samples(
     least: ArrayLike = 0.0,
     most: ArrayLike | None = None,
     unit: int = 1,
+    fewest: int = 1,
 ) -> NDArray[np.int64]:
     """Divide ``batch`` into whole samples so that no other division ends sooner.
 
@@ -323,6 +324,8 @@ def whole_samples(
         most: Samples that each worker takes at most, a number or shape (n,) or (..., n); default ``batch``.
         unit: Loads are multiples of this many samples, except that one worker takes the remainder of a batch that is
             not a multiple.
+        fewest: A smaller load is moved to the worker with the largest one, the lowest rank of equals, even beyond its
+            most.
 
     Returns:
         Samples of each worker, int64 of shape (..., n); they sum to ``batch``.
@@ -331,6 +334,9 @@ def whole_samples(
         PacelineError: If the mosts cannot hold the batch, or an argument has another shape or type.
     """
     whole("batch", batch, 0)
+    if fewest != 1:
+        whole("fewest", fewest)
+        return _moved(whole_samples(expected, batch, least, most, unit), fewest)
     total = np.asarray(float(batch))[None]
     low, high = _both(least, batch if most is None else most)
     near = None  # fractional loads that are close to the best, if known
@@ -468,28 +474,10 @@ def _with_rest(cost: Cost, loads: Array, left: Array, soonest: Array, high: Arra
     return loads + ((ranks == soonest.argmin(-1)[..., None]) & (left > 0))
 
 
-def at_least(loads: NDArray[np.int64], min_samples: int) -> NDArray[np.int64]:
-    """Move all loads below this minimum to one worker: the one with the largest load, and the lowest rank of equals.
-
-    Args:
-        loads: Samples of each worker, shape (n,).
-        min_samples: The fewest samples of a worker that has any.
-
-    Returns:
-        The loads, shape (n,), with the same sum.
-
-    Raises:
-        PacelineError: If ``loads`` is no array of numbers of shape (n,), or ``min_samples`` is no number.
-    """
-    try:
-        if np.ndim(loads) != 1:
-            raise TypeError
-        small = (loads > 0) & (loads < min_samples) if min_samples > 1 else None
-    except TypeError:
-        given = f"loads={short(loads)}, min_samples={short(min_samples)}"
-        raise PacelineError(f"{given}: expected an array of whole samples and a whole number") from None
-    if small is not None and small.any():
-        together = int(loads[small].sum())
-        loads = np.where(small, 0, loads)
-        loads[int(np.argmax(loads if loads.any() else small))] += together
-    return loads
+def _moved(loads: NDArray[np.int64], fewest: int) -> NDArray[np.int64]:
+    """The loads, (..., n), with those below ``fewest`` moved to the largest one."""
+    small = (loads > 0) & (loads < fewest)
+    kept = np.where(small, 0, loads)
+    takes = np.where(kept.any(-1, keepdims=True), kept, small).argmax(-1)[..., None]
+    together = (loads - kept).sum(-1, keepdims=True)
+    return kept + np.where(np.arange(loads.shape[-1]) == takes, together, 0)

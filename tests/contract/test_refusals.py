@@ -13,7 +13,7 @@ from paceline import Cluster, PacelineError, policies
 from paceline.costs import Linear
 from paceline.rounds import Plan
 from paceline.samples import CostModel, Room, deal
-from paceline.shares import at_least, project, proportional, water_level, whole_samples
+from paceline.shares import project, proportional, water_level, whole_samples
 
 NUMBERS = st.one_of(
     st.integers(-2, 40), st.floats(-2, 40), st.sampled_from([np.nan, np.inf, 1e300, 2**70, True, None, "x"])
@@ -28,7 +28,7 @@ CALLS: list[Callable[..., Any]] = [
     lambda a, b, c: whole_samples(Plan(np.full(3, 1 / 3)), a, b, c, unit=2),
     lambda a, b, c: project(a, b, c),
     lambda a, b, c: proportional(a, b, c),
-    lambda a, b, c: at_least(np.asarray(a), b),
+    lambda a, b, c: whole_samples(COST, a, b, fewest=c),
     lambda a, b, c: deal(np.ones(7), CostModel(1.0), np.ones(3), room=Room(least=a, most=b, micro_batch=c)),
     lambda a, b, c: deal(
         np.ones(7), CostModel(1.0), np.ones(3), room=Room(budget=a, micro_steps=b, min_samples=c)

@@ -60,11 +60,12 @@ class Terms:
     merge: Merge | None  # None unless each rank steps by itself
 
     def divided(
-        self, step: int, loads: Indices, start: int, present: NDArray[np.bool_] | None = None
+        self, step: int, size: int, start: int, present: NDArray[np.bool_] | None = None
     ) -> RoundPlan:
-        """The plan of round ``step`` of these ``loads``, whose samples begin at ``start``, with what may be claimed.
+        """The plan of round ``step`` of ``size`` samples, which begin at ``start``, with what may be claimed.
 
         present: which ranks take part, (n,); by default all."""
+        loads = self.balancer.loads(step, size, present)
         if self.full and not loads.all():
             warnings.warn(
                 "a rank without work in a round runs filler samples, which SyncBatchNorm counts like others; choose "
@@ -77,7 +78,7 @@ class Terms:
         if piece_plan is not None:
             most = self.most if present is None else np.where(present, self.most, 0)
             division = plan.divide(piece_plan, loads, start, most, self.largest, self.unit, self.chunk)
-        return RoundPlan(step, loads, int(loads.sum()), division)
+        return RoundPlan(step, loads, size, division)
 
     def piece_plan(self, step: int, present: NDArray[np.bool_] | None = None) -> PiecePlan | None:
         """How the ranks ``present``, (n,), run round ``step`` in pieces; None if they run it as planned."""

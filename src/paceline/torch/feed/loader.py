@@ -259,9 +259,8 @@ class BalancedLoader:
     def divided(self, step: int, first: int, size: int, among: NDArray[np.bool_] | None = None) -> RoundPlan:
         """The plan of round ``step``, which has ``size`` samples from ``first`` of the epoch's order on. among:
         whether each place takes part, (places,); by default all."""
-        terms = self._loop.terms
         if self._dealer is None:
-            return terms.divided(step, terms.balancer.loads(step, size, among), first, among)
+            return self._loop.terms.divided(step, size, first, among)
         self._indices[first : first + size] = self._drawn[first : first + size]
         return self._dealer.divided(step, self._indices, first, size, among)
 

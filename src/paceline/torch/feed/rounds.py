@@ -149,7 +149,7 @@ class Sizes:
             size = loop.progress.size(step)
             if len(self._all) != size:
                 self._all = np.arange(size)
-            plan = terms.divided(step, terms.balancer.loads(step, size), 0)
+            plan = terms.divided(step, size, 0)
             self._planned = iter(planned_pieces(terms, loop.rank, plan, 0, self._all, True))
         chosen, piece = next(self._planned)
         if piece.last and self._left is not None:

@@ -163,7 +163,7 @@ class BalancedSampler:
         loop, terms, progress = self._loop, self._loop.terms, self._loop.progress
         indices, step = self._order.epoch(progress.epoch), progress.rounds
         for first, size in progress.remaining():
-            plan = terms.divided(step, terms.balancer.loads(step, size), first)
+            plan = terms.divided(step, size, first)
             for chosen, piece in planned_pieces(terms, loop.rank, plan, first, indices, terms.filled):
                 yield chosen.tolist(), piece
             step += 1
