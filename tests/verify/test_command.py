@@ -54,6 +54,14 @@ def test_program_that_cannot_be_verified_gets_the_reason(ranks: int, form: str, 
     assert_refused_at_last(paceline("verify", "--", *TORCHRUN, ranks, PROGRAM, form), words)
 
 
+@pytest.mark.processes
+@pytest.mark.usefixtures("warm")
+def test_loads_for_another_number_of_ranks_are_refused_in_the_first_run() -> None:
+    said = paceline("verify", "--steps", 2, "--loads", "8/8/8", "--", *TORCHRUN, 2, PROGRAM, "center")
+    words = "--loads 8/8/8: expected 2 numbers, one for each rank, with the sum 24"
+    assert_refused_at_last(said, words)
+
+
 def test_wrong_commands_get_one_error(tmp_path: Path) -> None:
     run = ("--", sys.executable, "-c", "print('trained')")
     assert_refused(paceline("verify", "--", "no-such-command"), "no-such-command: no such command")

@@ -21,7 +21,8 @@ def more_help() -> str:
     """The policies, one line each, for the end of the help."""
     from paceline import policies
 
-    lines = [f"{name}: {policies.describe(name).rstrip('.')}." for name in policies.names()]
+    real = [name for name in policies.names() if not policies.POLICIES[name].needs_upcoming]
+    lines = [f"{name}: {policies.describe(name).rstrip('.')}." for name in real]
     return "\n\n".join(["The policies:", *lines])
 
 

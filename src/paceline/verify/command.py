@@ -95,6 +95,7 @@ def plans(place: Path, steps: int, loads: list[list[int]] | None, batch_norm: bo
     named = {FIRST: EQUAL, "equal again": EQUAL}
     named |= {each if isinstance(each, str) else "-".join(map(str, each)): each for each in others}
     shared = {"place": str(place), "steps": steps, "batch_norm": batch_norm, "known": {}, "entry": PORTED}
+    shared["asked"] = loads or []  # the first run refuses those that do not suit the ranks
     return [shared | {"name": name, "loads": each} for name, each in named.items()]
 
 

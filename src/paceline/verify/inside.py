@@ -181,13 +181,14 @@ class Inside:
         if given.micro_batch and given.loop == "whole":
             most = [min(high, given.micro_batch * (given.micro_steps or 1)) for high in most]
         least = [min_samples if low is None else low for low, _ in pairs]
-        if isinstance(asked := self._plan["loads"], list):
+        for asked in self._plan["asked"]:
             if len(asked) != self._ranks or sum(asked) != batch:
-                self._wrong(
-                    f"--loads: expected {self._ranks} numbers, one for each rank, with the sum {batch}"
-                )
-            return asked
-        found = divided(asked, batch, least, most, unit)
+                expected = f"{self._ranks} numbers, one for each rank, with the sum {batch}"
+                self._wrong(f"--loads {'/'.join(map(str, asked))}: expected {expected}")
+        kind = self._plan["loads"]
+        if isinstance(kind, list):
+            return kind
+        found = divided(kind, batch, least, most, unit)
         if found is None:
             self._skip()
         return found
