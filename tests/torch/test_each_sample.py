@@ -19,9 +19,9 @@ from paceline.pieces import rule
 from paceline.rounds import Cluster, PiecePlan
 from paceline.torch.claims import Claims
 from paceline.torch.counter import Count, LocalCounter
+from paceline.torch.decisions import Decisions
 from paceline.torch.feed.pieces import Order
-from paceline.torch.meter import OpenRound
-from paceline.torch.open_rounds import OpenRounds
+from paceline.torch.open_round import OpenRound
 from paceline.torch.plan import Division, Piece, RoundPlan
 from paceline.torch.rows import layout
 
@@ -101,7 +101,7 @@ def test_what_the_ranks_ran_is_all_of_the_round_or_it_is_told(ran: tuple[int, in
         collect=lambda: ([only], rows),
     )
     balancer = Balancer(policies.create("factoring", Cluster(2, 10)))
-    rounds = OpenRounds(balancer, meter, True, [])
+    rounds = Decisions(balancer, meter, True, [])
     if sum(ran) == 10:
         rounds.settle()
         return

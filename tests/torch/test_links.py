@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.torch import Pace, open_rounds, peers
+from paceline.torch import Pace, decisions, peers
 from paceline.torch.callbacks import OnRound
 from support.guarantees import guarantee
 from support.ranks import run_ranks
@@ -59,7 +59,7 @@ def test_two_ranks_have_no_link_of_their_own() -> None:
 def asked(rank: int, ranks: int, share: float, alone: bool = False) -> list[Any]:
     """The links told of after each of some rounds of 50 ms, if sums of more than this part of that are long. alone:
     rank 0 makes a checkpoint after each, and so settles it before the others do."""
-    open_rounds.LONG_SUM = share
+    decisions.LONG_SUM = share
     ddp = DistributedDataParallel(fresh(torch.float64))
     optimizer = optimizer_of(ddp)
     told: list[Any] = []

@@ -11,16 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.torch import Pace, RoundResult, exchange, meter, open_rounds, piece_reports
+from paceline.torch import Pace, RoundResult, decisions, exchange, meter, piece_reports
 from paceline.torch.callbacks import OnRound, Record
 from paceline.torch.gradients.reducers import LOOKS
-from paceline.torch.meter import CpuStopwatch, CudaStopwatch
-from paceline.torch.open_rounds import mean_losses
+from paceline.torch.open_round import CpuStopwatch
 from paceline.torch.rows import layout
 from support.guarantees import guarantee
 from support.ranks import errors_of, run_ranks
@@ -63,7 +60,7 @@ def in_intervals(
     """Short rounds, without a sleep's inexactness: the rounds, the state after them, how many rows the ranks told of
     them, and how many rounds there were."""
     # Rounds count as short, and decisions as dear, however busy the machine is.
-    open_rounds.LONG_SECONDS, open_rounds.MULTIPLE = math.inf, 10**6
+    decisions.LONG_SECONDS, decisions.MULTIPLE = math.inf, 10**6
     ddp = DistributedDataParallel(fresh(torch.float64))
     optimizer, loss_of = optimizer_of(ddp), nn.CrossEntropyLoss()
     results: list[RoundResult] = []
@@ -243,19 +240,6 @@ def test_pieces_beyond_the_record_are_added_to_the_last() -> None:
     assert reports.seconds == [[0.25] * 15 + [1.25]]
 
 
-@given(seed=st.integers(0, 2**32 - 1), n=st.integers(1, 50), rounds=st.integers(1, 32), counted=st.booleans())
-def test_mean_losses_are_exact_sums_over_the_counts(seed: int, n: int, rounds: int, counted: bool) -> None:
-    rng = np.random.default_rng(seed)
-    losses = rng.lognormal(0, 5, (n, rounds))
-    counts = rng.lognormal(0, 5, (n, rounds)) if counted else np.full((n, rounds), np.nan)
-    batches = rng.integers(1, 99, rounds)
-    found = mean_losses(losses, counts, batches)
-    for at in range(rounds):
-        over = math.fsum(counts[:, at]) if counted else batches[at]
-        assert found[at] == pytest.approx(math.fsum(losses[:, at]) / over, rel=1e-12)
-    assert np.isnan(mean_losses(losses, np.zeros((n, rounds)), batches)).all(), "a mean over nothing"
-
-
 def test_loss_is_the_mean_over_the_whole_batch() -> None:
     equal = run_ranks(3, measured, "equal", [0.0] * 3, 2)
     alone = run_ranks(1, measured, "equal", [0.0] * 3, 2)
@@ -337,44 +321,3 @@ class Wavering:
 def test_misuse_raises_on_every_rank(kind: str, words: str) -> None:
     for sentence in errors_of(3, misuse, kind):
         assert words in sentence
-
-
-class FakeEvent:
-    """A CUDA event on a stream whose clock the test sets."""
-
-    now = 0.0
-    synchronized = 0
-
-    def record(self) -> None:
-        self.at = FakeEvent.now
-
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self) -> None:
-        FakeEvent.synchronized += 1
-
-    def elapsed_time(self, other: FakeEvent) -> float:
-        return (other.at - self.at) * 1e3
-
-
-def test_events_are_read_a_round_later_without_synchronizing() -> None:
-    watch = CudaStopwatch(FakeEvent)
-    assert watch.lag == 1
-    FakeEvent.now = 1.0
-    mark = watch.start()
-    FakeEvent.now = 1.25
-    reading = watch.stop(mark)
-    watch.start()
-    assert watch.seconds(reading) == 0.25
-    assert FakeEvent.synchronized == 0
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: run on a machine with a GPU")
-def test_cuda_events_time_the_device() -> None:
-    watch = CudaStopwatch()
-    x = torch.randn(4096, 4096, device="cuda")
-    mark = watch.start()
-    for _ in range(20):
-        x = x @ x / 64
-    assert 0 < watch.seconds(watch.stop(mark)) < 10

@@ -16,8 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 from paceline.errors import PacelineError
 from paceline.torch import Pace, meter
 from paceline.torch.callbacks import Callback, OnRound, StopOnNan
+from paceline.torch.decisions import Finite, LoadResponseCheck
 from paceline.torch.feed.pieces import Order
-from paceline.torch.open_rounds import Finite, LoadResponseCheck
 from support.guarantees import guarantee
 from support.ranks import errors_of, run_ranks
 from support.scripted import Script

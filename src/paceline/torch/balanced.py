@@ -92,7 +92,7 @@ class Balanced:
         """The mean loss of the newest round that all ranks have reported, over all its samples: usually the round
         before the running one, in rounds of a few milliseconds one of the newest 64; NaN before the first report.
         With local steps a round is the interval between two merges."""
-        return self._loop.rounds.loss
+        return self._loop.decisions.loss
 
     @property
     def counts(self) -> bool:

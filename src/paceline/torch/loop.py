@@ -20,6 +20,7 @@ from paceline.torch import batches, peers, timing
 from paceline.torch.callbacks import Callback, overriding
 from paceline.torch.checks import checks_of
 from paceline.torch.claims import Claims
+from paceline.torch.decisions import Decisions
 from paceline.torch.drops import Drops
 from paceline.torch.gradients.weighing import LocalWeighing
 from paceline.torch.host import Host
@@ -30,7 +31,6 @@ from paceline.torch.members import Ranks
 from paceline.torch.memory_limits import MemoryLimit, explain
 from paceline.torch.meter import Meter, Reports
 from paceline.torch.mistakes.diverged import Fingerprint
-from paceline.torch.open_rounds import OpenRounds
 from paceline.torch.passes import LOST, Passes, weighing_of
 from paceline.torch.plan import Claim, Piece, Source
 from paceline.torch.progress import Opened, Progress
@@ -108,7 +108,7 @@ class Loop:
         local: LocalWeighing | None = None
         if self.merges is not None:
             local = LocalWeighing(parameters, device, reducer, self.merges.begin)
-        counts = self._meter.counted_by_all, lambda: self.rounds.per_sample
+        counts = self._meter.counted_by_all, lambda: self.decisions.per_sample
         self._gradients = local or weighing_of(parameters, device, reducer, terms, *counts)
         self.checks = checks_of(
             model, parameters, reducer, terms, self.round, lambda: self.host.words, self.changes
@@ -131,7 +131,7 @@ class Loop:
         self.progress = Progress(
             terms.batch, terms.min_samples, terms.global_batch if terms.every.fixed else terms.every.size
         )
-        self.rounds: OpenRounds = OpenRounds(
+        self.decisions: Decisions = Decisions(
             terms.balancer,
             self._meter,
             terms.moves_work,
@@ -144,7 +144,7 @@ class Loop:
         parts = self._meter, members, self.progress, self._round_end
         self.steps: RoundSteps | LocalSteps
         if self.merges is None or local is None:
-            rates = bool(self.rounds.listeners)
+            rates = bool(self.decisions.listeners)
             self.steps = RoundSteps(
                 model, self.round, self._gradients, self.checks, *parts, single=single, rates=rates
             )
@@ -171,7 +171,7 @@ class Loop:
         self._lookout = lookout
         lookout.follow(
             explain=lambda error: explain(
-                error, self.passes.device, self.round.left_behind or self._left, self.rounds.fits
+                error, self.passes.device, self.round.left_behind or self._left, self.decisions.fits
             ),
             where=lambda: self._meter.where(self.progress.rounds),
         )
@@ -220,7 +220,7 @@ class Loop:
         piece = self.round.stepped_piece()
         if self.changes:  # the loss has travelled with the gradients, so all ranks know it
             self.settle()
-            return self.rounds.loss
+            return self.decisions.loss
         with self.named():
             return self._meter.loss_now(piece.batch)
 
@@ -297,9 +297,9 @@ class Loop:
         began, meter, progress = perf_counter(), self._meter, self.progress
         if meter.reported and not self.behind:
             self.settle()
-        if self.rounds.links_due:  # also on a rank that has already settled, for a checkpoint
+        if self.decisions.links_due:  # also on a rank that has already settled, for a checkpoint
             with self.named():
-                self.rounds.measure_links()
+                self.decisions.measure_links()
         meter.start(progress.rounds, progress.epoch, began)
         if self._claims is not None and not meter.light:
             self._claims.open(perf_counter(), workers)  # planning is not part of the first piece's time
@@ -341,7 +341,7 @@ class Loop:
     def settle(self) -> None:
         """Collect the ranks' reports on the round just finished, and plan from them."""
         with self.named():
-            self.rounds.settle()
+            self.decisions.settle()
 
     def settle_last(self) -> None:
         """``settle`` before the end, without a long wait, since another rank may already have left."""
@@ -353,12 +353,12 @@ class Loop:
             self._end_round() if self._own_end and self.round.taken else self.abandon()
             self._meter.report_rest()
         with suppress(WorkerError):
-            self.rounds.settle()
+            self.decisions.settle()
 
     def flush(self) -> None:
         """``settle``, also the rounds that ranks have not reported yet. Collective."""
         with self.named():
-            self.rounds.flush()
+            self.decisions.flush()
         self._members.together()
         self.steps.flush()
 
@@ -451,7 +451,8 @@ class Loop:
     def _commit(self, piece: Piece) -> bool:
         """The backward pass of a piece has ended, and rows travel with the gradients: sum them if it is the round's
         last. Returns whether the round is complete on all ranks."""
-        members, meter, claims = self._members, self._meter, self._claims
+        meter, claims = self._meter, self._claims
+        members: Any = self._members  # an ``elastic.member.Member``
         members.ran(piece)
         if claims is not None:
             claims.done(piece, last=True)
@@ -462,8 +463,9 @@ class Loop:
             began, own = perf_counter(), timing.now()
             pieces = None if claims is None else claims.report(as_one=members.retrying)
             row = meter.row(piece.plan, pieces)
-            if members.commit(piece.step, row, None if self.terms.merge is not None else meter.counted):
-                meter.committed()
+            rows = members.commit(row, None if self.terms.merge is not None else meter.counted)
+            if rows is not None:
+                meter.committed(rows)
                 return True
             meter.running.waited(timing.now() - own)
             self.waited(perf_counter() - began)

@@ -15,9 +15,8 @@ class Members:
     """Ranks that all take part until the end: each runs what it is given, and their rows travel beside the gradients.
     ``elastic.member.Member`` is the other kind, whose ranks may be lost, leave and join.
 
-    ``connect`` and ``begin`` first. For each iteration ``micro_steps``; with the last gradient of a round ``commit``,
-    and ``rows`` after its step; ``drop`` if a round is left, ``together`` when a loop or its epoch ends, ``close`` at
-    the end.
+    ``connect`` and ``begin`` first. For each iteration ``micro_steps``; ``drop`` if a round is left, ``together``
+    when a loop or its epoch ends, ``close`` at the end.
     """
 
     # The ranks' rows are carried by the sums of the gradients, and so are the counts that losses are means over.
@@ -32,9 +31,11 @@ class Members:
         """Whether this rank does what only one rank must do."""
         return peers.rank() == 0
 
-    def connect(self, layout: Any) -> None:
-        """Rows will have this dtype. Collective."""
+    def connect(self, layout: Any) -> exchange.Exchange | None:
+        """Rows will have this dtype. Returns what they travel through; None if the sums of gradients carry them.
+        Collective."""
         self._exchange = exchange.connect(layout)
+        return self._exchange
 
     def begin(self, loop: Any) -> None:
         """``loop``, a ``Loop``, is constructed, and its first round has not begun."""
@@ -50,29 +51,6 @@ class Members:
     def micro_steps(self, loop: Any, source: Source) -> Iterator[tuple[Any, Piece]]:
         """The micro-steps of this rank in one iteration over ``source``: each one's batch and piece."""
         return loop.planned(source)
-
-    def ran(self, piece: Piece) -> None:
-        """The backward pass of a piece is done."""
-
-    def claim(self) -> bool:
-        """Claim another part of a round whose sums have failed; False if none is left for this rank."""
-        return False
-
-    def commit(
-        self, step: int, row: Any, counted: float | None = None, lost: exchange.Lost = exchange.none_lost
-    ) -> bool:
-        """This rank's gradients are ready, or being summed: send its ``row`` to all others with announcement
-        ``step``. False if the sums have failed: nothing has changed on this rank, and the ranks claim and run what is
-        missing of the round before the sums are tried again.
-
-        counted: the count that this rank's losses are means over, if that is not the samples. lost: see
-        ``Exchange.receive``."""
-        self._exchange.send(step, row, lost)
-        return True
-
-    def rows(self, step: int, lost: exchange.Lost) -> exchange.Rows:
-        """All ranks' rows of announcement ``step``, (n,). lost: see ``Exchange.receive``."""
-        return self._exchange.receive(step, lost)
 
     def drop(self) -> None:
         """The running round was left."""

@@ -19,8 +19,8 @@ from paceline.errors import PacelineError
 from paceline.hosts.accumulating import HostedPace
 from paceline.torch import Pace, RoundResult
 from paceline.torch.callbacks import OnRound
+from paceline.torch.decisions import per_sample
 from paceline.torch.feed.pieces import Order
-from paceline.torch.open_rounds import per_sample
 from support.guarantees import guarantee
 from support.often import some
 from support.ranks import errors_of, run_cases, run_ranks

@@ -25,7 +25,7 @@ from paceline.torch.elastic.commit import CommitRecord
 from paceline.torch.elastic.handover import Handover
 from paceline.torch.elastic.link import LauncherLink, company
 from paceline.torch.elastic.recovery import FRESH, MissingSamples, Rendezvous, Running
-from paceline.torch.exchange import Lost, Rows, none_lost
+from paceline.torch.exchange import Rows
 from paceline.torch.gradients.reducers import Reducer
 from paceline.torch.gradients.weighing import put
 from paceline.torch.members import Members
@@ -225,11 +225,13 @@ class Member(Members):
             self._sums.begin(self._rendezvous.group.sum)
 
     def ran(self, piece: Piece) -> None:
+        """The backward pass of a piece is done."""
         self._sums.add()
         if piece.samples:
             self._round.ran.append((int(piece.start), int(piece.samples)))
 
     def claim(self) -> bool:
+        """Claim another part of a round whose sums have failed; False if none is left for this rank."""
         if self._parts is None:
             assert self._round.missing is not None
             self._parts = self._cut(self._round.missing)
@@ -237,7 +239,12 @@ class Member(Members):
         self._claimed = self._parts[number] if number < len(self._parts) else None
         return self._claimed is not None
 
-    def commit(self, step: int, row: Rows, counted: float | None = None, lost: Lost = none_lost) -> bool:
+    def commit(self, row: Rows, counted: float | None) -> Rows | None:
+        """This rank's gradients are ready: sum them, and its ``row``, with those of all others.
+
+        counted: the count that this rank's losses are means over, if that is not the samples. Returns all ranks'
+        rows, (n,); None if the sums have failed: nothing has changed on this rank, and the ranks claim and run what
+        is missing of the round before the sums are tried again."""
         group, running, number = self._rendezvous.group, self._round, self._rendezvous.number
         changes, used = self._link.newer(number), self._sums.used()
         mine = commit.write(running, changes, counted, used, row, self._link.place, self._link.places)
@@ -247,16 +254,13 @@ class Member(Members):
                 self._link.broken(number)
             self._enter()
             self._check_goes_on()
-            return not self._round.within  # others may have completed the round
+            return None if self._round.within else self._rows  # others may have completed the round
         found = self._read(mine)
         factor = 1.0
         if found.counted is not None:
             factor = running.size / found.counted if found.counted else 0.0
         self._sums.apply(found.used.tolist(), factor)
         self._over(found, mine)
-        return True
-
-    def rows(self, step: int, lost: Lost) -> Rows:
         return self._rows
 
     def drop(self) -> None:

@@ -1,20 +1,23 @@
-"""Short rounds are settled in intervals."""
+"""Short rounds are decided in intervals."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from paceline.balancer import Balancer
 from paceline.errors import PacelineError
 from paceline.torch import Pace, piece_reports, rows
 from paceline.torch.callbacks import OnRound
+from paceline.torch.decisions import mean_losses, ran_in_pieces
 from paceline.torch.feed.pieces import Order
-from paceline.torch.open_rounds import ran_in_pieces
 from paceline.torch.plan import RoundPlan
 
 SAMPLES, BATCH, EPOCHS, SEED = 320, 8, 4, 3
@@ -76,3 +79,16 @@ def reported(reports: list[list[float]], overhead: list[float]) -> Any:
     found["pieces"] = [np.array(each).view(piece_reports.ROW)[0] for each in reports]
     found["overhead"] = overhead
     return found
+
+
+@given(seed=st.integers(0, 2**32 - 1), n=st.integers(1, 50), rounds=st.integers(1, 32), counted=st.booleans())
+def test_mean_losses_are_exact_sums_over_the_counts(seed: int, n: int, rounds: int, counted: bool) -> None:
+    rng = np.random.default_rng(seed)
+    losses = rng.lognormal(0, 5, (n, rounds))
+    counts = rng.lognormal(0, 5, (n, rounds)) if counted else np.full((n, rounds), np.nan)
+    batches = rng.integers(1, 99, rounds)
+    found = mean_losses(losses, counts, batches)
+    for at in range(rounds):
+        over = math.fsum(counts[:, at]) if counted else batches[at]
+        assert found[at] == pytest.approx(math.fsum(losses[:, at]) / over, rel=1e-12)
+    assert np.isnan(mean_losses(losses, np.zeros((n, rounds)), batches)).all(), "a mean over nothing"

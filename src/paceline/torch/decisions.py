@@ -1,12 +1,13 @@
-"""Rounds that are not settled yet: from the first micro-batch on this rank to what all ranks reported.
+"""When new loads are decided, and from what: the reports of all ranks on the rounds since the last decision.
 
-A round is opened with its first micro-batch, finished after the optimizer step, and settled when the reports of all
-ranks are collected: then the next plan is made, and the listeners are called with the round's result.
+A round ends with the optimizer step; its reports are collected before the next one begins. Then the next plan is made
+from them, and the listeners are called with the round's result.
 
-Long rounds are settled one by one. Short ones are settled in intervals, because a decision for each would cost more
+Long rounds are decided one by one. Short ones are decided in intervals, because a decision for each would cost more
 than it gains: the next decision is due once the rounds since the last one have taken a fixed multiple of what a
-decision costs. The rounds between are light: they use the plan in force, and the ranks report nothing. The length of
-an interval follows from the rows that all ranks share, so it ends with the same round on each of them.
+decision costs. The rounds between are light: they use the plan in force, and the ranks report nothing, except what
+their losses are means over if that is not the samples. The length of an interval follows from the rows that all ranks
+share, so it ends with the same round on each of them.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from paceline.torch.callbacks import Callback, overriding
 from paceline.torch.exchange import Rows
 from paceline.torch.liveness.stall import named
 from paceline.torch.local import Every
-from paceline.torch.meter import Meter, OpenRound
+from paceline.torch.meter import Meter
+from paceline.torch.open_round import OpenRound
 from paceline.torch.piece_reports import PieceReports
 from paceline.torch.plan import RoundPlan
 from paceline.torch.rows import MOST_ROUNDS, check_counts
@@ -82,8 +84,8 @@ def ran_in_pieces(plan: RoundPlan, rows: Rows) -> Ran:
     return Ran(reports.loads, overhead, parts, reports.times(), within, first)
 
 
-class OpenRounds:
-    """The rounds that are not settled yet.
+class Decisions:
+    """Decides from the reports on the newest rounds.
 
     moves_work: whether work may move within rounds, so that the ranks report what they actually ran. every: chooses
     the number of samples in a round, if it is not fixed. one_by_one: each round is reported by itself, however short.
