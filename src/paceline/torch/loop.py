@@ -60,87 +60,63 @@ class Loop:
     ) -> None:
         reducer, members, _ = ranks
         self.terms, self.host, self._reducer, self._members = terms, Host(), reducer, members
-        self._running: object = None  # the running iteration
-        self.changes = members.carries_rows  # the members may change, so a round is planned when it begins
         self.rank, self.ranks = peers.rank(), peers.ranks()
-        alone = terms.merge is not None
+        self.changes = members.carries_rows  # the members may change, so a round is planned when it begins
+        own_steps = terms.merge is not None  # each rank steps by itself
         # A round may begin before all ranks have reported the one before.
         self.behind = terms.merge is not None and terms.merge.delay > 0
-        self.round = RoundState(
-            ALONE if alone else COMMIT if self.changes else None,
-            "loss.backward()" if terms.weigh == "hook" else "pace.backward(loss)",
-        )
         # With one rank nothing is summed, and parameters may begin to require gradients later.
-        single = self.ranks == 1 and not (self.changes or alone or terms.chunk)
+        single = self.ranks == 1 and not (self.changes or own_steps or terms.chunk)
         parameters = [p for p in model.parameters() if p.requires_grad or single]
         device = parameters[0].device if parameters else torch.device("cpu")
         self._lookout = Alone()
-        self._claims = Claims.of(device, terms, members.counter) if terms.moves_work else None
-        # Under FSDP2 each rank has its own part of the parameters; local steps compare them when they merge.
-        whole = reducer.sums and not (alone or reducer.lockstep)
-        fingerprint = Fingerprint(parameters if whole else (), joins=self.changes)
-        # Each rank that steps by itself has its own schedule.
-        self._meter = Meter(
-            device,
-            members,
-            terms.balancer.needs_readings,
-            terms.moves_work,
-            terms.drop is not None,
-            Reports(
-                digest=lambda: terms.balancer.digest,
-                rate=nothing if alone else lambda: self.steps.watch.rate(),
-                options=nothing if alone else self._options,
-                outside=lambda: self.steps.watch.others(),
-                differ=lambda step: self.steps.watch.outside.differ(step),
-                model=fingerprint.take,
-                compare=fingerprint.compare,
-                left_out=lambda: self._round_end.left_out,
-                described=lambda: self.steps.watch.described(),
-                memory=(lambda: self.memory.report()) if terms.memory else None,
-                pieces=self._reported,
-                lost=lambda: self.lost(),
-                settle=lambda: self.settle() if self.behind else None,
-            ),
+        self._running: object = None  # the running iteration
+        # The last micro-step of a loop that draws its own samples is over, and its optimizer step is still to come.
+        self._own_end = self._failed = False
+        self._left: LeftWithin | None = None  # the micro-step in whose middle the newest iteration was left
+
+        # The course of a round, and what is measured of it.
+        follows = ALONE if own_steps else COMMIT if self.changes else None
+        self.round = RoundState(
+            follows, "loss.backward()" if terms.weigh == "hook" else "pace.backward(loss)"
         )
+        self._claims = Claims.of(device, terms, members.counter) if terms.moves_work else None
+        readings, reports = terms.balancer.needs_readings, self._reports(parameters)
+        self._meter = Meter(device, members, readings, terms.moves_work, terms.drop is not None, reports)
         self.drops = None if terms.drop is None else Drops(terms.drop, self._meter)
-        # What the ranks merge, if each steps by itself, and how its gradients are weighed; else None.
+
+        # Gradients: how they are weighed, and what the ranks merge if each steps by itself.
         self.merges = None if terms.merge is None else Merges(model, terms.merge, ranks)
         local: LocalWeighing | None = None
         if self.merges is not None:
             local = LocalWeighing(parameters, device, reducer, self.merges.begin)
         counts = self._meter.counted_by_all, lambda: self.decisions.per_sample
         self._gradients = local or weighing_of(parameters, device, reducer, terms, *counts)
+
+        # Backward passes.
         self.checks = checks_of(
             model, parameters, reducer, terms, self.round, lambda: self.host.words, self.changes
         )
-        self.passes = Passes(
-            device,
-            reducer,
-            terms,
-            self._gradients,
-            self.round,
-            self.checks,
-            self._meter,
-            self._halfway,
-            self._commit,
-            self.name,
-        )
+        seen = self._gradients, self.round, self.checks, self._meter
+        self.passes = Passes(device, reducer, terms, *seen, self._halfway, self._commit, self.name)
         self.memory: Any = MemoryLimit(self.round, self.passes, terms, batches.part) if terms.memory else None
         if terms.memory:
             reducer.runs_again(self.round.prepared)
-        self.progress = Progress(
-            terms.batch, terms.min_samples, terms.global_batch if terms.every.fixed else terms.every.size
-        )
+
+        # Decisions, and the end of a round.
+        every, fixed = terms.every, terms.every.fixed
+        self.progress = Progress(terms.batch, terms.min_samples, terms.global_batch if fixed else every.size)
         self.decisions: Decisions = Decisions(
             terms.balancer,
             self._meter,
             terms.moves_work,
             callbacks,
-            every=None if terms.every.fixed else terms.every,
+            every=None if fixed else every,
             one_by_one=self.behind,
             looks=reducer.averages and not reducer.lockstep and device.type == "cpu",
         )
         self._round_end = RoundEnd(self.round, self._gradients, self._meter, self.progress)
+        self._epoch_over = overriding(callbacks, "on_epoch")
         parts = self._meter, members, self.progress, self._round_end
         self.steps: RoundSteps | LocalSteps
         if self.merges is None or local is None:
@@ -155,16 +131,36 @@ class Loop:
                 local,
                 *parts,
                 merges=self.merges,
-                every=terms.every,
+                every=every,
                 behind=self.behind,
                 commit=self._commit,
                 named=self.named,
                 abandon=self.abandon,
             )
-        self._epoch_over = overriding(callbacks, "on_epoch")
-        # The last micro-step of a loop that draws its own samples is over, and its optimizer step is still to come.
-        self._own_end = self._failed = False
-        self._left: LeftWithin | None = None  # the micro-step in whose middle the newest iteration was left
+
+    def _reports(self, parameters: Sequence[torch.nn.Parameter]) -> Reports:
+        """What the parts of the loop add to this rank's reports. They are asked when a round is reported: by then all
+        of them exist."""
+        terms, reducer, own_steps = self.terms, self._reducer, self.terms.merge is not None
+        # Under FSDP2 each rank has its own part of the parameters; local steps compare them when they merge.
+        whole = reducer.sums and not (own_steps or reducer.lockstep)
+        fingerprint = Fingerprint(parameters if whole else (), joins=self.changes)
+        return Reports(
+            digest=lambda: terms.balancer.digest,
+            # Each rank that steps by itself has its own schedule.
+            rate=nothing if own_steps else lambda: self.steps.watch.rate(),
+            options=nothing if own_steps else self._options,
+            outside=lambda: self.steps.watch.others(),
+            differ=lambda step: self.steps.watch.outside.differ(step),
+            model=fingerprint.take,
+            compare=fingerprint.compare,
+            left_out=lambda: self._round_end.left_out,
+            described=lambda: self.steps.watch.described(),
+            memory=(lambda: self.memory.report()) if terms.memory else None,
+            pieces=self._reported,
+            lost=self.lost,
+            settle=lambda: self.settle() if self.behind else None,
+        )
 
     def watch_over(self, lookout: Alone) -> None:
         """Connect ``lookout``, which follows the rounds and names lost ranks. Then rounds may begin."""

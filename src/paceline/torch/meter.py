@@ -75,10 +75,10 @@ class Meter:
         self,
         device: torch.device,
         members: Members,
-        readings: bool = False,
-        pieces: bool = False,
-        drops: bool = False,
-        reports: Reports = Reports(),  # noqa: B008 - it is immutable
+        readings: bool,
+        pieces: bool,
+        drops: bool,
+        reports: Reports,
     ) -> None:
         self._reports, self.limits = reports, reports.memory is not None
         self.due = 0
@@ -92,9 +92,8 @@ class Meter:
         self.lag = self._watch.lag  # rounds by which a measurement is late
         self._pieces, self._layout = pieces, layout(pieces, self.by_itself)
         self._exchange: Any = members.connect(self._layout)
-        self.intervals = (
-            self._exchange is not None
-        )  # rows are sent beside the gradients, not summed with them
+        # Rows are sent beside the gradients, not summed with them.
+        self.intervals = self._exchange is not None
         self._readings = Readings() if readings else None
         self.running: Any = None
         self._unreported: list[OpenRound] = []  # stopped, and not collected yet
