@@ -21,7 +21,7 @@ from paceline.torch.claims import Claims
 from paceline.torch.counter import Count, LocalCounter
 from paceline.torch.decisions import Decisions
 from paceline.torch.feed.pieces import Order
-from paceline.torch.open_round import OpenRound
+from paceline.torch.meter import OpenRound
 from paceline.torch.plan import Division, Piece, RoundPlan
 from paceline.torch.rows import layout
 

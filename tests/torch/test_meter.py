@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from paceline.torch import Pace, RoundResult, decisions, exchange, meter, piece_reports
 from paceline.torch.callbacks import OnRound, Record
 from paceline.torch.gradients.reducers import LOOKS
-from paceline.torch.open_round import CpuStopwatch
+from paceline.torch.meter import CpuStopwatch
 from paceline.torch.rows import layout
 from support.guarantees import guarantee
 from support.ranks import errors_of, run_ranks

@@ -31,8 +31,7 @@ from paceline.torch.callbacks import Callback, overriding
 from paceline.torch.exchange import Rows
 from paceline.torch.liveness.stall import named
 from paceline.torch.local import Every
-from paceline.torch.meter import Meter
-from paceline.torch.open_round import OpenRound
+from paceline.torch.meter import Meter, OpenRound
 from paceline.torch.piece_reports import PieceReports
 from paceline.torch.plan import RoundPlan
 from paceline.torch.rows import MOST_ROUNDS, check_counts

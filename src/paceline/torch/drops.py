@@ -10,8 +10,7 @@ import numpy as np
 
 from paceline.backup import dropcompute
 from paceline.torch import peers, timing
-from paceline.torch.meter import Meter
-from paceline.torch.open_round import OpenRound
+from paceline.torch.meter import Meter, OpenRound
 from paceline.torch.plan import Piece
 
 WARM_UP = 20  # rounds in which nothing is dropped, before a threshold is found

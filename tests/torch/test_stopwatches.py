@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paceline.torch.open_round import CudaStopwatch
+from paceline.torch.meter import CudaStopwatch
 
 
 class FakeEvent:
