@@ -5,13 +5,20 @@ runs a model, reads a clock, sends or waits. Which event may follow which is the
 
     BETWEEN  -> drawn     -> DRAWN      a batch is with the training loop
     DRAWN    -> weighed   -> WEIGHED    its loss has its weight, so its backward pass runs
-    WEIGHED  -> ended     -> RAN        the pass has ended, and another micro-step follows (-> drawn)
+    WEIGHED  -> ended     -> RAN        the pass has ended, and another micro-step follows (-> drawn),
+                                        or another pass of the same one (-> cut -> DRAWN)
                           -> COMPLETE   or it was the round's last: an optimizer step is due
+                          -> RAN        or rows travel with the gradients (-> committed -> COMPLETE, or RAN: to retry)
                           -> DUE        or this rank steps by itself (-> steps_alone -> RAN, and -> committed)
     COMPLETE -> stepped   -> BETWEEN    the round is over
+    BETWEEN  -> behind                  a further loss of the round that is over gets its weight
     any      -> left      -> BETWEEN    the round was left unfinished
 
-An event that the phase does not allow raises PacelineError with a sentence of ``REFUSED``, and changes nothing.
+Under the hook (``weigh="hook"``) the loop calls ``loss.backward()`` itself: ``began`` and ``noticed_end`` take the place
+of ``weighed`` and ``ended``, and a second backward pass in a micro-step adds to its gradient.
+
+What a program can bring out of order raises PacelineError with a sentence of ``REFUSED``, and changes nothing. Events
+that only the engine causes, such as ``drawn`` and ``stepped``, are not checked again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,12 @@
 """What happens when a rank is lost, leaves or joins, from top to bottom.
 
+A round is committed within its last backward pass (``Member.commit``), before the optimizer steps. If all sums end, the
+members step, and only the next round begins with step 1.
+
 1. A member notices that a sum has failed or that the members change, and calls ``Rendezvous.enter``. The launcher has
    listed the members of the next membership epoch. They tell each other how far they are, and connect.
-2. The first member with the newest complete round hands its state to those that do not have it.
+2. The first member with the newest complete round hands its state to those that do not have it. If their sums of this
+   round had failed, they are ``late``: they have the state after the step, and take none.
 3. ``Running.agree``: every member takes over the same knowledge of the round that is running.
 4. ``missing``: the samples that no member has run. The round's gradients that members still have are not lost.
 5. ``parts``: these samples are cut, and the members claim and run the parts (``Member.claim``). Then the sums are
