@@ -14,8 +14,8 @@ runs a model, reads a clock, sends or waits. Which event may follow which is the
     BETWEEN  -> behind                  a further loss of the round that is over gets its weight
     any      -> left      -> BETWEEN    the round was left unfinished
 
-Under the hook (``weigh="hook"``) the loop calls ``loss.backward()`` itself: ``began`` and ``noticed_end`` take the place
-of ``weighed`` and ``ended``, and a second backward pass in a micro-step adds to its gradient.
+Under the hook (``weigh="hook"``) the loop calls ``loss.backward()`` itself: ``began`` and ``noticed_end`` take the
+place of ``weighed`` and ``ended``, and a second backward pass in a micro-step adds to its gradient.
 
 What a program can bring out of order raises PacelineError with a sentence of ``REFUSED``, and changes nothing. Events
 that only the engine causes, such as ``drawn`` and ``stepped``, are not checked again.

@@ -1,7 +1,7 @@
 """What happens when a rank is lost, leaves or joins, from top to bottom.
 
-A round is committed within its last backward pass (``Member.commit``), before the optimizer steps. If all sums end, the
-members step, and only the next round begins with step 1.
+A round is committed within its last backward pass (``Member.commit``), before the optimizer steps. If all sums end,
+the members step, and only the next round begins with step 1.
 
 1. A member notices that a sum has failed or that the members change, and calls ``Rendezvous.enter``. The launcher has
    listed the members of the next membership epoch. They tell each other how far they are, and connect.
