@@ -16,8 +16,8 @@ import pytest
 
 from support import forks, ray_forks
 from support.blocks import PAGES, ROOT, SHELL, complaints, document, name
-from support.forks import free_port
 from support.given import beside_a_service, own_script, paced, wrapped
+from support.ports import free_port
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

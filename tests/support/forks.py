@@ -40,6 +40,8 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from support.ports import free_port
+
 sys.dont_write_bytecode = False  # in the server: each rank would compile the module of its test for itself
 LOADED = (
     "pytest", "hypothesis",  # of test modules, whose functions run in forks
@@ -155,12 +157,6 @@ class Program(subprocess.Popen[str]):
         """What it wrote until its end."""
         self.wait(timeout)
         return self.said()
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def as_torchrun(ranks: int, port: int = 0) -> list[dict[str, str]]:

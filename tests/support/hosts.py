@@ -16,6 +16,7 @@ from torch import nn
 
 from paceline.torch.feed.pieces import Order
 from support import forks
+from support.ports import free_port
 from support.ranks import gathered, run_ranks
 from support.scripted import Script
 from support.small_net import FEATURES, Samples, difference, fresh, optimizer_of
@@ -58,7 +59,7 @@ def _each(rank: int, ranks: int, bodies: list[Body], folder: str) -> list[Any]:
 def as_torchrun(rank: int, ranks: int) -> None:
     """Say who this process is as torchrun does, in a process group, which a script may end to make its own.
     Collective."""
-    os.environ.update(forks.as_torchrun(ranks, gathered(forks.free_port())[0])[rank])
+    os.environ.update(forks.as_torchrun(ranks, gathered(free_port())[0])[rank])
 
 
 def accelerator(**options: Any) -> Any:

@@ -30,7 +30,8 @@ import typer
 from paceline import cli
 from support import served
 from support.commands import paceline
-from support.forks import Program, all_well, as_torchrun, free_port
+from support.forks import Program, all_well, as_torchrun
+from support.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 

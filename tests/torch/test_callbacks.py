@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from paceline.runs.sinks import Sink
 from paceline.torch import Pace, RoundResult
 from paceline.torch.callbacks import Callback, Prometheus, Record, TensorBoard, Training, Wandb
 from support.guarantees import guarantee
+from support.ports import free_port
 
 
 def trained(*callbacks: Callback) -> Pace:
@@ -45,9 +45,7 @@ def test_options_of_trackers_that_are_no_texts_are_refused(tmp_path: Path) -> No
 
 
 def test_prometheus_reads_a_training_run(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     pace = trained(Record(tmp_path / "mine"), Prometheus(port))
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
         told = answer.read().decode().splitlines()

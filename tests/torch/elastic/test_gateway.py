@@ -32,6 +32,7 @@ from paceline.torch.elastic.messages import MembershipEpoch, Signer, Where, Work
 from paceline.torch.elastic.nodes import COUNT, FIRST, REPORT, NodeAgent, OtherMachines
 from paceline.torch.elastic.supervisor import Supervisor, _store
 from support.guarantees import guarantee
+from support.ports import free_port
 from support.stands import Stands
 
 
@@ -280,11 +281,6 @@ def test_a_relay_that_is_closed_drops_every_connection(caplog: pytest.LogCapture
 
 
 TOKEN = "a token of these tests"
-
-
-def free_port() -> int:
-    with gateway.socket_at("127.0.0.1", 0) as free:
-        return int(free.getsockname()[1])
 
 
 def spoken(port: int, *words: bytes) -> bytes:

@@ -19,14 +19,15 @@ import psutil
 import pytest
 import torch
 
-from paceline.torch.elastic.gateway import Gateway, socket_at
+from paceline.torch.elastic.gateway import Gateway
 from paceline.torch.elastic.messages import Signer, Where
 from paceline.torch.elastic.nodes import COUNT, GONE, Lost, NodeAgent
 from paceline.torch.elastic.nodes import OtherMachines as Known
 from paceline.torch.elastic.supervisor import _store
 from support.elastic_runs import alone, network
-from support.forks import Program, below, free_port
+from support.forks import Program, below
 from support.guarantees import guarantee
+from support.ports import free_port
 from support.stands import Stands
 
 SCRIPT = Path(__file__).with_name("own_script.py")
@@ -277,7 +278,7 @@ def test_first_machine_with_another_run_receives_the_workers() -> None:
         _until(lambda: known.look() is not None and len(workers) == many, said)
         return gateway
 
-    port = socket_at("127.0.0.1", 0).getsockname()[1]
+    port = free_port()
     station = NodeAgent("127.0.0.1", port, 1, start, 0.5, 600.0, said.append)
     thread = threading.Thread(target=lambda: status.append(station.run()), daemon=True)
     for many in (1, 2):

@@ -245,7 +245,7 @@ def test_program_that_ends_alone_is_named_by_the_others(how: str, words: str, tm
     both = ended(as_torchrun(2), [script, how, "30"], whole=True)
     (status, _, first), (other_status, _, second) = both
     assert status == 1
-    assert other_status == (1 if how == "raise" else 3)
+    assert other_status == (1 if how == "raise" else 3), second
     assert words in first.strip().splitlines()[-1]
     assert "rank 0 cannot continue without it" in first
     assert ("ValueError: a bad image" in second) == (how == "raise")
