@@ -147,9 +147,20 @@ def nll_weights(node: Any) -> tuple[float, int]:
     return float(node._saved_total_weight), node._saved_target.numel()
 
 
+PRODUCTS = "DotBackward", "MvBackward", "MmBackward", "BmmBackward"  # nodes that multiply and sum
+
+
 def summed_rows(node: Any) -> int:
-    """For the node of a sum over all elements, the first dimension of what it sums; 0 if unknown."""
+    """For the node of a sum over all elements, the first dimension of what it sums, or what a product sums over; 0 if
+    unknown."""
     sizes: Any = getattr(node, "_saved_self_sym_sizes", ())
+    if node.name().startswith(PRODUCTS):
+        for name, dim in (("_saved_self", -1), ("_saved_tensor", 0), ("_saved_vec", 0), ("_saved_mat2", -2)):
+            if isinstance(factor := getattr(node, name, None), torch.Tensor) and factor.ndim:
+                return factor.shape[dim]
+        return 0
+    if not sizes and isinstance(summed := getattr(node, "_saved_self", None), torch.Tensor):  # nansum
+        sizes = summed.shape
     return int(sizes[0]) if sizes else 0
 
 

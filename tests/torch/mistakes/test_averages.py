@@ -61,6 +61,14 @@ WRONG: dict[str, Loss] = {
         entropy(out[y != 0], y[y != 0]) + 0.1 * layer.weight.square().mean()
     ),
     "weighted sum by the weights": lambda out, y, _: (each(out, y) * WEIGHT[y]).sum() / WEIGHT[y].sum(),
+    "nanmean": lambda out, y, _: torch.where(y != 0, each(out, y), torch.nan).nanmean(),
+    "product with the mask": lambda out, y, _: (each(out, y) @ (y != 0).double()) / (y != 0).sum(),
+    "weights by einsum": lambda out, y, _: (
+        torch.einsum("i,i->", each(out, y), WEIGHT[y]) / torch.einsum("i->", WEIGHT[y])
+    ),
+    "weights by a product of matrices": lambda out, y, _: (
+        (WEIGHT[y][None] @ each(out, y)[:, None]).squeeze() / WEIGHT[y].sum()
+    ),
     "summed loss by the mask": lambda out, y, _: (
         entropy(out, y, ignore_index=0, reduction="sum") / (y != 0).sum()
     ),
@@ -157,6 +165,8 @@ def of_the_others(out: torch.Tensor, y: torch.Tensor, _: int) -> torch.Tensor:
 
 
 ORDINARY: dict[str, Loss] = {
+    "product by the samples": lambda out, y, _: (each(out, y) @ WEIGHT[y]) / len(y),
+    "einsum by the samples": lambda out, y, _: torch.einsum("i,i->", each(out, y), WEIGHT[y]) / len(y),
     "samples": lambda out, y, _: entropy(out, y),
     "tokens of a constant length": lambda out, y, _: tokens(out, y, 5),
     "tokens of padded lengths": lambda out, y, _: tokens(out, y, 2 + int(y[0])),

@@ -69,7 +69,7 @@ def _over(end: End, samples: int) -> float:
         return float(hooks_of_torch.nll_weights(node)[1])
     if kind.startswith("MeanBackward") or hooks_of_torch.reduction(node) == MEAN:
         return float(hooks_of_torch.reduced(node) or math.nan)
-    if kind.startswith("SumBackward"):
+    if kind.startswith(("SumBackward", "NansumBackward", *hooks_of_torch.PRODUCTS)):
         rows = hooks_of_torch.summed_rows(node)
         return end.divisor if rows % samples == 0 or rows == end.divisor else math.nan
     return end.divisor if hooks_of_torch.reduction(node) == SUM else math.nan

@@ -13,11 +13,11 @@ from paceline.torch import hooks_of_torch
 # Nodes that sum or multiply single numbers, or give them another form.
 PASSED = (
     *("Add", "Clone", "Div", "Mul", "Neg", "Sub", "ToCopy", "_DDPSink"),
-    *("Cat", "Reshape", "Squeeze", "Stack", "UnsafeView", "Unsqueeze", "View"),
+    *("Cat", "Permute", "Reshape", "Squeeze", "Stack", "UnsafeView", "Unsqueeze", "View"),
 )
 SCALES = "Div", "Mul"
 JOINS = "Cat", "Stack"
-SHAPES = "Reshape", "Squeeze", "UnsafeView", "Unsqueeze", "View"
+SHAPES = "Permute", "Reshape", "Squeeze", "UnsafeView", "Unsqueeze", "View"
 REDUCES = "SumBackward", "MeanBackward"
 DEEP = 20_000  # nodes of a graph that are looked at
 
