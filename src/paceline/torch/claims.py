@@ -93,26 +93,26 @@ class Claims:
         self._parts = np.zeros(3)
 
     def begin(self, piece: Piece) -> None:
-        """A piece begins."""
+        """A piece begins: claim the next one, if processes load samples. In a round's first, ``halfway`` does so."""
         if self._early and piece.division is not None and self._sizes:
             self._ask(piece.division, piece)
 
     def halfway(self, piece: Piece) -> None:
-        """The backward pass of a piece begins."""
+        """The backward pass of a piece begins: in a round's first, claim the next one if processes load samples."""
         if self._early and piece.division is not None and not self._sizes:
             self._synchronize()
             self._half = time.perf_counter()
             self._ask(piece.division, piece, max(self._forward, 0.05))
 
     def done(self, piece: Piece, last: bool = False) -> None:
-        """A piece has ended."""
+        """Record the seconds of a piece that has ended. last: of its round, so that no claim waits for it."""
         if not last:
             self._synchronize()
         now = time.perf_counter()
         took = now - self._mark
         if self._half:
-            portion = (self._half - self._mark - self._waited) / max(took - self._waited, 1e-9)
-            self._forward += RECENT * (min(max(portion, 0.0), 1.0) - self._forward)
+            forward = (self._half - self._mark - self._waited) / max(took - self._waited, 1e-9)
+            self._forward += RECENT * (min(max(forward, 0.0), 1.0) - self._forward)
         self._sizes.append(piece.samples)
         self._amounts.append(piece.amount)
         if piece.parts is not None:
@@ -125,9 +125,9 @@ class Claims:
         """The micro-steps of this rank's claims before ``piece``, if it is the round's last planned one."""
         if piece.division is None or not piece.last:
             return
-        while (claimed := self.take(piece.division)) is not None:
-            at, left = claimed.start, len(claimed.sizes)
-            for batch, size, parts in zip(source.claimed(claimed), claimed.sizes, claimed.parts, strict=True):
+        while (taken := self.take(piece.division)) is not None:
+            at, left = taken.start, len(taken.sizes)
+            for batch, size, parts in zip(source.claimed(taken), taken.sizes, taken.parts, strict=True):
                 left -= 1
                 yield batch, piece._replace(samples=size, parts=parts, last=False, claims=not left, start=at)
                 at += size
@@ -154,9 +154,9 @@ class Claims:
             sizes, amounts = [sum(self._sizes)], [sum(self._amounts)]
             return piece_reports.report(sizes, [sum(pure)], self._cost, amounts, parts)
         self._cost = piece_reports.cost(self._amounts, pure, self._cost)
-        claimed = self._waits[1:-1]  # neither the first nor the last piece is claimed
-        if claimed:
-            self._wait += RECENT * (sum(claimed) / len(claimed) - self._wait)
+        waits = self._waits[1:-1]  # neither the first nor the last piece is claimed
+        if waits:
+            self._wait += RECENT * (sum(waits) / len(waits) - self._wait)
         cost = self._cost + self._wait
         return piece_reports.report(self._sizes, self._seconds, cost, self._amounts, parts)
 

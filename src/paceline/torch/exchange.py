@@ -250,8 +250,8 @@ class GroupExchange:
     """An exchange through an asynchronous all-gather, on its own gloo group so that its order never mixes with
     DDP's. Constructing it is collective."""
 
-    def __init__(self, dtype: np.dtype[np.void], timeout: float | None = None) -> None:
-        self._dtype, self._timeout = dtype, peers.timeout() if timeout is None else timeout
+    def __init__(self, dtype: np.dtype[np.void]) -> None:
+        self._dtype, self._timeout = dtype, peers.timeout()
         self._group = groups.take("gloo")
         self._open = True
         self._unreceived = 0  # rounds that this rank has sent and not received

@@ -26,7 +26,7 @@ from paceline.torch import hooks_of_torch
 T = TypeVar("T")
 
 
-_company: Any = None  # the ranks of a run without a process group, see ``elastic.link.Link``
+_company: Any = None  # the ranks of a run without a process group, see ``elastic.link.LauncherLink``
 SENT, TIMES = 1 << 18, 2  # bytes sent there and back to measure a link, and how often
 MOST_LINKS = 64  # links that are measured at most
 LAST_SECONDS = (

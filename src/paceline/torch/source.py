@@ -122,4 +122,4 @@ def _own(name: str, dim: int, frame: Any, piece: Piece) -> bool:
         rows = value.shape[dim] if dim else len(value)
     except (TypeError, AttributeError, IndexError):
         return False
-    return bool(rows) and bool(piece.samples) and rows % piece.samples == 0 and rows % piece.plan.batch != 0
+    return bool(rows) and bool(piece.samples) and rows % piece.samples == 0 and rows % piece.batch != 0

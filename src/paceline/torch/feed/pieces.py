@@ -69,7 +69,7 @@ def pieces(
     terms: Terms, plan: RoundPlan, mine: Indices, kept: int = 0, filler: Indices | None = None, at: int = 0
 ) -> list[tuple[Indices, Piece]]:
     """Cut this rank's samples of a round into micro-batches of at most ``terms.micro_batch`` samples, in multiples of
-    ``terms.quantum``; into exactly ``terms.micro_steps`` of them, if that is fixed.
+    ``terms.quantum``; into exactly ``terms.micro_steps(plan.loads)`` of them, unless that is None.
 
     A rank without samples still gets one micro-step, so that it joins the all-reduce: an empty one, or ``filler``
     samples that count for nothing if the model cannot take an empty batch.

@@ -238,7 +238,8 @@ class Weighing(GradientStash):
         self.entered: AbstractContextManager[Any] | None = None  # the ``no_sync`` that is in effect
 
     def begin(self, piece: Piece) -> None:
-        """A micro-step begins that is not the round's only one; only the last one reduces gradients over ranks."""
+        """A micro-step begins: only the round's last one reduces gradients over the ranks. May be left out for a
+        round's only one, if the weighing ``sums``."""
         self.release()
         if not (piece.last and self.sums):
             self.entered = self._reducer.no_sync()
@@ -273,7 +274,7 @@ class Weighing(GradientStash):
         alone = self._sums_next() is False
         if not there or (alone and self._unsummed is None):
             self._unsummed = [_which(p.grad) for p in self.parameters] if alone else None
-        return self._averaged * part / piece.plan.batch
+        return self._averaged * part / piece.batch
 
     def _sums_next(self) -> bool | None:
         return self._reducer.sums_next()
@@ -281,7 +282,7 @@ class Weighing(GradientStash):
     def whole(self, piece: Piece) -> float:
         """The ``part`` of a loss that is already one over the samples of all ranks: with it, the round's gradient is
         DDP's plain mean over the ranks of the sum over each one's micro-steps."""
-        return piece.plan.batch / self._ranks
+        return piece.batch / self._ranks
 
     def done(self, piece: Piece) -> None:
         """The micro-step's backward pass is done. Collective after a round's last."""

@@ -53,7 +53,7 @@ class ForeignPasses(Check):
         self,
         model: torch.nn.Module,
         parameters: Iterable[torch.nn.Parameter],
-        words: Callable[[], Words] = Words,
+        words: Callable[[], Words],
     ) -> None:
         self._model, self._parameters = model, list(parameters)
         self._words = words
