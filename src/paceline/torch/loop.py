@@ -18,7 +18,6 @@ import torch
 from paceline.errors import PacelineError, WorkerError
 from paceline.torch import batches, peers, timing
 from paceline.torch.callbacks import Callback, overriding
-from paceline.torch.checks import checks_of
 from paceline.torch.claims import Claims
 from paceline.torch.decisions import Decisions
 from paceline.torch.drops import Drops
@@ -30,6 +29,7 @@ from paceline.torch.local_steps import LocalSteps
 from paceline.torch.members import Ranks
 from paceline.torch.memory_limits import MemoryLimit, explain
 from paceline.torch.meter import Meter, Reports
+from paceline.torch.mistakes.checks import checks_of
 from paceline.torch.mistakes.diverged import Fingerprint
 from paceline.torch.passes import LOST, Passes, weighing_of
 from paceline.torch.plan import Claim, Piece, Source

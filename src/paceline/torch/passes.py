@@ -13,7 +13,6 @@ import torch
 from paceline.errors import PacelineError, WorkerError, short
 from paceline.torch import peers, timing
 from paceline.torch.batches import PLAIN, all_shapes
-from paceline.torch.checks import Checks
 from paceline.torch.gradients.counts import checked_count
 from paceline.torch.gradients.reducers import Reducer, weigh_in_hook
 from paceline.torch.gradients.weighing import (
@@ -27,6 +26,7 @@ from paceline.torch.gradients.weighing import (
 )
 from paceline.torch.hooks_of_torch import GradientsOfPass, at_end_of_pass, call_in_pass, running_pass
 from paceline.torch.meter import Meter
+from paceline.torch.mistakes.checks import Checks
 from paceline.torch.plan import Piece
 from paceline.torch.round import COMMIT, DRAWN, STEP, RoundState
 from paceline.torch.terms import Terms

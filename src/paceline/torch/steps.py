@@ -17,11 +17,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from paceline.errors import PacelineError, short
 from paceline.torch import timing
-from paceline.torch.checks import Checks
 from paceline.torch.gradients.weighing import GRAD, THERE, Weighing, held
 from paceline.torch.host import Host
 from paceline.torch.members import Members
 from paceline.torch.meter import Meter
+from paceline.torch.mistakes.checks import Checks
 from paceline.torch.mistakes.closures import closure_of, with_same_losses
 from paceline.torch.mistakes.outside import Outside
 from paceline.torch.mistakes.zeroed import SharedParameters

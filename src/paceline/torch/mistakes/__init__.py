@@ -1,6 +1,6 @@
 """Mistakes of a program that would train another model without a message: what finds them.
 
-Most files have a ``Check``, which ``torch/checks.py`` names, or are a part of one; ``outside`` and ``zeroed`` belong
+Most files have a ``Check``, which ``checks`` names, or are a part of one; ``outside`` and ``zeroed`` belong
 to the optimizers' steps, ``diverged`` to the reports.
 """
 

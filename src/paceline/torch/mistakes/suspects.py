@@ -30,8 +30,8 @@ from paceline.torch.mistakes.collectives import GATHERS, at, tensors_of
 from paceline.torch.mistakes.comparing import Comparisons
 from paceline.torch.mistakes.gradient_limits import GradientLimits
 from paceline.torch.mistakes.loss_ends import REDUCES, End, ends, joins, nodes_of
+from paceline.torch.mistakes.program_text import divides_by_own
 from paceline.torch.plan import Piece
-from paceline.torch.source import divides_by_own
 
 CALLS = 64  # collectives of an epoch that are looked at
 LATER = 2  # losses of each later epoch that are looked at

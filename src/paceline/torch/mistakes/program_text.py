@@ -1,4 +1,4 @@
-"""Reads the program's own source for a statistic that is summed over the ranks and divided by this rank's samples."""
+"""Reads the program's own text for a statistic that is summed over the ranks and divided by this rank's samples."""
 
 from __future__ import annotations
 
