@@ -125,6 +125,7 @@ class Claims:
         """The micro-steps of this rank's claims before ``piece``, if it is the round's last planned one."""
         if piece.division is None or not piece.last:
             return
+        assert source.claimed is not None
         while (taken := self.take(piece.division)) is not None:
             at, left = taken.start, len(taken.sizes)
             for batch, size, parts in zip(source.claimed(taken), taken.sizes, taken.parts, strict=True):

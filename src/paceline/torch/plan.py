@@ -135,8 +135,9 @@ class Source(Protocol):
         """The batch of the next planned micro-step, and its piece of the round."""
         ...
 
-    def claimed(self, claim: Claim) -> Iterator[Any]:
-        """The batches of a claim's micro-steps."""
+    @property
+    def claimed(self) -> Callable[[Claim], Iterator[Any]] | None:
+        """Gives the batches of a claim's micro-steps. None if rounds are run as planned."""
         ...
 
 

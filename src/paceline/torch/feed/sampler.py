@@ -13,7 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import Generator, Iterator
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 from paceline.errors import PacelineError, switches, whole
 from paceline.torch import peers
@@ -21,7 +21,7 @@ from paceline.torch.feed.loader import check_indexed, check_sizes
 from paceline.torch.feed.pieces import Order, planned_pieces
 from paceline.torch.hooks_of_torch import dataloader_iterator, each_batch
 from paceline.torch.loop import Loop
-from paceline.torch.plan import Claim, Piece
+from paceline.torch.plan import Piece
 from paceline.torch.round import COMPLETE
 
 
@@ -34,6 +34,8 @@ class BalancedSampler:
     number: of this sampler among the loaders of its Pace. samples: that an epoch uses. For the others see
     ``Pace.batch_sampler``. Constructing it is collective.
     """
+
+    claimed = None
 
     def __init__(
         self, loop: Loop, dataset: Any, number: int, seed: int, shuffle: bool, drop_last: bool, ahead: int
@@ -145,9 +147,6 @@ class BalancedSampler:
         if not self._pieces:
             self._draw()
         return None, self._pieces.popleft()
-
-    def claimed(self, claim: Claim) -> NoReturn:
-        raise AssertionError("whole rounds are run as planned")
 
     # -- internal ----------------------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ from paceline.torch.feed.prefetch import as_it_is, draws
 from paceline.torch.feed.rounds import check_unchanging, iterate
 from paceline.torch.feed.shared_reads import CommonNumbers, checksum
 from paceline.torch.loop import Loop
-from paceline.torch.plan import Claim, Piece, RoundPlan
+from paceline.torch.plan import Piece, RoundPlan
 from paceline.torch.round import COMPLETE
 
 
@@ -135,6 +135,7 @@ class StreamLoader:
 
     samples: int | None = None  # of an epoch; unknown
     order = (None, None)  # the stream's own
+    claimed = None
     _checksum = 0  # of the items read in this iteration, if ranks share the stream
 
     def __init__(
@@ -291,9 +292,6 @@ class StreamLoader:
             self._planned = iter(pieces(terms, plan, np.arange(own), filler=filler))
         chosen, piece = next(self._planned)
         return self._batch(chosen), piece
-
-    def claimed(self, claim: Claim) -> Iterator[Any]:
-        raise AssertionError("rounds of a stream are run as planned")
 
     # -- internal --------------------------------------------------------------------------------------------
 
