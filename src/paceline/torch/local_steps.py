@@ -68,7 +68,7 @@ class LocalSteps:
         self.merged = False  # the newest step has merged the parameters of all ranks
         self._hook = model.register_forward_pre_hook(_refuse_wrapped)
         outside = Outside(gradients.parameters, lambda: round.passing, "given to LocalSGD")
-        self.watch = OptimizerWatch(model, True, self._step_begins, lambda optimizer: None, outside=outside)
+        self.watch = OptimizerWatch(model, True, self._step_begins, lambda optimizer: None, outside)
 
     def hosted_by(self, host: Host) -> None:
         """Refuse a framework."""

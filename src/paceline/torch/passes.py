@@ -64,7 +64,7 @@ class Passes:
         self._hook = gradients if isinstance(gradients, HookWeighing) else None
         self._filled = terms.filled
         # The share of a pass between rounds: that of a second model after the step may run through this one, too.
-        self._behind = 0.0
+        self._share_between = 0.0
         # On a device a pass ends long before its gradients are there, and hooks show which stream computes them.
         self._ends_with_gradient = device.type == "cpu" and reducer.waits == "behind"
         self._rows, self._hooks, self._warned = RowCheck(), list[Any](), False
@@ -152,7 +152,7 @@ class Passes:
         """The weight of this micro-step's gradient. Records the loss, if given."""
         round, gradients = self._round, self.gradients
         if (piece := round.piece) is None:
-            return self._weight_behind(loss, reduction, count)
+            return self._weight_after_step(loss, reduction, count)
         part: float = piece.samples
         if count is not None:
             count = part = checked_count(count) * (part > 0)
@@ -205,7 +205,7 @@ class Passes:
         self._check_global(piece, count)
         if not piece.samples:
             self.gradients.filler.counts()
-        return self.gradients.whole(piece)
+        return self.gradients.global_part(piece)
 
     def _check_global(self, piece: Piece, count: float | None) -> None:
         """Raises PacelineError if this micro-step cannot have computed a loss over the samples of all ranks."""
@@ -244,12 +244,12 @@ class Passes:
 
     def close(self) -> None:
         """Remove all hooks from the model, but for DDP's communication hook, which averages from now on."""
-        self._behind = 1.0 / peers.ranks()
+        self._share_between = 1.0 / peers.ranks()
         self.gradients.release()
         for hook in self._hooks:
             hook.remove()
 
-    def _weight_behind(self, loss: torch.Tensor | None, reduction: str, count: float | None) -> float:
+    def _weight_after_step(self, loss: torch.Tensor | None, reduction: str, count: float | None) -> float:
         """The weight of another model's loss, on the batch of a round that is over."""
         gradients = self.gradients
         piece = self._round.behind()
@@ -272,12 +272,14 @@ class Passes:
             gradients.filler.counts()
         elif not piece.samples and loss is not None:
             gradients.filler.follow(loss)
-        return gradients.weight_behind(piece, gradients.whole(piece) if reduction == GLOBAL else part)
+        return gradients.weight_after_step(
+            piece, gradients.global_part(piece) if reduction == GLOBAL else part
+        )
 
     # -- called by torch -------------------------------------------------------------------------------------
 
     def _share(self, gradients: HookWeighing) -> float:
-        return self._behind if (piece := self._round.piece) is None else gradients.share(piece)
+        return self._share_between if (piece := self._round.piece) is None else gradients.share(piece)
 
     def _backward_begins(self, gradients: HookWeighing) -> None:
         """The only notice of a backward pass under the hook."""

@@ -43,10 +43,10 @@ class OptimizerWatch:
     has a closure, which runs the backward pass within the step. torch keeps its hooks for as long as the process
     lives, so they refer to this object weakly.
 
-    model: has the parameters; those that require gradients now are summed over the ranks, and no others. whole:
-    nothing else is summed, not even the parameters of another DistributedDataParallel module. alone: nothing is
-    summed, since there is one rank, so that parameters may begin to require gradients later. outside, option: find
-    gradients outside of the model that are wrong with the option, "" if none are; by default none is looked for.
+    model: has the parameters; those that require gradients now are summed over the ranks, and no others. exclusive:
+    nothing else is summed, not even the parameters of another DistributedDataParallel module. outside: finds
+    gradients of parameters outside of the model that are wrong with the ``option``, "" if none are. single: nothing
+    is summed, since there is one rank, so that parameters may begin to require gradients later.
 
     Attributes:
         outside: See above.
@@ -55,24 +55,24 @@ class OptimizerWatch:
     def __init__(
         self,
         model: torch.nn.Module,
-        whole: bool,
+        exclusive: bool,
         before: Before,
         after: After,
-        alone: bool = False,
-        outside: Outside | None = None,
+        outside: Outside,
         option: Callable[[], str] = str,
+        single: bool = False,
     ) -> None:
         self.seconds = 0.0  # of the newest step
         self._began = 0.0
         self._checked: Any = None  # the optimizer that ``take`` steps now, without ``before`` and ``after``
-        self._model, self._whole = model, whole
-        self._ours = {id(p) for p in model.parameters() if p.requires_grad or alone}
-        self._frozen = [] if alone else [p for p in model.parameters() if not p.requires_grad]
+        self._model, self._exclusive = model, exclusive
+        self._ours = {id(p) for p in model.parameters() if p.requires_grad or single}
+        self._frozen = [] if single else [p for p in model.parameters() if not p.requires_grad]
         # The number of parameters of each optimizer when it was checked that all of them are summed.
         self._sizes: dict[weakref.ref[Any], int] = {}
         self._seen: set[int] = set()  # parameters of optimizers, in ``check_each``
         self._others: set[weakref.ref[Any]] = set()  # those with parameters outside of the model
-        self.outside, self._option = outside or Outside((), bool), option
+        self.outside, self._option = outside, option
         # A weak reference to the optimizer that was last found to concern the model, and its number of parameters.
         self._known: Any = int
         self._size = -1
@@ -126,7 +126,7 @@ class OptimizerWatch:
 
         heard: whether ``before`` and ``after`` are called; False if the caller has checked the optimizers itself.
         """
-        began = perf_counter() - timing.waited
+        began = perf_counter() - timing.waited  # ``timing.now``, without a further call in each step
         try:
             for one in optimizers:
                 if not heard:
@@ -200,13 +200,13 @@ class OptimizerWatch:
         size, this = sum(map(len, map(_PARAMETERS, optimizer.param_groups))), weakref.ref(optimizer)
         if self._sizes.get(this) != size or any(map(_REQUIRES_GRAD, self._frozen)):
             names = {id(p): name for name, p in self._model.named_parameters()}
-            alone = self._whole and self._holds(optimizer)
+            other = "a parameter outside of the model" if self._exclusive and self._holds(optimizer) else ""
             for parameter in held(optimizer):
-                name = names.get(id(parameter), "a parameter outside of the model" if alone else "")
+                name = names.get(id(parameter), other)
                 if name and parameter.requires_grad and id(parameter) not in self._ours:
                     instead = (
                         "part of the model that was given, and trained"
-                        if self._whole
+                        if self._exclusive
                         else "requires_grad from the start, with learning rate 0 for now, or a new "
                         "DistributedDataParallel and Pace"
                     )
@@ -307,14 +307,14 @@ class RoundSteps:
         self._round, self._gradients, self._meter, self._members = round, gradients, meter, members
         self._checks, self._shared = checks, SharedParameters(gradients)
         self._progress, self._end, self._records_rates = progress, end, rates
-        self._rates, self._host = LearningRateWatch(), Host()
+        self._rates, self._host, self._hosted = LearningRateWatch(), Host(), False
         outside = Outside(gradients.parameters, lambda: round.passing, second=members.carries_rows)
-        watch = members.carries_rows, self._step_begins, self._step_ended, single
-        self.watch = OptimizerWatch(model, *watch, outside, lambda: gradients.alone)
+        watch = members.carries_rows, self._step_begins, self._step_ended
+        self.watch = OptimizerWatch(model, *watch, outside, lambda: gradients.model_only, single)
 
     def hosted_by(self, host: Host) -> None:
         """A framework runs the loop."""
-        self._host = host
+        self._host, self._hosted = host, True
 
     def stepped(self, seconds: float) -> None:
         """The framework has stepped the optimizer of the complete round."""
@@ -341,8 +341,8 @@ class RoundSteps:
         if self._checks.looks:
             self._checks.steps(piece)
         check_there(self._gradients, piece, optimizers)
-        # The checks before a step have been made above, and a plain host needs no notice of it.
-        seconds = self.watch.take(optimizers, scaler, self._host.__class__ is not Host)
+        # The checks before a step have been made above, and only a framework needs notice of it.
+        seconds = self.watch.take(optimizers, scaler, self._hosted)
         if round.piece is None:  # the host has reported the step
             return self._took_later(optimizers, seconds)
         if self._records_rates:
@@ -361,7 +361,7 @@ class RoundSteps:
             )
         self._gradients.check_summed(self._progress.rounds - 1, optimizers)
         self._shared.check(self._progress.rounds - 1, taken, optimizers, self._round.further)
-        seconds = self.watch.take(optimizers, scaler, self._host.__class__ is not Host)
+        seconds = self.watch.take(optimizers, scaler, self._hosted)
         return self._took_later(optimizers, seconds)
 
     def _took_later(self, optimizers: list[Any], seconds: float) -> bool:
@@ -419,7 +419,7 @@ class RoundSteps:
             round.once([optimizer])
             if round.piece is None:
                 self._gradients.check_summed(self._progress.rounds - 1, [optimizer])
-                if round.taken and self._host.__class__ is Host:  # pace.step() has zeroed
+                if round.taken and not self._hosted:  # pace.step() has zeroed
                     self._shared.check(self._progress.rounds - 1, round.taken, [optimizer], round.further)
 
     def _step_ended(self, optimizer: torch.optim.Optimizer) -> None:

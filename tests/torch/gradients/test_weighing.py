@@ -116,10 +116,10 @@ def test_gradients_that_stay_after_a_step_raise_unless_they_are_zeroed() -> None
 def test_gradients_that_another_models_pass_has_left_raise() -> None:
     parameters = two()
     weighing = Weighing(parameters, CPU, Reducer())
-    assert weighing.weight_behind(piece(3), 3.0) == 0.25
+    assert weighing.weight_after_step(piece(3), 3.0) == 0.25
     set_grads(parameters, [0.0, 0.0], None)
     weighing.bring_back(piece(6, step=4))
-    weighing.weight_behind(piece(3), 3.0)
+    weighing.weight_after_step(piece(3), 3.0)
     set_grads(parameters, [0.0, 1.0], None)
     with pytest.raises(PacelineError, match="round 4: the backward pass of another model has left gradients"):
         weighing.bring_back(piece(6, step=4))
@@ -241,12 +241,12 @@ def test_loss_weighs_its_samples_over_the_batch_times_the_ranks_that_ddp_divides
         assert weighing.weigh(each, part, None, False, MEAN) == 3 * part / 12
     weighing.release()
     assert averaging.looks == [False, False, True, True]
-    assert weighing.whole(one) == 4.0
-    assert weighing.weight_behind(one, 2.0) == 0.5
+    assert weighing.global_part(one) == 4.0
+    assert weighing.weight_after_step(one, 2.0) == 0.5
     assert Weighing(two(), CPU, Reducer()).weigh(one, 2.0, None, True, MEAN) == 2 / 12
     exact = ExactWeighing(two(), CPU, Averaging())
     assert exact.weigh(one, 2.0, None, True, MEAN) == 2 / 12
-    assert exact.whole(one) == 4.0
+    assert exact.global_part(one) == 4.0
     assert not exact.sums
 
 

@@ -205,8 +205,8 @@ class Weighing(GradientStash):
         sums: A round's last backward pass sums its gradients over the ranks.
         no_global, no_second: Why a loss over the samples of all ranks, or that of a second model, cannot be weighted;
             "" if it can.
-        alone: The option with which a loss leaves wrong gradients in parameters outside of the model; "" if they are
-            as exact as the model's.
+        model_only: The option that weighs or corrects the model's gradients only, so that a loss leaves wrong ones in
+            parameters outside of the model; "" if those are exact, too.
     """
 
     def __init__(
@@ -232,7 +232,7 @@ class Weighing(GradientStash):
             * reducer.carries_counts
         )
         self.no_second = "ElasticPace sums the gradients of one model only" * reducer.carries_counts
-        self.alone = DROP * varies
+        self.model_only = DROP * varies
         # PowerSGD adds the errors of one round to the gradients of the next, so that both must have one unit.
         self._counts = Counts(device, counted, lambda: 1.0 if reducer.remembers else per_sample())
         self.entered: AbstractContextManager[Any] | None = None  # the ``no_sync`` that is in effect
@@ -266,20 +266,20 @@ class Weighing(GradientStash):
         if not self._reducer.carries_counts:
             self._counts.add(step, -count, False)
 
-    def weight_behind(self, piece: Piece, part: float) -> float:
+    def weight_after_step(self, piece: Piece, part: float) -> float:
         """The weight of another model's loss, over ``part`` samples of a round that is over."""
         self._passed = True  # its backward pass may run through this model
         self._idle = not piece.plan.loads.all()
         there = any(map(self._left, self.parameters))
-        alone = self._sums_next() is False
-        if not there or (alone and self._unsummed is None):
-            self._unsummed = [_which(p.grad) for p in self.parameters] if alone else None
+        unsummed = self._sums_next() is False
+        if not there or (unsummed and self._unsummed is None):
+            self._unsummed = [_which(p.grad) for p in self.parameters] if unsummed else None
         return self._averaged * part / piece.batch
 
     def _sums_next(self) -> bool | None:
         return self._reducer.sums_next()
 
-    def whole(self, piece: Piece) -> float:
+    def global_part(self, piece: Piece) -> float:
         """The ``part`` of a loss that is already one over the samples of all ranks: with it, the round's gradient is
         DDP's plain mean over the ranks of the sum over each one's micro-steps."""
         return piece.batch / self._ranks
@@ -290,8 +290,8 @@ class Weighing(GradientStash):
             self.put()
             return
         if (given := self._counts.given) or self._varies:
-            if given and not self.alone:
-                self.alone = COUNT  # the factor does not reach them
+            if given and not self.model_only:
+                self.model_only = COUNT  # the factor does not reach them
             self.scale(self._counts.factor(piece.step, piece.batch))
         elif given is not None:
             self._counts.begin()
@@ -316,7 +316,7 @@ class ExactWeighing(Weighing):
     ) -> None:
         super().__init__(parameters, device, reducer, **options)
         self._sum, self._averaged, self.sums = ExactSum(parameters), 1, False
-        self.alone = DETERMINISTIC
+        self.model_only = DETERMINISTIC
 
     def done(self, piece: Piece) -> None:
         self._sum.add()
@@ -338,7 +338,7 @@ class HookWeighing(Weighing):
         self, parameters: Sequence[torch.nn.Parameter], device: torch.device, reducer: Reducer, **options: Any
     ) -> None:
         super().__init__(parameters, device, reducer, **options)
-        self.alone = HOOK
+        self.model_only = HOOK
 
     def weigh(self, piece: Piece, part: float, count: float | None, first: bool, reduction: str) -> float:
         if first:
@@ -411,11 +411,9 @@ class LocalWeighing(Weighing):
     ) -> None:
         super().__init__(parameters, device, reducer)
         self.sums, self.many, self._interval = False, 0.0, interval
-        alone = "with LocalSGD each rank steps by itself; "
-        self.no_global, self.no_second = (
-            f"{alone}pass a mean, a sum or count=",
-            f"{alone}make a Pace for each model",
-        )
+        why = "with LocalSGD each rank steps by itself; "
+        self.no_global = f"{why}pass a mean, a sum or count="
+        self.no_second = f"{why}make a Pace for each model"
 
     def begin(self, piece: Piece) -> None:
         if piece.first:

@@ -1,9 +1,9 @@
 """Gradients of parameters outside of the model that come from a round's own loss.
 
 Some options weigh or correct the gradients of the model after they have been computed, and reach no other parameter:
-``Weighing.alone``. And perhaps nothing sums these gradients over the ranks: then each rank trains parameters of its
-own, as under plain DDP. A second model with a backward pass of its own is not concerned, such as the generator of a
-GAN.
+``Weighing.model_only``. And perhaps nothing sums these gradients over the ranks: then each rank trains parameters of
+its own, as under plain DDP. A second model with a backward pass of its own is not concerned, such as the generator of
+a GAN.
 """
 
 from __future__ import annotations
