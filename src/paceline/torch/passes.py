@@ -19,7 +19,6 @@ from paceline.torch.gradients.weighing import (
     GLOBAL,
     KINDS,
     MEAN,
-    SUM,
     ExactWeighing,
     HookWeighing,
     Weighing,
@@ -159,7 +158,9 @@ class Passes:
         elif round.rows is not None and reduction == MEAN:
             round.refuse("rows")
         if reduction != MEAN:
-            part = self._part(piece, reduction, count)
+            if reduction == GLOBAL:
+                self._check_global(piece, count)
+            part = self._part(piece, reduction)
         first = round.weighed(count)
         running = self._meter.running
         if not first:
@@ -196,13 +197,12 @@ class Passes:
                 stacklevel=timing.level(),
             )
 
-    def _part(self, piece: Piece, reduction: str, count: float | None) -> float:
-        """What a loss that is no mean counts as a mean over."""
-        if reduction == SUM:
-            return float(piece.samples > 0)
+    def _part(self, piece: Piece, reduction: str) -> float:
+        """What a loss counts as a mean over, unless it is a mean with a count."""
+        if wrong := _unknown(reduction):
+            raise PacelineError(wrong)
         if reduction != GLOBAL:
-            raise PacelineError(f"reduction={reduction!r}: expected 'mean', 'sum' or 'global'")
-        self._check_global(piece, count)
+            return piece.samples if reduction == MEAN else float(piece.samples > 0)
         if not piece.samples:
             self.gradients.filler.counts()
         return self.gradients.global_part(piece)
@@ -257,24 +257,17 @@ class Passes:
             "count= is summed over the ranks for the model of this Pace alone"
             if count is not None
             else gradients.no_second
-            or (
-                "a round takes several micro-steps, and its samples are gone; use loop='whole'"
-                * (not piece.first)
-                or f"reduction={reduction!r}: expected 'mean', 'sum' or 'global'" * (reduction not in KINDS)
-            )
+            or "a round takes several micro-steps, and its samples are gone; use loop='whole'"
+            * (not piece.first)
+            or _unknown(reduction)
         )
         if wrong:
             raise PacelineError(
                 f"round {piece.step}: the loss of a second model was weighted after the step: {wrong}"
             )
-        part = piece.samples if reduction == MEAN else float(piece.samples > 0)
-        if not piece.samples and reduction == GLOBAL:
-            gradients.filler.counts()
-        elif not piece.samples and loss is not None:
+        if not piece.samples and reduction != GLOBAL and loss is not None:
             gradients.filler.follow(loss)
-        return gradients.weight_after_step(
-            piece, gradients.global_part(piece) if reduction == GLOBAL else part
-        )
+        return gradients.weight_after_step(piece, self._part(piece, reduction))
 
     # -- called by torch -------------------------------------------------------------------------------------
 
@@ -440,7 +433,13 @@ def weighing_of(
     return kind(parameters, device, reducer, varies=varies, apart=apart, **counts)
 
 
+def _unknown(reduction: str) -> str:
+    """The error message for a reduction that does not exist; else ""."""
+    return "" if reduction in KINDS else f"reduction={reduction!r}: expected 'mean', 'sum' or 'global'"
+
+
 def check_loss(loss: Any) -> None:
+    """Raises PacelineError for anything else than a tensor with one number."""
     if not isinstance(loss, torch.Tensor):
         hint = "the entry that holds it" if isinstance(loss, dict) else "what the criterion returned"
         raise PacelineError(f"the loss is {short(loss)}; expected a tensor: pass {hint}")
