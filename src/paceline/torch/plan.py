@@ -49,6 +49,11 @@ class RoundPlan(NamedTuple):
         """The portion of the plan that runs before the first claim."""
         return 1.0 if self.division is None else float(self.division.piece_plan.at_once)
 
+    @property
+    def uneven(self) -> bool:
+        """Whether the ranks' loads differ."""
+        return bool((self.loads != self.loads[0]).any())
+
 
 class Piece(NamedTuple):
     """A micro-batch of this rank, which one micro-step runs."""

@@ -34,7 +34,7 @@ class Words:
 
 
 class Check:
-    """A check of one loop's program, told of the events of its rounds; by default it does nothing with them."""
+    """A check of one loop's program. It receives the events of its rounds, and by default does nothing with them."""
 
     def iteration(self, step: int) -> None:
         """An iteration of the loop begins, with round ``step``."""
@@ -54,4 +54,4 @@ class Check:
         """The program needs no warning of the mistake of this name: it has had one, or cannot make it."""
 
     def close(self) -> None:
-        """No more events follow."""
+        """Remove all hooks, and restore what was replaced."""

@@ -14,13 +14,13 @@ from typing import Any
 
 from paceline.torch import hooks_of_torch
 from paceline.torch.hooks_of_torch import MEAN, SUM
+from paceline.torch.mistakes.derivatives import DISTANCES
 from paceline.torch.mistakes.loss_ends import End, nodes_of
 from paceline.torch.plan import Piece
 
 NEAR = 100  # nodes in which a pick is looked for
 VALUES = 3  # different numbers that are no multiple of the samples
 PICKS = "IndexBackward", "IndexSelect"
-DISTANCES = "Cdist", "EuclideanDist", "Pdist"
 WEIGHTS = "TBackward", "Transpose", "torch::"  # nodes whose outputs may be a layer's weights
 
 

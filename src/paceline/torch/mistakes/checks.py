@@ -21,7 +21,7 @@ from paceline.torch.terms import Terms
 
 
 class Checks:
-    """Tells each ``Check`` of a loop's events, as long as it looks at losses.
+    """Passes the events of a loop on to each ``Check``, by its methods of the same names, while it looks at losses.
 
     Attributes:
         looks: A check looks at the losses of this iteration, so that ``weighs`` and ``steps`` must be called.
@@ -31,7 +31,6 @@ class Checks:
         self._all, self._looking, self.looks = checks, list[Check](), False
 
     def iteration(self, step: int) -> None:
-        """An iteration begins with round ``step``."""
         for check in self._all:
             check.iteration(step)
         self._looking, self.looks = list(self._all), True
@@ -39,24 +38,20 @@ class Checks:
     def weighs(
         self, loss: torch.Tensor | None, piece: Piece, reduction: str, count: float | None, first: bool
     ) -> None:
-        """See ``Check.weighs``."""
         self._looking = [
             check for check in self._looking if check.weighs(loss, piece, reduction, count, first)
         ]
         self.looks = bool(self._looking)
 
     def steps(self, piece: Piece) -> None:
-        """See ``Check.steps``."""
         for check in self._looking:
             check.steps(piece)
 
     def known(self, what: str) -> None:
-        """See ``Check.known``."""
         for check in self._all:
             check.known(what)
 
     def close(self) -> None:
-        """No more events follow."""
         for check in self._all:
             check.close()
         self._all, self._looking, self.looks = (), [], False

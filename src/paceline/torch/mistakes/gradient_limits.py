@@ -50,9 +50,8 @@ class _Watch:
     def __init__(self, parameter: torch.nn.Parameter, owner: GradientLimits) -> None:
         self._parameter, self._owner, self._left = parameter, owner, PASSES
         self._before: torch.Tensor | None = None
-        self._norms: tuple[float, float] | None = (
-            None  # of the newest gradient that was changed, and what it became
-        )
+        # The norms of the newest gradient that was changed, before and after it.
+        self._norms: tuple[float, float] | None = None
         self._hooks: list[Any] = [
             hooks_of_torch.first_hook(parameter, self._given),
             parameter.register_hook(self._made),

@@ -43,9 +43,8 @@ class Outside:
         self._parameters, self._passing, self._expected = parameters, passing, expected
         self._left = LOOKS  # then the hooks go, which cost time: this mistake is made from the beginning
         self._own = -1  # torch's number of the newest pass of a round's loss
-        self._newest: dict[
-            int, int
-        ] = {}  # by identity, the number of the pass that last gave a parameter a gradient
+        # By identity, the number of the pass that last gave a parameter a gradient.
+        self._newest: dict[int, int] = {}
         self._hooks: list[Any] = []
         self._moved: dict[int, weakref.ref[torch.nn.Parameter]] = {}  # by identity, those to be compared
         self._reports = LOOKS  # in which ranks compare them, from the first one on

@@ -138,14 +138,14 @@ class LossWatch(Check):
         calls, self._calls = self._calls if self._piece is piece else [], []
         part = 0 < piece.samples < piece.batch and reduction != "global"
         if part and loss is not None and loss.grad_fn is not None:
-            if self._ranks > 1 and self._uneven(piece):
+            if self._ranks > 1 and piece.plan.uneven:
                 self._graph(loss, piece, calls)
             self._chain(loss, piece, reduction, calls)
 
     def _compares(self, loss: torch.Tensor, piece: Piece) -> None:
         """Whether a loss compares this rank's samples; one that has gathered those of all ranks may."""
         known = piece is self._gathers or COMPARES in self._said
-        if self._ranks == 1 or known or not self._uneven(piece):
+        if self._ranks == 1 or known or not piece.plan.uneven:
             return
         calls = self._calls if self._piece is piece else []
         if self._comparisons is not None and self._comparisons.found(
@@ -239,7 +239,7 @@ class LossWatch(Check):
 
     def _normalised(self, factor: float, totals: dict[Summed, float], piece: Piece) -> None:
         """Whether the loss is divided by a total of all ranks."""
-        if not self._uneven(piece):
+        if not piece.plan.uneven:
             return
         for one, total in totals.items():
             for size in (total, total / self._ranks, max(total / self._ranks, 1.0)):
@@ -308,7 +308,7 @@ class LossWatch(Check):
 
     def _differs(self) -> bool:
         """Whether the running micro-step is one of a round whose loads differ."""
-        return (piece := self._running()) is not None and piece.samples > 0 and self._uneven(piece)
+        return (piece := self._running()) is not None and piece.samples > 0 and piece.plan.uneven
 
     def _limited(self, parameter: torch.Tensor) -> None:
         shape = " x ".join(map(str, parameter.shape))
@@ -347,7 +347,7 @@ class LossWatch(Check):
             return
         frame, where = found
         self._calls.append(Summed(where, tensors, not gathers))
-        if not gathers and where not in self._read and self._uneven(piece):
+        if not gathers and where not in self._read and piece.plan.uneven:
             self._read.add(where)
             if divides_by_own(frame, where[1], piece):
                 self._say(
@@ -356,10 +356,6 @@ class LossWatch(Check):
                     "own number of samples times the ranks, which is not the batch where loads differ; divide by the "
                     "sum of the ranks' numbers of samples",
                 )
-
-    def _uneven(self, piece: Piece) -> bool:
-        loads = piece.plan.loads
-        return bool((loads != loads[0]).any())
 
     def _form(self, reduction: str) -> str:
         return self._words().reduction.format(reduction)
