@@ -57,9 +57,8 @@ class Claims:
         self._device, self._unit, self._most = device, unit, most
         self._largest, self._chunk = most if largest is None else largest, chunk
         self._calls, self._timeout = Calls("claims"), peers.timeout()
-        self._early = (
-            False  # claim when a piece begins, not when it ends, since claimed samples take long to load
-        )
+        # Claim when a piece begins, not when it ends, since claimed samples take long to load.
+        self._early = False
         self._notify: Callable[[Claim], object] | None = None  # called with each claim
         self._answer: Claim | None = None
         self._cost, self._wait, self._forward = piece_reports.FIRST_COST, 0.0, FORWARD
@@ -79,7 +78,7 @@ class Claims:
         self._notify, self._early = notify, early
 
     def open(self, began: float, workers: int | None = None) -> None:
-        """A round begins. workers: ranks that run it; by default all."""
+        """Begin a round at ``began``, without pieces. workers: ranks that run it; by default all."""
         self._workers = peers.ranks() if workers is None else workers
         self._asked = False  # a claim was made ahead of ``take``
         self._opened += 1

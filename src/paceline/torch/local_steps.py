@@ -139,7 +139,7 @@ class LocalSteps:
         self._merges.load_outer(state.get("outer"))
 
     def close(self, failed: bool) -> None:
-        """No more steps. failed: the loop has failed."""
+        """Leave a running interval, and remove all hooks. failed: the loop has failed."""
         self._merges.back()  # now: a failed loop may be left only later, when other code uses the model
         if self._merges.flights and not failed:
             warnings.warn(

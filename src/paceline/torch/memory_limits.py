@@ -264,8 +264,8 @@ class MemoryLimit:
         self._unit, self._fewest = terms.quantum, max(terms.min_samples, terms.quantum)
         self._device = passes.device
         self._lines = [_Line(gauge) for gauge in gauges(self._device)]
-        self._whole = terms.fixed_micro_steps is not None
-        if self._whole:  # the memory of a sample is still unknown: divide the batch by the ranks' room
+        self._uncut = terms.fixed_micro_steps is not None  # no micro-step may be cut
+        if self._uncut:  # the memory of a sample is still unknown: divide the batch by the ranks' room
             left = np.array(peers.gather(max(min(line.left for line in self._lines), 1.0)))
             terms.balancer.limit(0, np.ceil(terms.global_batch * left / left.sum()))
         self._proven = self._largest = 0.0  # the largest amount that succeeded: ever; since the last look
@@ -280,7 +280,7 @@ class MemoryLimit:
         """Samples that fit into a round of this rank after its newest part, NaN if unlimited or unknown; and the
         number of passes that have not fitted so far."""
         piece, steps = self._round.piece, self._terms.fixed_micro_steps
-        if self._whole and piece is not None and piece.samples:
+        if self._uncut and piece is not None and piece.samples:
             self._lengths = max(self._lengths, _each(piece))
             self._ran(piece.samples * _each(piece))
         if steps is None or not self._proven:
@@ -292,7 +292,7 @@ class MemoryLimit:
         or of parts that fit, one after the other. A part that does not fit is dropped, and half of it is tried."""
         piece = self._round.running
         amounts, done, again, rows = Amounts.of(piece), 0, piece.samples, piece.samples
-        cuts = rows > self._fewest and not self._whole and self._passes.cuts(batch)
+        cuts = rows > self._fewest and not self._uncut and self._passes.cuts(batch)
         sums = piece.last and self._passes.gradients.sums
         while done < rows or not rows:
             left = size = rows - done

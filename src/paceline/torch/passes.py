@@ -124,7 +124,7 @@ class Passes:
             self.gradients.count_back(self._meter.running.step, count)
 
     def backward(self, loss: Any, reduction: str, scaler: Any, count: Any) -> None:
-        """See ``Pace.backward``."""
+        """Weight a loss and run its backward pass. Arguments: as for ``Pace.backward``."""
         if self._round.phase != DRAWN:
             self._round.passes()
         loss = self.weighted(loss, reduction, count)
@@ -376,13 +376,12 @@ class LastGradient:
         """``notify`` was not called in a round's last pass, or there was none yet: notice any pass from now on."""
         self._pass = None
         if self._hooks is None:
-            trained = [
-                p for p in self._parameters if p.requires_grad
-            ]  # now: the program may have frozen some
+            # Those that are trained now: the program may have frozen some.
+            trained = [p for p in self._parameters if p.requires_grad]
             self._hooks = GradientsOfPass(trained, self._gradients)
 
     def remove(self) -> None:
-        """Let go of the model."""
+        """Remove all hooks from the model."""
         self._pass = None
         if self._hooks is not None:
             self._hooks.remove()

@@ -159,13 +159,13 @@ class OptimizerWatch:
         return bool(stepped) or len(hooks) < len(optimizers)
 
     def begin(self) -> None:
-        """A step begins whose end must be noticed, too."""
+        """A step begins: measure it, and notice its end, too."""
         if len(self._hooks) == 1:
             self._hooks.append(register_optimizer_step_post_hook(self._ends))
         self._began = timing.now()
 
     def end(self) -> float:
-        """The step has ended; returns its seconds."""
+        """Returns the seconds of the step, which has ended."""
         self.seconds = timing.now() - self._began
         return self.seconds
 
@@ -396,7 +396,7 @@ class RoundSteps:
         """Resume from a checkpoint with this ``state``."""
 
     def close(self, failed: bool) -> None:
-        """No more steps. failed: the loop has failed."""
+        """Notice no more steps. failed: the loop has failed."""
         self.watch.close()
 
     # -- called before and after each step of an optimizer with the model's parameters, whoever takes it -----------
@@ -490,8 +490,8 @@ class LearningRateWatch:
                 self._warned = True
                 warnings.warn(
                     f"the learning rate was changed within round {step}, which takes several micro-steps of the "
-                    "loop: step "
-                    "schedulers once a round (`if pace.step(optimizer): scheduler.step()`), or choose policy='level'",
+                    "loop: step schedulers once a round (`if pace.step(optimizer): scheduler.step()`), or choose "
+                    "policy='level'",
                     RuntimeWarning,
                     stacklevel=timing.level(),
                 )

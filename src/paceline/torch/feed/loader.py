@@ -60,6 +60,12 @@ HANDED_ON = (
 DECIDED = ("batch_size", "sampler", "batch_sampler", "shuffle", "drop_last")
 
 
+OUT_OF_ORDER = (
+    "in_order=False gives batches in another order than the planned one, so that one would count as another; "
+    "leave it out"
+)
+
+
 def check_options(options: Mapping[str, Any], global_batch: int, ranks: int, streamed: bool = False) -> None:
     """Raises PacelineError for options of DataLoader that the balancing decides, or that are unknown or wrong."""
     for name in options:
@@ -76,10 +82,7 @@ def check_options(options: Mapping[str, Any], global_batch: int, ranks: int, str
         raise PacelineError(f"collate_fn={short(collate)}: expected a function that takes a list of samples")
     switches(**{name: options[name] for name in ("pin_memory", "persistent_workers") if name in options})
     if not (streamed or options.get("in_order", True)):
-        raise PacelineError(
-            "in_order=False gives batches in another order than the planned one, so that one would count as another; "
-            "leave it out"
-        )
+        raise PacelineError(OUT_OF_ORDER)
     if "batch_size" in options:
         each = options["batch_size"]
         instead = (
@@ -198,16 +201,14 @@ class BalancedLoader:
 
     def __len__(self) -> int:
         """Micro-steps of the running iteration, or of the next one; rounds, if micro-steps differ between ranks."""
-        rounds = self._length
-        if rounds is None:
-            rounds = self._loop.progress.ahead(self.samples)
+        rounds = self._loop.progress.ahead(self.samples) if self._length is None else self._length
         return rounds * (self._loop.terms.fixed_micro_steps or 1)
 
     def __iter__(self) -> Iterator[Any]:
         return iterate(self._loop, self)
 
     def close(self) -> None:
-        """No more samples."""
+        """End the processes that load beside the DataLoader."""
         for each in (self._others, self._ahead):
             each.close()
 
@@ -297,10 +298,8 @@ class BalancedLoader:
         """The batch of ``size`` samples from ``start`` of the epoch's order; for 0, one that counts for nothing."""
         chosen = self._indices[start : start + size].copy()
         if not size and self._loop.terms.filled:
-            done = self._loop.progress.samples_done
-            chosen = self._indices[
-                done : done + self._loop.terms.min_samples
-            ]  # of this round, see ``planned_pieces``
+            # Samples of this round, see ``planned_pieces``.
+            chosen = self._indices[self._loop.progress.samples_done :][: self._loop.terms.min_samples]
         if not (size and self._early):
             batch = loaded(self.dataset, self._collate, chosen.tolist())
         elif self._ahead.comes(chosen):

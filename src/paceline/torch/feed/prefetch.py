@@ -68,9 +68,8 @@ class Prefetch:
             self._loaded = iter(loader)
         self._task = 0  # number of the next part: the loader takes parts from its processes in turn, in order
         self._end = weakref.finalize(self, _end_processes, self._queues)
-        self._end.atexit = (
-            False  # the processes end with this one, which can start no thread of a queue by then
-        )
+        # The processes end with this one, which can start no thread of a queue by then.
+        self._end.atexit = False
 
     def begin(self, micro_steps: list[Indices]) -> None:
         """Begin to load each of these, after what was begun before; from any thread."""
@@ -112,7 +111,7 @@ class Prefetch:
             self._part()
 
     def close(self) -> None:
-        """No more samples."""
+        """End the processes."""
         self._end()
         self._loaded = iter(())  # ends the processes now, see ``BalancedLoader.end``
 

@@ -52,7 +52,7 @@ def run_round(
     reduction: str,
     scaler: Any,
 ) -> torch.Tensor:
-    """See ``Pace.round``, whose ``backward`` is called with the loss of each piece."""
+    """Run ``function`` and ``backward`` for each piece of a round, see ``Pace.round``."""
     pieces = batch.pieces() if isinstance(batch, RoundBatch) else iter([batch])
     total: torch.Tensor | None = None
     last: torch.Tensor | None = None

@@ -17,7 +17,7 @@ from typing import Any
 
 from paceline.errors import PacelineError, switches, whole
 from paceline.torch import peers
-from paceline.torch.feed.loader import check_indexed, check_sizes
+from paceline.torch.feed.loader import OUT_OF_ORDER, check_indexed, check_sizes
 from paceline.torch.feed.pieces import Order, planned_pieces
 from paceline.torch.hooks_of_torch import dataloader_iterator, each_batch
 from paceline.torch.loop import Loop
@@ -92,7 +92,7 @@ class BalancedSampler:
             progress.begin(progress.epoch + 1)
 
     def close(self) -> None:
-        """No more batches; the end of the run follows."""
+        """End the newest iteration, and report an epoch that is over to the callbacks."""
         self._leave()
         if self._over is not None:
             self._loop.settle_last()
@@ -207,8 +207,5 @@ def drawn_ahead(frame: FrameType) -> int:
     iterator: Any = frame.f_locals.get("self")
     in_order, ahead = dataloader_iterator(iterator)
     if not in_order:
-        raise PacelineError(
-            "in_order=False gives batches in another order than the planned one, so that one would count as another; "
-            "leave it out"
-        )
+        raise PacelineError(OUT_OF_ORDER)
     return ahead

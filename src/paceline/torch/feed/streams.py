@@ -232,7 +232,7 @@ class StreamLoader:
         self._skipped, self._resumed = samples, True
 
     def close(self) -> None:
-        """No more rounds."""
+        """Close the exchange of reports, and end the processes that read the stream."""
         self._exchange.close()
         self._source = None  # its processes end here, see ``BalancedLoader.end``
 
@@ -267,11 +267,8 @@ class StreamLoader:
         self._report(self._aim(0))
 
     def end(self) -> None:
-        if (
-            self._taken is not None
-            and self._loop.round.piece is not None
-            and self._loop.round.phase != COMPLETE
-        ):
+        round = self._loop.round
+        if self._taken is not None and round.piece is not None and round.phase != COMPLETE:
             self._put_back()  # the round was left
         self._taken, self._loads = None, None
 

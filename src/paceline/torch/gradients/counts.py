@@ -51,7 +51,7 @@ class Counts:
         self.begin()
 
     def begin(self) -> None:
-        """A round begins."""
+        """Forget the count of the round before."""
         self._own = 0.0
         self.given: bool | None = None
         self.per_sample = 1.0

@@ -22,12 +22,8 @@ from paceline.torch import hooks_of_torch
 LOOKS = 16  # backward passes at the beginning that are checked
 # The modules of all reducers, which put off their sums to a round's last pass; only ``Replicated`` changes it.
 deferred: WeakSet[DistributedDataParallel] = WeakSet()
-STATELESS = (
-    "allreduce_hook",
-    "fp16_compress_hook",
-    "bf16_compress_hook",
-    "weigh_in_hook",
-)  # communication hooks
+# Communication hooks that keep nothing for the next round.
+STATELESS = "allreduce_hook", "fp16_compress_hook", "bf16_compress_hook", "weigh_in_hook"
 Waits = Literal["never", "behind", "within"]
 """Where a backward pass waits for other ranks: behind the callbacks that were queued while it ran, or within it."""
 
@@ -95,7 +91,7 @@ class Sums:
         return []
 
     def close(self) -> None:
-        """Let go of the model."""
+        """Remove all hooks from the model."""
 
 
 def _to_be_summed() -> bool:
