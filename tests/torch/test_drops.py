@@ -24,7 +24,7 @@ from paceline.hosts.accumulating import HostedPace
 from paceline.runs.findings import findings
 from paceline.torch import Pace, timing
 from paceline.torch.callbacks import OnRound, Record
-from paceline.torch.drops import WARM_UP, Drops, found
+from paceline.torch.drops import WARM_UP, Drops, threshold_of
 from paceline.torch.plan import Piece, RoundPlan
 from support.guarantees import guarantee
 from support.ranks import errors_of, run_cases, run_ranks
@@ -230,7 +230,7 @@ def test_auto_threshold_is_that_of_the_paper() -> None:
         return float(np.mean(gains))
 
     best = max(gain(end) for rank in ends for each in rank for end in each)
-    assert gain(found(traces)) >= (1 - dropcompute.NEAR) * best
+    assert gain(threshold_of(traces)) >= (1 - dropcompute.NEAR) * best
     assert gain(float("inf")) == pytest.approx(1.0)
 
 

@@ -510,13 +510,13 @@ def test_error_message_names_samples_and_bytes_of_the_tightest_kind(monkeypatch:
     monkeypatch.setattr(memory_limits, "gauges", lambda device: [roomy.gauge(), tight.gauge()])
     piece = Piece(RoundPlan(7, np.array([3]), 3), 3, True, True)
     cpu = torch.device("cpu")
-    assert memory_limits.sentence(2, piece, cpu) == (
+    assert memory_limits.shortage(2, piece, cpu) == (
         "rank 2 ran out of memory in round 7 with 3 samples at once, and held up to 1.5 GiB of the 2.0 GiB that "
         "it may hold"
     )
     tight.most = 3 * 2**20
     tight.free = 4 * 2**20
-    assert "with 1 sample at once, and held up to 3 MiB of the 4 MiB" in memory_limits.sentence(
+    assert "with 1 sample at once, and held up to 3 MiB of the 4 MiB" in memory_limits.shortage(
         0, piece, cpu, 1
     )
     assert (memory_limits._bytes(2**30 - 1), memory_limits._bytes(2**30)) == ("1024 MiB", "1.0 GiB")

@@ -70,11 +70,11 @@ class Drops:
         if math.isnan(self.tau):
             self._traced.append((self._ends, before.ended - before.began))
             if len(self._traced) == WARM_UP:
-                self.tau = found(peers.gather(self._traced))
+                self.tau = threshold_of(peers.gather(self._traced))
                 self._traced = []
 
 
-def found(traces: list[list[Traced]]) -> float:
+def threshold_of(traces: list[list[Traced]]) -> float:
     """The threshold for the rounds of all ranks (Alg. 2)."""
     most = max(len(ends) for trace in traces for ends, _ in trace)
     ends = np.full((len(traces[0]), len(traces), most), np.nan)

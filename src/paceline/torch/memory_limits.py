@@ -36,7 +36,8 @@ AFTER = 7 / 8  # limit after a failure, as a portion of the amount that did not 
 PASSES = 64  # passes for which that limit holds; each further failure doubles them
 LOOK_SECONDS = 0.1  # seconds between two looks at the memory, while amounts do not grow
 STATUS = "/proc/self/status"
-SAID = ("can't allocate memory", "bad_alloc", "out of memory", "could not create a memory object")
+# Parts of the error messages of allocators that had no memory left.
+OUT_OF_MEMORY = ("can't allocate memory", "bad_alloc", "out of memory", "could not create a memory object")
 
 T = TypeVar("T")
 
@@ -45,7 +46,7 @@ def ran_out(error: BaseException) -> bool:
     """Whether the error means that an allocator, of a device or of the host, had no memory left."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in SAID)
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY)
 
 
 class Gauge(NamedTuple):
@@ -365,7 +366,7 @@ class MemoryLimit:
             if not cuts
             else "other ranks wait for its gradients, so the pass could not be dropped; set micro_batch="
         )
-        return f"{sentence(self._rank, piece, self._device, samples)}; {what}"
+        return f"{shortage(self._rank, piece, self._device, samples)}; {what}"
 
     def _ran(self, amount: float) -> None:
         """Record that a pass of this amount has succeeded."""
@@ -394,8 +395,8 @@ def _each(piece: Piece) -> float:
     return 1.0 if piece.parts is None or not piece.samples else float(piece.parts[0]) / piece.samples
 
 
-def sentence(rank: int, piece: Piece, device: torch.device, samples: int | None = None) -> str:
-    """A sentence that names the rank that ran out of memory, the round, its samples at once and the bytes held."""
+def shortage(rank: int, piece: Piece, device: torch.device, samples: int | None = None) -> str:
+    """The beginning of an error message: the rank that ran out of memory, its round, samples at once and bytes."""
     pairs = [(gauge.peak(), gauge.room()) for gauge in gauges(device)]
     peak, room = min(pairs, key=lambda pair: pair[1] - pair[0])
     many = piece.samples if samples is None else samples
@@ -411,7 +412,7 @@ def _bytes(number: float) -> str:
 
 def explain(error: BaseException, device: torch.device, left: LeftWithin | None, fits: Array | None) -> str:
     """Add a note to an error that ends the loop, if a lack of memory or a batch of one sample may be its cause.
-    Returns the sentence to report to the other ranks instead of the error's own text; "" for none.
+    Returns the error message for the other ranks instead of the error's own text; "" for none.
 
     device: of the model. left: the micro-step in whose middle the loop was left. fits: samples that fit into each
     rank's memory, (n,)."""
@@ -421,7 +422,7 @@ def explain(error: BaseException, device: torch.device, left: LeftWithin | None,
     if ran_out(error):
         known = "" if fits is None else f" (of {np.nansum(fits):.0f} samples, as far as is known)"
         words = (
-            f"{sentence(rank, piece, device)}; use loop='round' and pace.round(batch, function) "
+            f"{shortage(rank, piece, device)}; use loop='round' and pace.round(batch, function) "
             f"with limits='memory', which accumulates what does not fit, or a smaller global_batch{known}"
         )
         error.add_note(f"paceline: {words}")

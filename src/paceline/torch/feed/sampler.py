@@ -35,7 +35,7 @@ class BalancedSampler:
     ``Pace.batch_sampler``. Constructing it is collective.
     """
 
-    claimed = None
+    claimed = None  # rounds run as planned
 
     def __init__(
         self, loop: Loop, dataset: Any, number: int, seed: int, shuffle: bool, drop_last: bool, ahead: int

@@ -135,14 +135,14 @@ class StreamLoader:
 
     samples: int | None = None  # of an epoch; unknown
     order = (None, None)  # the stream's own
-    claimed = None
+    claimed = None  # rounds run as planned
     _checksum = 0  # of the items read in this iteration, if ranks share the stream
 
     def __init__(
         self,
         loop: Loop,
         dataset: Iterable[Any],
-        number: int | None,
+        number: int,
         drop_last: bool,
         batches: bool,
         options: dict[str, Any],
@@ -241,7 +241,7 @@ class StreamLoader:
     def open(self) -> None:
         loader = isinstance(self._stream, DataLoader)
         if loader and not self._seeded:
-            self._stream.generator = draws(*self._seeds(), self.number or 0, self._iterations)
+            self._stream.generator = draws(*self._seeds(), self.number, self._iterations)
         self._iterations += 1
         with self._reading():
             source = iter(self._stream)
@@ -395,12 +395,12 @@ class SharedStreamLoader(StreamLoader):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._first_seed: int = peers.gather(self._seeds()[0])[0]
+        self._first_seed: int = peers.gather(torch.initial_seed())[0]
         self._whole: Any = None  # samples of the running round, of all ranks
         self._numbers = CommonNumbers()
 
     def open(self) -> None:
-        self._numbers.restart(draws(*self._seeds(), self.number or 0, self._iterations))
+        self._numbers.restart(draws(*self._seeds(), self.number, self._iterations))
         self._checksum = 0
         super().open()
 
@@ -414,7 +414,7 @@ class SharedStreamLoader(StreamLoader):
         return drawn
 
     def _seeds(self) -> tuple[int, ...]:
-        return (getattr(self, "_first_seed", super()._seeds()[0]),)
+        return (self._first_seed,)
 
     def _take(self, loads: Indices) -> Any:
         end = int(loads[: self._loop.rank + 1].sum())
