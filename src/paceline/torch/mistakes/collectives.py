@@ -18,7 +18,7 @@ ROUNDS = 2  # of an epoch, in which the sizes that ranks give to a gather are co
 
 
 class Listening(Check):
-    """Is told of the collectives of the training thread, from the first iteration on."""
+    """Is notified of the collectives of the training thread, from the first iteration on."""
 
     _stop: Callable[[], None] | None = None
 

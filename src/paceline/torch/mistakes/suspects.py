@@ -24,9 +24,9 @@ import torch.distributed as dist
 from paceline.torch import hooks_of_torch, timing
 from paceline.torch.gradients.reducers import LOOKS
 from paceline.torch.hooks_of_torch import MEAN, SUM
-from paceline.torch.mistakes import Check, Words
+from paceline.torch.mistakes import Words
 from paceline.torch.mistakes.averages import Averages
-from paceline.torch.mistakes.collectives import GATHERS, at, tensors_of
+from paceline.torch.mistakes.collectives import GATHERS, Listening, at, tensors_of
 from paceline.torch.mistakes.comparing import Comparisons
 from paceline.torch.mistakes.gradient_limits import GradientLimits
 from paceline.torch.mistakes.loss_ends import REDUCES, End, ends, joins, nodes_of
@@ -57,7 +57,7 @@ class Summed:
         return math.fsum(float(one.detach()) for one in self.results)
 
 
-class LossWatch(Check):
+class LossWatch(Listening):
     """The checks of one loop's losses.
 
     running: gives the piece of the running micro-step, None between rounds. ranks: of the run. by_hook: gradients are
@@ -85,7 +85,6 @@ class LossWatch(Check):
         self._first = True  # the next epoch is the first
         self._piece: Piece | None = None  # of the micro-step in which the calls were made
         self._said: set[str] = set()
-        self._stop: Callable[[], None] | None = None
         self._calls: list[Summed] = []  # of the running micro-step
         self._sums = list[int]()  # samples of the micro-steps whose loss was a sum
         self._totals = 0  # micro-steps whose loss was divided by a total
@@ -99,8 +98,8 @@ class LossWatch(Check):
     def iteration(self, step: int) -> None:
         self._left, self._calls_left = LOOKS if self._first else LATER, CALLS
         self._first = False
-        if self._ranks > 1 and self._stop is None:
-            self._stop = timing.listen(self._called, lambda: None)
+        if self._ranks > 1:
+            super().iteration(step)
         if self._limits is None and self._ranks > 1 and not self._by_hook:
             self._limits = GradientLimits(self._parameters, self._differs, self._limited)
 
@@ -128,9 +127,7 @@ class LossWatch(Check):
     def _end(self) -> None:
         """Look at no more losses."""
         self._left = 0
-        if self._stop is not None:
-            self._stop()
-            self._stop = None
+        super().close()
         self._calls.clear()
 
     def _look(self, loss: torch.Tensor | None, piece: Piece, reduction: str) -> None:
@@ -321,8 +318,7 @@ class LossWatch(Check):
 
     # -- collectives ------------------------------------------------------------------------------------------
 
-    def _called(self, name: str) -> None:
-        """A collective is about to begin."""
+    def called(self, name: str) -> None:
         piece = self._running()
         if piece is None or name not in ("allreduce", *GATHERS):
             return
