@@ -121,7 +121,7 @@ def cut(load: int, most: int | None, unit: int = 1) -> list[int]:
     return _even(load, -(-load // (most // unit * unit)), unit)
 
 
-def spread(load: int, micro_steps: int, min_samples: int = 1, unit: int = 1) -> list[int]:
+def spread(load: int, micro_steps: int, min_samples: int, unit: int = 1) -> list[int]:
     """Sizes of ``micro_steps`` micro-batches, as even as possible in multiples of ``unit``, each with at least
     ``min_samples`` or none; a load below that is one micro-batch."""
     count = min(micro_steps, max(load // max(min_samples, unit), 0 < load < min_samples))

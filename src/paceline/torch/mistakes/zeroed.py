@@ -17,9 +17,7 @@ class SharedParameters:
         self._gradients = gradients
         self._apart: list[Any] = []  # optimizers that share no parameter, in the order of their steps
 
-    def check(
-        self, step: int, taken: Sequence[Any], optimizers: Sequence[Any], further: bool = False
-    ) -> None:
+    def check(self, step: int, taken: Sequence[Any], optimizers: Sequence[Any], further: bool) -> None:
         """Raises PacelineError if ``optimizers`` need gradients that were zeroed after the steps of ``taken``, in
         round ``step``. further: another backward pass came after those steps, and may leave some gradients zero."""
         all_of_them = [*taken, *optimizers]
