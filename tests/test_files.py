@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -62,3 +64,45 @@ def test_places_that_cannot_be_written(place: str, tmp_path: Path, monkeypatch: 
 
 def test_folders_above_a_directory_may_be_made(tmp_path: Path) -> None:
     check_directory(tmp_path / "no" / "such")
+
+
+def test_link_stays_and_its_file_is_replaced(tmp_path: Path) -> None:
+    file, link = tmp_path / "file", tmp_path / "link"
+    file.write_text("before")
+    link.symlink_to(file)
+    write_whole(link, "after")
+    assert link.is_symlink()
+    assert file.read_text() == "after"
+    (tmp_path / "dangling").symlink_to(tmp_path / "new")
+    write_whole(tmp_path / "dangling", "made")
+    assert (tmp_path / "new").read_text() == "made"
+
+
+def test_pipe_stays_and_its_reader_gets_the_content(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    check_place(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_whole(pipe, "content")
+    assert os.read(reader, 100) == b"content"
+    os.close(reader)
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+def test_device_stays_and_is_written_to() -> None:
+    reader, device = os.openpty()
+    place = Path(os.ttyname(device))
+    check_place(place)
+    write_whole(place, "content")
+    assert os.read(reader, 100) == b"content"
+    assert stat.S_ISCHR(place.stat().st_mode)
+    os.close(reader)
+    os.close(device)
+
+
+def test_standard_output_that_is_a_file_stays_the_same_file(tmp_path: Path) -> None:
+    code = "from paceline.files import write_whole; write_whole('/dev/stdout', 'content')"
+    with (tmp_path / "out").open("w") as out:
+        subprocess.run([sys.executable, "-c", code], stdout=out, check=True)
+        assert os.fstat(out.fileno()).st_ino == (tmp_path / "out").stat().st_ino
+    assert (tmp_path / "out").read_text() == "content"

@@ -47,14 +47,20 @@ def read(path: str | os.PathLike[str], most: int = LARGE) -> bytes:
 
 
 def write_whole(path: str | os.PathLike[str], content: str | bytes) -> Path:
-    """Write ``content`` to a new file beside ``path``, then rename it to ``path`` in one step.
+    """Write ``content`` to a new file beside ``path``, then rename it to ``path`` in one step. A link to a file
+    stays, and the file is replaced; a pipe or a device is written to.
 
     Raises PacelineError if the file cannot be written.
     """
     path = Path(path)
     data = content.encode() if isinstance(content, str) else content
-    part = part_of(path)
     with saying(f"cannot write {path}", "choose a place that can be"):
+        if _open_already(path):
+            with path.open("wb") as file:
+                file.write(data)
+            return path
+        path = path.resolve() if os.path.islink(path) else path
+        part = part_of(path)
         try:
             with part.open("xb") as file:  # with the user's default permissions
                 file.write(data)
@@ -65,6 +71,15 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> Path:
             part.unlink(missing_ok=True)
             raise
     return path
+
+
+def _open_already(path: Path) -> bool:
+    """Whether this is a pipe, a device, or what a process has open: another file in its place would take it from its
+    other users."""
+    system = path.absolute().parts[:2] in (("/", "dev"), ("/", "proc"))
+    if system and os.path.islink(path):  # such as /dev/stdout
+        return True
+    return os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path))
 
 
 def place_first(part: Path, path: Path) -> None:
@@ -108,6 +123,10 @@ def allow_open(least: int, who: str) -> None:
 def check_place(path: str | os.PathLike[str]) -> None:
     """Raises PacelineError if ``path`` cannot be written: call it before long work whose result goes there."""
     path = Path(path)
+    if _open_already(path):
+        if not os.access(path, os.W_OK):
+            raise PacelineError(f"cannot write {path}: it may not be written to; choose a place that can be")
+        return
     missing = not os.path.lexists(path.absolute().parent)  # the folder of a file is not created
     wrong = f"the folder {path.parent} does not exist" if missing else ""
     _check(path, "it is a directory" if os.path.isdir(path) else wrong)

@@ -90,7 +90,7 @@ def test_one_pair_of_measured_times_can_be_taken():
     assert Empirical(every).take(0).mean().tolist() == [2.0, 5.0]
 
 
-@pytest.mark.parametrize("bad", [0.0, -1.0, np.nan, np.inf])
+@pytest.mark.parametrize("bad", [0.0, -1.0, np.nan, np.inf, 1e308, 1e-308])
 def test_parameters_that_are_not_positive_are_refused(bad):
     with pytest.raises(PacelineError, match="positive, finite"):
         ShiftedExponential(np.array([[1.0, bad]]), np.array([[1.0, 1.0]]))

@@ -270,7 +270,7 @@ def _show_learnt(scenario: Scenario, learnt: Learnt, console: Console, plot: Pat
 
 def _draw_learnt(learnt: Learnt, folder: Path) -> Path:
     """learning.png: loss, and gradients waited for (or workers that merged), against virtual time."""
-    from paceline.simulate.plots import figure
+    from paceline.simulate.plots import figure, save
 
     with saying(f"cannot make the folder {folder}", "choose another"):
         folder.mkdir(parents=True, exist_ok=True)
@@ -281,9 +281,7 @@ def _draw_learnt(learnt: Learnt, folder: Path) -> Path:
     picture.axes[1].plot(now, [u.quorum for u in learnt.updates], drawstyle="steps-post")
     counted = "workers that merged" if "every" in learnt.settings else "gradients waited for"
     picture.axes[1].set(xlabel="virtual seconds", ylabel=counted, ylim=(0, None))
-    path = folder / "learning.png"
-    picture.savefig(path, dpi=150)
-    return path
+    return save(picture, folder / "learning.png")
 
 
 def _places(folder: Path, described: list[Scenario]) -> list[Path]:

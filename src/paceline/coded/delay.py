@@ -20,6 +20,7 @@ from scipy.special import exprel, gamma
 from paceline.costs import Array
 from paceline.errors import PacelineError, among
 
+LARGEST = 1e150  # of a parameter, and its reciprocal the least, so that products of two are finite
 # Coefficients of s - log(1 + s) = s^2 (1/2 - s/3 + s^2/4 - ...), highest power first.
 _SERIES = [(-1.0) ** k / (k + 2) for k in range(17, -1, -1)]
 
@@ -60,7 +61,7 @@ class Delay(ABC):
         """Give every field the common shape; raises PacelineError for values that are not positive and finite."""
         named = {f.name: np.asarray(getattr(self, f.name), float) for f in fields(self)}  # type: ignore[arg-type]
         for (name, _), values in zip(named.items(), np.broadcast_arrays(*named.values()), strict=True):
-            bad = np.argwhere(~(np.isfinite(values) & (values > 0)))
+            bad = np.argwhere(~((values > 1 / LARGEST) & (values < LARGEST)))
             if len(bad):
                 where = tuple(int(i) for i in bad[0])
                 raise PacelineError(

@@ -127,7 +127,7 @@ class BalancedCallback(Callback):
         Raises:
             PacelineError: For a stream, and an empty data set.
         """
-        check_indexed(dataset, "use paceline.hosts.fabric.FabricPace and its pace.stream(...)")
+        check_indexed(dataset, "for a stream use paceline.hosts.fabric.FabricPace and its pace.stream(...)")
         self._loader = Loader(self, dataset, dict(options, seed=seed, shuffle=shuffle))
         return self._loader
 

@@ -72,12 +72,14 @@ def experiments(paper: str) -> dict[str, Callable[[Path, bool], dict[str, Any]]]
 
 
 def _written(paper: str, experiment: Callable[[bool], Found], out: Path, quick: bool) -> dict[str, Any]:
+    from paceline.simulate.plots import save
+
     name, found = experiment.__name__, experiment(quick)
     command = f"paceline reproduce {paper} {name}" + (" --quick" if quick else "")
     texts = {key: getattr(found, key) for key in ("claim", "ours", "why", "setting")}
     result = texts | {"command": command} | found.figures
     out.mkdir(parents=True, exist_ok=True)
-    found.picture.savefig(out / f"{name}.png", dpi=150)
+    save(found.picture, out / f"{name}.png")
     with (out / f"{name}.csv").open("w", newline="") as file:
         columns = list(dict.fromkeys(key for row in found.rows for key in row))
         writer = csv.DictWriter(file, columns, restval="")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import numpy as np
 
 from paceline.commands import installation
 from paceline.errors import PacelineError, saying
+from paceline.files import write_whole
 from paceline.rounds import Array
 from paceline.simulate.measures import band, estimate, regret
 from paceline.simulate.rounds import Outcome
@@ -28,9 +30,15 @@ def draw(outcome: Outcome, folder: Path) -> list[Path]:
         # At most four policies have their shares drawn, side by side.
         picture = figure(min(4, len(outcome.policies))) if name == "shares" else figure()
         make(outcome, picture)
-        paths.append(folder / f"{name}.png")
-        picture.savefig(paths[-1], dpi=150)
+        paths.append(save(picture, folder / f"{name}.png"))
     return paths
+
+
+def save(picture: Figure, path: Path) -> Path:
+    """Write a picture as PNG, whole or not at all. Raises PacelineError if it cannot be written."""
+    content = io.BytesIO()
+    picture.savefig(content, format="png", dpi=150)
+    return write_whole(path, content.getvalue())
 
 
 def bands(axes: Any, curves: Mapping[str, Array]) -> dict[str, tuple[Array, Array]]:

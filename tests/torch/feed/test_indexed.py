@@ -7,6 +7,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from paceline import PacelineError
+from paceline.torch import Pace
 from paceline.torch.feed.loader import check_indexed
 
 
@@ -38,3 +39,17 @@ def test_indexed_by_item_or_by_list() -> None:
 def test_streams_are_refused(stream: object) -> None:
     with pytest.raises(PacelineError, match="expected one with a length and indexed items"):
         check_indexed(stream)
+
+
+def test_dict_of_columns_is_refused_and_one_of_indices_accepted() -> None:
+    with pytest.raises(PacelineError, match=r"a dict with the keys \['x', 'y'\]; expected indexed samples"):
+        check_indexed({"x": torch.arange(3), "y": torch.arange(3)})
+    check_indexed({0: "first", 1: "second"})
+
+
+def test_loader_has_no_attributes_of_a_dataloader() -> None:
+    with Pace(torch.nn.Linear(1, 1), 2, "equal") as pace:
+        loader = pace.loader(torch.arange(4))
+        assert not hasattr(loader, "worker_init_fn")
+        with pytest.raises(AttributeError, match="is no DataLoader, and the training loop takes it as it is"):
+            loader.worker_init_fn  # noqa: B018

@@ -442,7 +442,7 @@ def test_local_step_weighs_the_samples_or_the_count_of_its_own_batch() -> None:
     assert weighing.weigh(piece(0), 0.0, 0.0, True, MEAN) == 0.0
 
 
-@pytest.mark.parametrize("count", ["many", None, -1, float("nan"), float("inf"), torch.ones(2), [1]])
+@pytest.mark.parametrize("count", ["many", "7", None, -1, float("nan"), float("inf"), torch.ones(2), [1]])
 def test_count_that_is_no_number_from_zero_raises(count: Any) -> None:
     with pytest.raises(PacelineError, match=r"count=.*expected what the loss is a mean over"):
         checked_count(count)

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,10 +25,10 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 from paceline.errors import PacelineError, meant, number, short, switches, whole
 from paceline.rounds import Indices
 from paceline.samples.cost import batch_parts
-from paceline.torch import peers
 from paceline.torch.batches import aligned, part
 from paceline.torch.elastic import recovery
 from paceline.torch.elastic.recovery import MissingSamples
+from paceline.torch.feed import same_data
 from paceline.torch.feed.costs import Asked, agreed_dealer
 from paceline.torch.feed.pieces import Order, planned_pieces
 from paceline.torch.feed.prefetch import Prefetch, draws, loaded
@@ -39,14 +39,21 @@ from paceline.torch.plan import Claim, Piece, RoundPlan
 from paceline.torch.terms import Terms
 
 
-def check_indexed(dataset: Any, stream: str = "use pace.stream(...)") -> None:
+def check_indexed(dataset: Any, stream: str = "for a stream use pace.stream(...)") -> None:
     """Raises PacelineError for a stream, whose samples have no indices, and for an empty data set. stream: what to do
     for a stream."""
     indexed = hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__")  # torch takes either
+    if type(dataset).__module__.startswith("ray.data"):
+        stream = "Ray Data splits it before training begins; give every worker the same indexed data set"
+    if isinstance(dataset, Mapping) and 0 not in dataset:
+        raise PacelineError(
+            f"the data set is a {type(dataset).__name__} with the keys {short(list(dataset))}; expected indexed "
+            "samples: torch.utils.data.TensorDataset(*data.values()) makes them of tensors"
+        )
     if not (indexed and hasattr(dataset, "__len__")) or isinstance(dataset, IterableDataset):
         raise PacelineError(
             f"the data set is a {type(dataset).__name__}; expected one with a length and indexed items, of which "
-            f"each rank can be given another part in each round: for a stream {stream}"
+            f"each rank can be given another part in each round: {stream}"
         )
     if len(dataset) == 0:
         raise PacelineError("the dataset is empty; expected at least one sample")
@@ -157,7 +164,7 @@ class BalancedLoader:
         facts = {"samples": len(dataset), "seed": seed, "shuffle": shuffle, "drop_last": drop_last}
         factor = options.get("prefetch_factor")
         drawn = int(options.get("num_workers") or 0) * (2 if factor is None else int(factor))  # ahead
-        lags = peers.agree(facts | {"cost": "none" if costs[0] is None else "some"}, drawn)
+        lags = same_data.agree(dataset, facts | {"cost": "none" if costs[0] is None else "some"}, drawn)
         collate = options.pop("collate_fn", None) or default_collate
         step = loop.progress.rounds
         self._dealer = agreed_dealer(terms, dataset, collate, costs, step)
@@ -198,6 +205,15 @@ class BalancedLoader:
             "a balanced loader has no batch_sampler, since its batches are planned while they are drawn. To continue "
             "within an epoch, load the state of the pace, and leave skip_first_batches out"
         )
+
+    if not TYPE_CHECKING:  # which knows the attributes
+
+        def __getattr__(self, name: str) -> Any:
+            """Frameworks that prepare a DataLoader look for attributes that only a DataLoader has."""
+            raise AttributeError(
+                f"{name!r}: a loader of Paceline is no DataLoader, and the training loop takes it as it is; leave "
+                "out what prepares loaders, such as prepare_data_loader"
+            )
 
     def __len__(self) -> int:
         """Micro-steps of the running iteration, or of the next one; rounds, if micro-steps differ between ranks."""

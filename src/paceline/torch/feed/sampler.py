@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 from paceline.errors import PacelineError, switches, whole
-from paceline.torch import peers
+from paceline.torch.feed import same_data
 from paceline.torch.feed.loader import OUT_OF_ORDER, check_indexed, check_sizes
 from paceline.torch.feed.pieces import Order, planned_pieces
 from paceline.torch.hooks_of_torch import dataloader_iterator, each_batch
@@ -53,7 +53,7 @@ class BalancedSampler:
         self.dataset, self.number, self.order, self.more = dataset, number, (seed, shuffle), None
         self._loop, self._order, self._ahead = loop, Order(len(dataset), seed, shuffle), ahead
         facts = {"samples": len(dataset), "seed": seed, "shuffle": shuffle, "drop_last": drop_last}
-        loop.drawn_ahead(max(peers.agree(facts, ahead)))
+        loop.drawn_ahead(max(same_data.agree(dataset, facts, ahead)))
         self.samples = len(dataset) - (len(dataset) % terms.batch if drop_last else 0)
         check_sizes(len(dataset), self.samples, terms)
         self._length: int | None = None  # rounds of the running iteration

@@ -16,7 +16,7 @@ from paceline.torch import peers
 def checked_count(count: Any) -> float:
     """The user's count, a number or a tensor with one, as a float. Raises PacelineError for anything else."""
     try:
-        value = float(count)
+        value = math.nan if isinstance(count, str | bytes) else float(count)
     except (TypeError, ValueError, RuntimeError):
         value = math.nan
     if not (math.isfinite(value) and value >= 0):
