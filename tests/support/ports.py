@@ -33,3 +33,8 @@ def free_port() -> int:
             _held[0].close()
         _held.append(lock)
         return port
+
+
+def locks() -> set[int]:
+    """The file descriptors that keep the newest ports."""
+    return {each.fileno() for each in _held}

@@ -32,14 +32,14 @@ from paceline.torch.elastic.messages import MembershipEpoch, Signer, Where, Work
 from paceline.torch.elastic.nodes import COUNT, FIRST, REPORT, NodeAgent, OtherMachines
 from paceline.torch.elastic.supervisor import Supervisor, _store
 from support.guarantees import guarantee
-from support.ports import free_port
+from support.ports import free_port, locks
 from support.stands import Stands
 
 
 def descriptors() -> list[str]:
-    """What this process has open."""
+    """What this process has open, except for the locks of ports."""
     found = []
-    for name in os.listdir("/proc/self/fd"):
+    for name in {*os.listdir("/proc/self/fd")} - {*map(str, locks())}:
         with suppress(OSError):  # that of the folder itself
             found.append(os.readlink(f"/proc/self/fd/{name}"))
     return found
