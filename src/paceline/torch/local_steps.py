@@ -39,7 +39,7 @@ def _refuse_wrapped(model: torch.nn.Module, *_: Any) -> None:
 class LocalSteps:
     """The steps of a loop in which a round is an interval, and each of its micro-steps a step of this rank alone.
 
-    merges: their ``begin`` is called by the weighing, with an interval's first micro-step. behind: an interval may
+    merges: their ``begin`` is called by the weighing, with an interval's first micro-step. overlaps: an interval may
     begin before all changes are merged. end: of an interval. commit, named, abandon: as of the ``Loop``.
     """
 
@@ -55,14 +55,14 @@ class LocalSteps:
         *,
         merges: Merges,
         every: Every,
-        behind: bool,
+        overlaps: bool,
         commit: Callable[[Piece], bool],
         named: Callable[[], AbstractContextManager[None]],
         abandon: Callable[[], None],
     ) -> None:
         self._round, self._gradients, self._meter, self._members = round, gradients, meter, members
         self._progress, self._end, self._merges = progress, end, merges
-        self._every, self._behind = every, behind
+        self._every, self._overlaps = every, overlaps
         self._commit, self._named, self._abandon = commit, named, abandon
         self._source: Source | None = None  # of the running iteration
         self.merged = False  # the newest step has merged the parameters of all ranks
@@ -157,7 +157,7 @@ class LocalSteps:
     def _merges_all(self) -> bool:
         """Whether the interval merges all changes: without a delay, or if it is known to be its iteration's last."""
         source, progress = self._source, self._progress
-        if not self._behind or source is None:
+        if not self._overlaps or source is None:
             return True
         if source.number is None and source.more is not None:
             return not source.more()

@@ -64,13 +64,13 @@ class Loop:
         self.changes = members.carries_rows  # the members may change, so a round is planned when it begins
         own_steps = terms.merge is not None  # each rank steps by itself
         # A round may begin before all ranks have reported the one before.
-        self.behind = terms.merge is not None and terms.merge.delay > 0
+        self._overlaps = terms.merge is not None and terms.merge.delay > 0
         # With one rank nothing is summed, and parameters may begin to require gradients later.
         single = self.ranks == 1 and not (self.changes or own_steps or terms.chunk)
         parameters = [p for p in model.parameters() if p.requires_grad or single]
         device = parameters[0].device if parameters else torch.device("cpu")
         self._lookout = Alone()
-        self._running: object = None  # the running iteration
+        self._iteration: object = None  # identifies the running one
         # The last micro-step of a loop that draws its own samples is over, and its optimizer step is still to come.
         self._own_end = self._failed = False
         self._left: LeftWithin | None = None  # the micro-step in whose middle the newest iteration was left
@@ -112,7 +112,7 @@ class Loop:
             terms.moves_work,
             callbacks,
             every=None if fixed else every,
-            one_by_one=self.behind,
+            one_by_one=self._overlaps,
             looks=reducer.averages and not reducer.lockstep and device.type == "cpu",
         )
         self._round_end = RoundEnd(self.round, self._gradients, self._meter, self.progress)
@@ -132,7 +132,7 @@ class Loop:
                 *parts,
                 merges=self.merges,
                 every=every,
-                behind=self.behind,
+                overlaps=self._overlaps,
                 commit=self._commit,
                 named=self.named,
                 abandon=self.abandon,
@@ -159,7 +159,7 @@ class Loop:
             memory=(lambda: self.memory.report()) if terms.memory else None,
             pieces=self._reported,
             lost=self.lost,
-            settle=lambda: self.settle() if self.behind else None,
+            settle=lambda: self.settle() if self._overlaps else None,
         )
 
     def watch_over(self, lookout: Alone) -> None:
@@ -222,7 +222,7 @@ class Loop:
 
     def drawn_ahead(self, micro_steps: int = 0) -> None:
         """A loader draws this many micro-steps ahead: plans take effect that much later."""
-        self.terms.balancer.plan_ahead(micro_steps + self.behind + self._meter.lag)
+        self.terms.balancer.plan_ahead(micro_steps + self._overlaps + self._meter.lag)
 
     def name(self, error: BaseException) -> None:
         """Raises a WorkerError that names the rank, if the error only means that another rank is lost."""
@@ -242,7 +242,7 @@ class Loop:
 
     def over(self, source: Source) -> Generator[Any]:
         """One iteration over ``source``, micro-step by micro-step."""
-        running, round, own = self._open(source), self.round, source.number is None
+        iteration, round, own = self._open(source), self.round, source.number is None
         begin = self.passes.begin
         plain = self.host.__class__ is Host  # its methods do nothing
         try:
@@ -263,7 +263,7 @@ class Loop:
                     round.goes_on()  # the loop steps the optimizer after its last micro-step
                     self._own_end = True
                     return
-                if self._running is not running:
+                if self._iteration is not iteration:
                     raise PacelineError(
                         "another loop over a loader of this Pace was begun within this one; expected one to end "
                         "before the next begins: draw both batches from one loader, or make a Pace for each model"
@@ -273,7 +273,7 @@ class Loop:
             self.close_epoch()
         finally:
             source.end()
-            self._leave(running)
+            self._leave(iteration)
 
     def planned(self, source: Source) -> Iterator[tuple[Any, Piece]]:
         """The micro-steps of one iteration over ``source`` if all ranks stay: each one's batch and piece."""
@@ -291,7 +291,7 @@ class Loop:
     def round_begins(self, workers: int | None = None) -> None:
         """Start a round's clock; its first batch is about to be loaded. workers: number of ranks that take part."""
         began, meter, progress = perf_counter(), self._meter, self.progress
-        if meter.reported and not self.behind:
+        if meter.reported and not self._overlaps:
             self.settle()
         if self.decisions.links_due:  # also on a rank that has already settled, for a checkpoint
             with self.named():
@@ -422,10 +422,10 @@ class Loop:
             samples = source.samples or 0  # those of a stream are unknown
             self.progress.open(Opened(source.number, samples, *source.order))
         self.steps.open(source)
-        self._running, self._left = object(), None
+        self._iteration, self._left = object(), None
         self.checks.iteration(self.progress.rounds)
         source.open()
-        return self._running
+        return self._iteration
 
     def _halfway(self, piece: Piece) -> None:
         """The backward pass of a piece begins; the next piece may be claimed and loaded meanwhile."""
@@ -477,10 +477,10 @@ class Loop:
             self.steps.watch.seconds if taken else None
         )  # the user has stepped the optimizer
 
-    def _leave(self, running: object) -> None:
+    def _leave(self, iteration: object) -> None:
         """The iteration has ended, or was left: drop an unfinished round. A step may still follow a complete one."""
-        if self._running is running:
-            self._running = None
+        if self._iteration is iteration:
+            self._iteration = None
             self.progress.close()
             if self.round.phase != COMPLETE:
                 self._left = self.round.left_behind

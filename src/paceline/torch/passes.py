@@ -252,7 +252,7 @@ class Passes:
     def _weight_after_step(self, loss: torch.Tensor | None, reduction: str, count: float | None) -> float:
         """The weight of another model's loss, on the batch of a round that is over."""
         gradients = self.gradients
-        piece = self._round.behind()
+        piece = self._round.weighed_later()
         wrong = (
             "count= is summed over the ranks for the model of this Pace alone"
             if count is not None

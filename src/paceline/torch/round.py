@@ -11,7 +11,7 @@ runs a model, reads a clock, sends or waits. Which event may follow which is the
                           -> RAN        or rows travel with the gradients (-> committed -> COMPLETE, or RAN: to retry)
                           -> DUE        or this rank steps by itself (-> steps_alone -> RAN, and -> committed)
     COMPLETE -> stepped   -> BETWEEN    the round is over
-    BETWEEN  -> behind                  a further loss of the round that is over gets its weight
+    BETWEEN  -> weighed_later           a further loss of the round that is over gets its weight
     any      -> left      -> BETWEEN    the round was left unfinished
 
 Under the hook (``weigh="hook"``) the loop calls ``loss.backward()`` itself: ``began`` and ``noticed_end`` take the
@@ -352,7 +352,7 @@ class RoundState:
         """These optimizers have stepped for the newest round."""
         self.taken += optimizers
 
-    def behind(self) -> Piece:
+    def weighed_later(self) -> Piece:
         """A loss is weighed after the round's step, for a further backward pass. Returns the piece that is over."""
         if (piece := self.over) is None:
             self.refuse("weight outside")
