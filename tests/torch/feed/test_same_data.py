@@ -40,6 +40,9 @@ def data_set(kind: str, rank: int) -> Any:
     if kind.endswith("subset of a subset"):
         first = Subset(Files(), range(0, 40, 2))
         return Subset(first, torch.randperm(20, generator=seed).tolist())
+    if kind.endswith("names"):
+        names = [f"name {place}" for place in torch.randperm(40, generator=seed).tolist()]
+        return Subset(dict.fromkeys(names, 0), names)  # type: ignore[arg-type]
     if kind.endswith("tensors"):
         return TensorDataset(x, torch.arange(40))
     if kind.endswith("list"):
@@ -69,7 +72,7 @@ def made(rank: int, ranks: int, kind: str, sampler: bool) -> tuple[str, list[str
 
 @guarantee("`pace.loader` raises if the ranks' `Subset`s differ, and warns if samples in memory do.")
 @pytest.mark.parametrize("sampler", [False, True], ids=["loader", "sampler"])
-@pytest.mark.parametrize("kind", ["own split", "own subset of a subset"])
+@pytest.mark.parametrize("kind", ["own split", "own subset of a subset", "own names"])
 def test_subset_with_other_indices_raises_on_every_rank(kind: str, sampler: bool) -> None:
     for refused, _ in run_ranks(2, made, kind, sampler):
         assert refused.startswith(
@@ -86,7 +89,7 @@ def test_other_samples_in_memory_warn_once(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["split", "subset of a subset", "tensors", "list", "array", "rounded", "files"]
+    "kind", ["split", "subset of a subset", "names", "tensors", "list", "array", "rounded", "files"]
 )
 def test_same_data_set_is_accepted_in_silence(kind: str) -> None:
     assert run_ranks(2, made, kind, False) == [("", [])] * 2

@@ -32,8 +32,11 @@ def looked(dataset: Any) -> Looked:
     while isinstance(dataset, Subset) and type(dataset).__getitem__ is Subset.__getitem__:
         divided = True
         indices = dataset.indices
-        digest.update(np.array([int(each) for each in indices], np.int64).tobytes())
-        places = [int(indices[place]) for place in places]
+        try:
+            digest.update(np.array(indices, np.int64).tobytes())
+        except (TypeError, ValueError, OverflowError):  # the data set's keys are no numbers
+            digest.update(repr(list(indices)).encode())
+        places = [indices[place] for place in places]
         dataset = dataset.dataset
     numbers = list[float]()
     if type(dataset) is TensorDataset or type(dataset) in (list, tuple, torch.Tensor, np.ndarray):
