@@ -51,5 +51,5 @@ def test_loader_has_no_attributes_of_a_dataloader() -> None:
     with Pace(torch.nn.Linear(1, 1), 2, "equal") as pace:
         loader = pace.loader(torch.arange(4))
         assert not hasattr(loader, "worker_init_fn")
-        with pytest.raises(AttributeError, match="is no DataLoader, and the training loop takes it as it is"):
+        with pytest.raises(AttributeError, match="is no DataLoader, since its batches are planned"):
             loader.worker_init_fn  # noqa: B018

@@ -198,21 +198,14 @@ class BalancedLoader:
         """The object with ``set_epoch``, for programs that are written for DistributedSampler."""
         return self
 
-    @property
-    def batch_sampler(self) -> Any:
-        """Not available: batches are planned while they are drawn. Raises AttributeError."""
-        raise AttributeError(
-            "a balanced loader has no batch_sampler, since its batches are planned while they are drawn. To continue "
-            "within an epoch, load the state of the pace, and leave skip_first_batches out"
-        )
-
     if not TYPE_CHECKING:  # which knows the attributes
 
         def __getattr__(self, name: str) -> Any:
-            """Frameworks that prepare a DataLoader look for attributes that only a DataLoader has."""
+            """Frameworks look for attributes that only a DataLoader has. Raises AttributeError."""
             raise AttributeError(
-                f"{name!r}: a loader of Paceline is no DataLoader, and the training loop takes it as it is; leave "
-                "out what prepares loaders, such as prepare_data_loader"
+                f"{name!r}: a loader of Paceline is no DataLoader, since its batches are planned while they are "
+                "drawn. Leave out what prepares loaders, such as prepare_data_loader. To continue within an epoch, "
+                "load the state of the pace, and leave skip_first_batches out"
             )
 
     def __len__(self) -> int:
