@@ -171,21 +171,24 @@ def test_sum_of_ctc_losses_trains_model_of_plain_trainer(found: Found, steps: in
         assert loss_off < 1e-5
 
 
-def over(found: list[tuple[float, bool]], labels: int = 20, samples: int = 6) -> tuple[float, bool]:
+def over(
+    found: list[tuple[float, bool]], labels: int = 20, samples: int = 6, items: bool = False
+) -> tuple[float, bool]:
     losses = pytest.importorskip("paceline.hosts.trainer_losses")
-    result: tuple[float, bool] = losses.mean_over(found, labels, samples)
+    parts = [losses.Part(number, mean) for number, mean in found]
+    result: tuple[float, bool] = losses.mean_over(parts, losses.Micro(labels, samples, items))
     return result
 
 
 def test_mean_over_is_what_its_parts_agree_in() -> None:
     assert over([(13.0, True)]) == (13.0, True)
-    assert over([(20.0, False), (200.0, False)]) == (
-        20,
-        True,
-    )  # label smoothing: over labels, and over classes too
+    # label smoothing: over labels, and over classes too
+    assert over([(20.0, False), (200.0, False)]) == (20, True)
     assert over([(6.0, True), (24.0, True)]) == (6, True)
     assert over([(20.0, True), (6.0, True)]) == (6, False)
+    assert over([(20.0, True), (33.0, True)]) == (20, False)
     assert over([(14.0, False)]) == (14.0, True)  # a sum over what a mask leaves
+    assert over([(0.25, False)]) == (0.25, True)  # a sum over weights
     assert over([(14.0, False), (19.0, True)]) == (19, False)
     assert over([(float("nan"), False), (20.0, True)]) == (20, False)
 
@@ -193,8 +196,14 @@ def test_mean_over_is_what_its_parts_agree_in() -> None:
 def test_labels_count_where_a_loss_is_unknown() -> None:
     assert over([]) == (20, True)
     assert over([(float("nan"), False)]) == (20, True)
-    assert over([(1.0, False)]) == (20, True)  # the Trainer divides a sum by 1
-    assert over([(1.0, False)], labels=0, samples=1) == (0, True)
+    assert over([(1.0, False)]) == (20, True)  # a training step divides a sum by 1
+
+
+def test_mean_over_no_labels_counts_nothing() -> None:
+    assert over([(0.0, True), (66.0, True)], labels=0) == (0, True)
+    assert over([(1.0, False)], labels=0, samples=1, items=True) == (0, True)  # the Trainer passes 1
+    assert over([(1.0, False), (20.0, False)], labels=0, items=True) == (0, True)
+    assert over([(1.0, False)], labels=0, samples=1) == (1, True)
 
 
 def test_unknown_over_raises() -> None:

@@ -122,6 +122,7 @@ class BalancedTrainer(Trainer):
         self.accelerator.gather = self._gathered
         # What the next loss is a mean over, or its labels before that is known; None for its samples, or a sum.
         self._count: float | None = None
+        self._items = False  # whether the Trainer has passed the labels of the next loss to what computes it
         self._factor: float | None = None  # of the next loss, if it is a sum
         self._loss: torch.Tensor | None = None  # sum of the weighted losses of the current round
 
@@ -195,13 +196,13 @@ class BalancedTrainer(Trainer):
         self._loss = torch.zeros((), device=self.args.device)
         counted, over = 0.0, self._counting.of(self)
         for batch in inputs.micro_steps():
-            with self._tokens_of_this_rank() as averages:
+            with self._one_micro_batch() as averages:
                 _, items = super().get_batch_samples(iter([batch]), 1, self.args.device)
                 items = None if items is None else torch.as_tensor(items)
                 labels = _labels(batch) if items is None else int(items)
                 # 0 for a batch that only fills up this rank's micro-steps
                 count = None if labels is None or over in (SAMPLES, TOTAL) else labels * pace.counts
-                self._count = count
+                self._count, self._items = count, items is not None
                 self._factor = self._times(items, averages, inputs.samples) if over == TOTAL else None
                 super().training_step(model, batch, None if items is None else items.clamp(min=1))
                 counted += self._count or 0
@@ -222,19 +223,24 @@ class BalancedTrainer(Trainer):
         return loss
 
     def _weighted_backward(self, loss: torch.Tensor, **options: Any) -> None:
-        pace = self.pace
+        pace, nan = self.pace, False
         if pace is None or self._loss is None:
             self._plain_backward(loss, **options)
             return
         if self._count is not None:
-            self._count = count = self._counting.count(loss, int(self._count), pace.host.piece.samples)
-            loss = loss * count if count else torch.nan_to_num(loss) * 0.0  # a mean over no labels is NaN
+            samples = pace.host.piece.samples
+            self._count = count = self._counting.count(loss, int(self._count), samples, self._items)
+            if count:
+                loss = loss * count
+            else:  # a mean over no labels is NaN, and so may be its gradient
+                nan, loss = not bool(loss.isfinite()), torch.nan_to_num(loss) * 0.0
         sums = self._count is not None or self._factor is not None
         weighted = loss * pace.host.weight(loss, "sum" if sums else "mean")
         if self._factor is not None:
             weighted = weighted * self._factor
         self._loss = self._loss + weighted.detach()
-        self._plain_backward(weighted, **options)
+        with _no_gradients(self.model) if nan else contextlib.nullcontext():
+            self._plain_backward(weighted, **options)
         pace.host.backward_done()
 
     def _gathered(self, tensor: Any) -> Any:
@@ -254,14 +260,16 @@ class BalancedTrainer(Trainer):
         return samples / (1 if averages else self.args.world_size)
 
     @contextlib.contextmanager
-    def _tokens_of_this_rank(self) -> Iterator[bool]:
-        """Let the Trainer count only this rank's tokens in a micro-batch; evaluation is not changed. Yields whether
-        the user's Trainer counts those of all ranks."""
+    def _one_micro_batch(self) -> Iterator[bool]:
+        """Let the Trainer count only this rank's tokens in a micro-batch, and leave out its division by a single
+        micro-step, which would look like one by a single sample; evaluation is not changed. Yields whether the user's
+        Trainer counts the tokens of all ranks."""
         kept, self.args.average_tokens_across_devices = self.args.average_tokens_across_devices, False
+        scaled, self.loss_is_scaled_for_ga = self.loss_is_scaled_for_ga, True
         try:
             yield bool(kept)
         finally:
-            self.args.average_tokens_across_devices = kept
+            self.args.average_tokens_across_devices, self.loss_is_scaled_for_ga = kept, scaled
 
 
 class Pacing(TrainerCallback, ExportableState):
@@ -319,6 +327,17 @@ def _labels(batch: Any) -> int | None:
     if not isinstance(labels, torch.Tensor):
         return None
     return labels.numel() if labels.is_floating_point() else int(labels.ne(-100).sum())
+
+
+@contextlib.contextmanager
+def _no_gradients(model: Any) -> Iterator[None]:
+    """A context whose backward passes add zeros to the gradients."""
+    handles = [p.register_hook(torch.zeros_like) for p in model.parameters() if p.requires_grad]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _gather_unlike(tensor: torch.Tensor, counts: bool = True) -> torch.Tensor:

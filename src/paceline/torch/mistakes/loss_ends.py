@@ -33,9 +33,12 @@ class End(NamedTuple):
     alone: bool  # nothing is added to it
 
 
-def ends(loss: torch.Tensor, samples: int) -> tuple[list[End], list[float]]:
+def ends(loss: torch.Tensor, samples: int, rows: bool = False) -> tuple[list[End], list[float]]:
     """The ends of a loss, which is one number, and all numbers by which it is multiplied or divided on the way. A sum
-    of as many losses as ``samples`` is an end, since each may be that of a sample; none is multiplied by 0."""
+    of as many losses as ``samples`` is an end, since each may be that of a sample; none is multiplied by 0.
+
+    rows: whether a sum or mean of one row is an end for one sample, as that of several rows is for several samples.
+    """
     found, factors, alone = list[End](), list[float](), True
     nodes: list[tuple[Any, float | None, float]] = [
         (behind_ddp(loss.grad_fn, loss.output_nr), None, math.nan)
@@ -43,7 +46,8 @@ def ends(loss: torch.Tensor, samples: int) -> tuple[list[End], list[float]]:
     for place, (node, scale, divisor) in enumerate(nodes):
         kind = "" if node is None else node.name()
         over = _losses(node, kind)
-        if over == samples > 1 and kind.startswith("Sum"):
+        row = rows and samples == over == 1 == hooks_of_torch.summed_rows(node)
+        if row or (over == samples > 1 and kind.startswith("Sum")):
             over = 0
         single = kind.startswith(JOINS) and len(node.next_functions) == 1  # perhaps of the only sample
         if single or not (kind.startswith(PASSED) or over):
