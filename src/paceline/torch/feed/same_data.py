@@ -51,7 +51,7 @@ def agree(dataset: Any, facts: dict[str, Any], extra: int) -> list[int]:
 
     Raises PacelineError, on every rank, if the facts or the indices of a ``Subset`` differ."""
     everyone = peers.agree(facts, (extra, *looked(dataset)))
-    _check([(chosen, numbers) for _, chosen, numbers in everyone])
+    peers.together(lambda: _check([(chosen, numbers) for _, chosen, numbers in everyone]))
     return [theirs for theirs, *_ in everyone]
 
 
