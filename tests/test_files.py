@@ -106,3 +106,9 @@ def test_standard_output_that_is_a_file_stays_the_same_file(tmp_path: Path) -> N
         subprocess.run([sys.executable, "-c", code], stdout=out, check=True)
         assert os.fstat(out.fileno()).st_ino == (tmp_path / "out").stat().st_ino
     assert (tmp_path / "out").read_text() == "content"
+
+
+def test_link_into_a_folder_that_does_not_exist_is_refused_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "none" / "file")
+    with pytest.raises(PacelineError, match=r"none/file: the folder .*none does not exist; choose"):
+        check_place(tmp_path / "link")

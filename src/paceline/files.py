@@ -59,7 +59,7 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> Path:
             with path.open("wb") as file:
                 file.write(data)
             return path
-        path = path.resolve() if os.path.islink(path) else path
+        path = _behind_link(path)
         part = part_of(path)
         try:
             with part.open("xb") as file:  # with the user's default permissions
@@ -80,6 +80,11 @@ def _open_already(path: Path) -> bool:
     if system and os.path.islink(path):  # such as /dev/stdout
         return True
     return os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path))
+
+
+def _behind_link(path: Path) -> Path:
+    """The file itself, if this is a link to one."""
+    return path.resolve() if os.path.islink(path) else path
 
 
 def place_first(part: Path, path: Path) -> None:
@@ -127,6 +132,7 @@ def check_place(path: str | os.PathLike[str]) -> None:
         if not os.access(path, os.W_OK):
             raise PacelineError(f"cannot write {path}: it may not be written to; choose a place that can be")
         return
+    path = _behind_link(path)
     missing = not os.path.lexists(path.absolute().parent)  # the folder of a file is not created
     wrong = f"the folder {path.parent} does not exist" if missing else ""
     _check(path, "it is a directory" if os.path.isdir(path) else wrong)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,11 +10,10 @@ import torch
 from torch import nn
 
 from paceline.errors import PacelineError
-from paceline.torch.feed.pieces import Order
 from support.guarantees import guarantee
-from support.hosts import COUNT, FREE, SEED, UNEVEN, Found, Together, difference
+from support.hosts import FREE, UNEVEN, Found, Together, difference
 from support.skips import skip_without
-from support.trainers import BATCH, VOCABULARY, sgd, trainer_of
+from support.trainers import BATCH, VOCABULARY, Sentences, one_process, trainer_of, warned
 
 skip_without("transformers")
 
@@ -24,22 +21,16 @@ pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("hosts")]
 together = Together()
 
 
-class Sentences(torch.utils.data.Dataset):  # type: ignore[type-arg]
-    """Random tokens, of which 2 to 8 have a label."""
+def asked(index: int) -> int:
+    """The tokens of a sentence that have a label."""
+    return 2 + index % 7
 
-    def __init__(self, ignored: int) -> None:
-        self._ignored = ignored
 
-    def __len__(self) -> int:
-        return COUNT
+class Followed(Sentences):
+    """Sentences, and whether each follows the one before."""
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        tokens = torch.randint(VOCABULARY, (8,), generator=torch.Generator().manual_seed(index))
-        return {
-            "input_ids": tokens,
-            "labels": torch.where(torch.arange(8) < 2 + index % 7, tokens, self._ignored),
-            "follows": torch.tensor(index % 2),
-        }
+        return super().__getitem__(index) | {"follows": torch.tensor(index % 2)}
 
 
 class Speaker(nn.Module):
@@ -73,42 +64,22 @@ class Speaker(nn.Module):
         return {"loss": loss, "logits": logits}
 
 
-def whole(loss: str, data: Any) -> list[torch.Tensor]:
-    """The parameters of a plain process that takes each whole batch at once."""
-    from transformers import default_data_collator
-
-    model = Speaker(loss)
-    optimizer, _ = sgd(model)
-    indices = Order(COUNT, SEED).epoch(0)
-    for first in range(0, COUNT, BATCH):
-        rows = [data[int(i)] for i in indices[first : first + BATCH]]
-        model(**default_data_collator(rows))["loss"].backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return [p.detach() for p in model.parameters()]
-
-
 @together
 def spoken(_: int, folder: str) -> dict[str, Any]:
     """By the loss and the micro-steps of each rank: the distance from one process, and the warnings."""
     found = {}
     for loss in ("shifted", "ignored", "sentences", "penalised", "heads", "distilled"):
-        data = Sentences(255 if loss == "ignored" else -100)
-        expected = whole(loss, data)
+        data = Followed(asked, 255 if loss == "ignored" else -100)
+        plain = Speaker(loss)
+        expected = one_process(plain, data, BATCH, lambda rows, plain=plain: plain(**rows)["loss"])
         for steps in (1, 2):
             model = Speaker(loss)
             trainer = trainer_of(
                 folder, model, data, num_train_epochs=1, gradient_accumulation_steps=steps,
                 balance={"global_batch": BATCH, "policy": UNEVEN, "limits": FREE},
             )  # fmt: skip
-            with warnings.catch_warnings(record=True) as said:
-                warnings.simplefilter("always")
+            with warned() as says:
                 trainer.train()
-            says = [
-                f"{Path(one.filename).name}: {one.message}"
-                for one in said
-                if issubclass(one.category, RuntimeWarning)
-            ]
             found[loss, steps] = difference(model.parameters(), expected), says
     return found
 
@@ -153,7 +124,7 @@ def summed(ranks: int, folder: str) -> dict[int, tuple[float, float]]:
         for kind in (Trainer, None):
             model = Sums("sentences")
             trainer = trainer_of(
-                folder, model, torch.utils.data.Subset(Sentences(-100), range(72)), kind=kind, ranks=ranks,
+                folder, model, torch.utils.data.Subset(Followed(asked), range(72)), kind=kind, ranks=ranks,
                 num_train_epochs=1, train_sampling_strategy="sequential", gradient_accumulation_steps=steps,
                 per_device_train_batch_size=4, balance={"policy": "equal"}, logging_strategy="epoch",
             )  # fmt: skip

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,11 +9,17 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.torch.feed.pieces import Order
 from support.guarantees import guarantee
-from support.hosts import SEED, Found, Script, Together, difference
+from support.hosts import Found, Script, Together, difference
 from support.skips import skip_without
-from support.trainers import VOCABULARY, language_model, sgd, trainer_of
+from support.trainers import (
+    VOCABULARY,
+    Sentences,
+    language_model,
+    one_process,
+    trainer_of,
+    warned,
+)
 
 skip_without("transformers")
 
@@ -23,6 +27,10 @@ pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("hosts")]
 together = Together()
 
 COUNT = 36
+ASKED = {  # the labels of a sentence; with True, each has one at least
+    True: lambda index: 2 + index % 7,
+    False: lambda index: 2 + index % 7 if index % 5 else 0,
+}
 SAID = "a sum of means over different numbers"
 SUMS = "balance={'over': 'sum'}"
 EXACT = (
@@ -37,21 +45,6 @@ DIVISIONS: dict[str, tuple[int, dict[str, Any]]] = {  # global batches, and what
     ),
     "uneven": (12, {"balance": {"global_batch": 12, "policy": Script(((10, 1, 1), (1, 6, 5), (4, 1, 7)))}}),
 }
-
-
-class Tokens(torch.utils.data.Dataset):  # type: ignore[type-arg]
-    """Random tokens, of which up to 8 have a label; with ``asks``, each sample has one at least."""
-
-    def __init__(self, asks: bool) -> None:
-        self._asks = asks
-
-    def __len__(self) -> int:
-        return COUNT
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        tokens = torch.randint(VOCABULARY, (8,), generator=torch.Generator().manual_seed(index))
-        asked = 2 + index % 7 if self._asks or index % 5 else 0
-        return {"input_ids": tokens, "labels": torch.where(torch.arange(8) < asked, tokens, -100)}
 
 
 class Net(nn.Module):
@@ -138,20 +131,15 @@ def speaker(loss: str) -> Any:
 
 def whole(loss: str, data: Any, batch: int) -> list[torch.Tensor]:
     """The parameters of a plain process that takes each whole batch at once."""
-    from transformers import default_data_collator
-
     model = speaker(loss)
-    optimizer, _ = sgd(model)
-    indices = Order(COUNT, SEED).epoch(0)
-    for first in range(0, COUNT, batch):
-        rows = default_data_collator([data[int(i)] for i in indices[first : first + batch]])
+
+    def computed(rows: Any) -> torch.Tensor:
         logits = model(input_ids=rows["input_ids"])["logits"]
         if loss == "smoothed speaker":
             logits, rows["labels"] = logits[:, :-1], rows["labels"][:, 1:]
-        loss_of(loss, model, logits, rows).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return [p.detach() for p in model.parameters()]
+        return loss_of(loss, model, logits, rows)
+
+    return one_process(model, data, batch, computed)
 
 
 @together
@@ -161,20 +149,14 @@ def judged(_: int, folder: str) -> dict[str, Any]:
     for loss in (*EXACT, *WARNED):
         for division, (batch, options) in DIVISIONS.items():
             for asks in (True, False):
-                data, model = Tokens(asks), speaker(loss)
+                data, model = Sentences(ASKED[asks], count=COUNT), speaker(loss)
                 smoothing = 0.1 * loss.startswith("smoothed")
                 trainer = trainer_of(
                     folder, model, data, kind_of(loss), num_train_epochs=1, label_smoothing_factor=smoothing,
                     **options,
                 )  # fmt: skip
-                with warnings.catch_warnings(record=True) as said:
-                    warnings.simplefilter("always")
+                with warned() as says:
                     trainer.train()
-                says = [
-                    f"{Path(one.filename).name}: {one.message}"
-                    for one in said
-                    if issubclass(one.category, RuntimeWarning)
-                ]
                 # A plain Trainer's gradient of a sum is the mean over micro-batches, here of one sample each.
                 expected = whole("samples" if loss == "sum" else loss, data, batch)
                 found[f"{loss}, {division}, {asks}"] = difference(model.parameters(), expected), says

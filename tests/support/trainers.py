@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from paceline.torch.feed.pieces import Order
 from support.hosts import COUNT, EPOCHS, FREE, SEED, UNEVEN, Samples, fresh
 
 BATCH = 24
@@ -46,22 +50,34 @@ class Classifier(nn.Module):
 
 
 class Sentences(torch.utils.data.Dataset):  # type: ignore[type-arg]
-    """Random tokens, of which a varying number has a label; some sentences have none at all."""
+    """Random tokens, of which a varying number has a label; some sentences have none at all.
+
+    asked: the number of labels, by a sentence's index. ignored: in the place of a label. count: of sentences.
+    """
+
+    def __init__(
+        self, asked: Callable[[int], int] | None = None, ignored: int = -100, count: int = COUNT
+    ) -> None:
+        self._asked, self._ignored, self._count = asked, ignored, count
 
     def __len__(self) -> int:
-        return COUNT
+        return self._count
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         generator = torch.Generator().manual_seed(index)
         tokens = torch.randint(VOCABULARY, (8,), generator=generator)
-        asked = int(torch.randint(9, (1,), generator=generator)) if index % 5 else 0
-        return {"input_ids": tokens, "labels": torch.where(torch.arange(8) < asked, tokens, -100)}
+        if self._asked is None:
+            asked = int(torch.randint(9, (1,), generator=generator)) if index % 5 else 0
+        else:
+            asked = self._asked(index)
+        return {"input_ids": tokens, "labels": torch.where(torch.arange(8) < asked, tokens, self._ignored)}
 
 
 class Lengthy(Sentences):
     """``Sentences`` of different lengths, each without its padding."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.lengths = [1 + index * 5 % 8 for index in range(COUNT)]
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
@@ -83,6 +99,30 @@ def language_model() -> Any:
     torch.manual_seed(3)
     shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
     return LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, max_position_embeddings=8, **shape)).double()
+
+
+def one_process(model: nn.Module, data: Any, batch: int, loss_of: Callable[[Any], Any]) -> list[torch.Tensor]:
+    """The parameters after an epoch of a plain process that takes each whole batch at once. loss_of: of its rows."""
+    from transformers import default_data_collator
+
+    optimizer, _ = sgd(model)
+    indices = Order(len(data), SEED).epoch(0)
+    for first in range(0, len(data), batch):
+        loss_of(default_data_collator([data[int(i)] for i in indices[first : first + batch]])).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [p.detach() for p in model.parameters()]
+
+
+@contextlib.contextmanager
+def warned() -> Iterator[list[str]]:
+    """The warnings until the end, each after the name of the file that it names."""
+    found = list[str]()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        yield found
+    mine = [one for one in said if issubclass(one.category, RuntimeWarning)]
+    found += [f"{Path(one.filename).name}: {one.message}" for one in mine]
 
 
 def sgd(model: nn.Module) -> tuple[torch.optim.Optimizer, Any]:

@@ -65,7 +65,8 @@ class Delay(ABC):
             if len(bad):
                 where = tuple(int(i) for i in bad[0])
                 raise PacelineError(
-                    f"{name}={values[where]:g} for pair {where}: expected a positive, finite number; measure it again"
+                    f"{name}={values[where]:g} for pair {where}: expected a positive, finite number from "
+                    f"{1 / LARGEST:g} to {LARGEST:g}; measure it again"
                 )
             object.__setattr__(self, name, values)
 

@@ -208,22 +208,19 @@ def stopwatch(device: torch.device) -> Stopwatch:
 class Reports(NamedTuple):
     """What the other parts of the engine add to this rank's reports, each given when it is asked for."""
 
-    digest: Callable[[], int] = int  # of the plan in force
-    rate: Callable[[], float] = lambda: math.nan  # the optimizer's learning rate
-    options: Callable[[], float] = lambda: math.nan  # of the optimizers, as one number
-    outside: Callable[[], float] = float  # of parameters of the loss outside of the model, as one number
-    differ: Callable[[int], object] = int  # called with the round if the ranks' such numbers differ
-    model: Callable[[], torch.Tensor | float] = lambda: math.nan  # of the model's parameters, as one number
-    compare: Callable[..., object] = (
-        bool  # called with the round and the list of these numbers if they differ
-    )
-    left_out: Callable[[], int] = int  # rounds whose optimizer step was left out on purpose
-    described: Callable[[], str] = str  # the options of this rank's optimizer, for an error
-    memory: Callable[[], tuple[float, float]] | None = None  # ``fits`` and ``ran_out``
-    pieces: Callable[[Piece], list[float] | None] = lambda piece: None  # this rank's ``piece_reports.ROW``
-    lost: exchange.Lost = exchange.none_lost  # the error for a lost rank, which is not waited for, or None
-    # Called before a round is reported while the interval before it is not collected yet.
-    settle: Callable[[], None] = lambda: None
+    digest: Callable[[], int]  # of the plan in force
+    rate: Callable[[], float]  # the optimizer's learning rate
+    options: Callable[[], float]  # of the optimizers, as one number
+    outside: Callable[[], float]  # of parameters of the loss outside of the model, as one number
+    differ: Callable[[int], object]  # called with the round if the ranks' such numbers differ
+    model: Callable[[], torch.Tensor | float]  # of the model's parameters, as one number
+    compare: Callable[[int, list[float]], object]  # called with the round and these numbers if they differ
+    left_out: Callable[[], int]  # rounds whose optimizer step was left out on purpose
+    described: Callable[[], str]  # the options of this rank's optimizer, for an error
+    memory: Callable[[], tuple[float, float]] | None  # ``fits`` and ``ran_out``
+    pieces: Callable[[Piece], list[float] | None]  # this rank's ``piece_reports.ROW``
+    lost: exchange.Lost  # the error for a lost rank, which is not waited for, or None
+    settle: Callable[[], None]  # called before a report while the interval before it is not collected yet
 
 
 class Meter:

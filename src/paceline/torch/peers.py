@@ -67,10 +67,11 @@ def gather(item: Any) -> list[Any]:
     return items
 
 
-def agree(facts: dict[str, Any], extra: Any = None) -> list[Any]:
+def agree(facts: dict[str, Any], extra: Any = None, **advice: str) -> list[Any]:
     """Make sure that all ranks were given the same ``facts``; returns every rank's ``extra``. Collective.
 
-    Raises PacelineError on every rank, naming the first rank and the first fact that differ from rank 0's.
+    advice: what to do if the fact of this name differs. Raises PacelineError on every rank, naming the first rank and
+    the first fact that differ from rank 0's.
     """
     everyone = gather((facts, extra))
     for other, (theirs, _) in enumerate(everyone):
@@ -78,7 +79,7 @@ def agree(facts: dict[str, Any], extra: Any = None) -> list[Any]:
             if theirs[name] != value:
                 _raise(
                     f"rank {other} was given {name}={theirs[name]!r} and rank 0 {name}={value!r}; "
-                    "expected the same on every rank",
+                    f"expected the same on every rank{advice.get(name, '')}",
                     0,
                 )
     return [theirs for _, theirs in everyone]

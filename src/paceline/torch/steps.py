@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
@@ -23,6 +22,7 @@ from paceline.torch.members import Members
 from paceline.torch.meter import Meter
 from paceline.torch.mistakes.checks import Checks
 from paceline.torch.mistakes.closures import closure_of, with_same_losses
+from paceline.torch.mistakes.learning_rates import LearningRateWatch
 from paceline.torch.mistakes.outside import Outside
 from paceline.torch.mistakes.zeroed import SharedParameters
 from paceline.torch.plan import Piece, Source
@@ -469,32 +469,6 @@ def forget_unscaled(scaler: Any) -> None:
     unscales them the next time. scaler: None if there is none."""
     if scaler is not None:
         scaler.update(scaler.get_scale())  # with a number, it needs no step before
-
-
-class LearningRateWatch:
-    """Warns about a learning rate that is changed at every micro-step of a loop although a round takes several."""
-
-    def __init__(self) -> None:
-        # Of each optimizer, by its id: the round, -1 for one that is over, and the rates.
-        self._before: dict[int, tuple[int, list[float]]] = {}
-        self._warned = False
-
-    def watch(self, optimizers: Iterable[Any], step: int, complete: bool) -> None:
-        """A micro-step of round ``step`` is over. complete: it was the last one. Warns the first time."""
-        for optimizer in optimizers:
-            groups = getattr(optimizer, "param_groups", ())
-            rates = [rate for group in groups if isinstance(rate := group.get("lr"), float)]
-            before = self._before.get(id(optimizer), (-1, rates))
-            self._before[id(optimizer)] = -1 if complete else step, rates
-            if before[0] == step and before[1] != rates and not self._warned:
-                self._warned = True
-                warnings.warn(
-                    f"the learning rate was changed within round {step}, which takes several micro-steps of the "
-                    "loop: step schedulers once a round (`if pace.step(optimizer): scheduler.step()`), or choose "
-                    "policy='level'",
-                    RuntimeWarning,
-                    stacklevel=timing.level(),
-                )
 
 
 def learning_rate(optimizers: list[Any]) -> float:

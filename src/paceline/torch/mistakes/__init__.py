@@ -1,7 +1,7 @@
 """Mistakes of a program that would train another model without a message: what finds them.
 
-Most files have a ``Check``, which ``checks`` names, or are a part of one; ``outside`` and ``zeroed`` belong
-to the optimizers' steps, ``diverged`` to the reports.
+Most files have a ``Check``, which ``checks`` names, or are a part of one; ``outside``, ``zeroed`` and
+``learning_rates`` belong to the optimizers' steps, ``diverged`` to the reports.
 """
 
 from __future__ import annotations
